@@ -1,16 +1,15 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
-from tests.router.cluster.harness import PATIENT, BuildSource, RecordingSink
+from tests.router.cluster.harness import PATIENT, BuildSource, Kube, RecordingSink
 from tests.router.cluster.objects import A, B, slice_object
 
 
@@ -35,25 +34,34 @@ def token(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def delays() -> list[float]:
-    """The back-off delays that the source asked for; the sleeps themselves are short."""
     return []
 
 
 @pytest.fixture
-def build(server: ApiServer, token: Path, tmp_path: Path, delays: list[float]) -> BuildSource:
+def access(server: ApiServer, token: Path, tmp_path: Path, delays: list[float]) -> Callable[..., KubeAccess]:
     async def nap(delay_s: float) -> None:
         delays.append(delay_s)
         await asyncio.sleep(0.001)
 
-    def build(patience: Patience = PATIENT, settle_s: float = 0.01, **options: object) -> KubernetesSource:
+    def access(**options: object) -> KubeAccess:
         path = tmp_path / "kubeconfig"
         write_kubeconfig(path, server.url, token)
-        arguments = {"sleep": nap, "rng": Random(7)} | options
-        access = KubeAccess(
-            KubeClients(kubeconfig=str(path)).open,
-            patience=patience,
-            **arguments,  # type: ignore[arg-type]  # options of the test
-        )
-        return KubernetesSource(access, "default", "vllm", ("http",), settle_s=settle_s)
+        arguments = {"sleep": nap, "rng": Random(7), "patience": PATIENT} | options
+        return KubeAccess(KubeClients(str(path)).open, **arguments)  # type: ignore[arg-type]  # the test's
+
+    return access
+
+
+@pytest.fixture
+def build(access: Callable[..., KubeAccess]) -> BuildSource:
+    def build(settle_s: float = 0.01, **options: object) -> KubernetesSource:
+        return KubernetesSource(access(**options), "default", "vllm", ("http",), settle_s=settle_s)
 
     return build
+
+
+@pytest.fixture
+def kube(
+    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float], token: Path
+) -> Kube:
+    return Kube(server, build, sink, delays, token)

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from extproc.router.cluster.kube_api import Patience
-from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.source import Source
 from extproc.router.routing.endpoint import Endpoint
+from tests.router.cluster.api_server import ApiServer
 from tests.waiting import LIMIT_S, until
 
 PATIENT = Patience()
 IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
-BuildSource = Callable[..., KubernetesSource]
+BuildSource = Callable[..., Source]
 
 
 class RecordingSink:
@@ -65,3 +67,35 @@ async def running(source: Source, sink: RecordingSink) -> AsyncIterator[asyncio.
 
 def has(*names: str) -> Callable[[RecordingSink], bool]:
     return lambda sink: sink.names == [f"default/{name}" for name in names]
+
+
+@dataclass
+class Kube:
+    """A scripted API server, and a source that follows it.
+
+    `delays` are the back-offs that it asked for; the sleeps themselves are short. `token` is the file of its
+    credential.
+    """
+
+    server: ApiServer
+    build: BuildSource
+    sink: RecordingSink
+    delays: list[float]
+    token: Path
+
+    def running(self, **options: object) -> AbstractAsyncContextManager[object]:
+        return running(self.build(**options), self.sink)
+
+    @asynccontextmanager
+    async def watching(self, **options: object) -> AsyncIterator[None]:
+        """The source runs, and watches every kind of which there are objects."""
+        async with self.running(**options):
+            await self.until_watched()
+            yield
+
+    async def until_watched(self, *kinds: str) -> None:
+        kinds = kinds or tuple(kind for kind, known in self.server.collections.items() if known.objects)
+        await self.until(lambda _: all(self.server.of(kind).watchers for kind in kinds))
+
+    async def until(self, claim: Callable[[RecordingSink], object]) -> None:
+        await self.sink.until(claim)

@@ -11,13 +11,11 @@ from extproc.router.cluster.pods import Pod
 Object = dict[str, Any]
 
 LABELS = {"app": "vllm", "model": "llama"}
+OBJECTIVE_API = "inference.networking.x-k8s.io/v1alpha2"
 
 
 def pool_object(
-    name: str = "vllm",
-    *,
-    labels: dict[str, str] | None = None,
-    ports: Sequence[int] = (8000,),
+    name: str = "vllm", *, labels: dict[str, str] | None = None, ports: Sequence[int] = (8000,)
 ) -> Object:
     return {
         "apiVersion": "inference.networking.k8s.io/v1",
@@ -32,12 +30,14 @@ def pool_object(
     }
 
 
-def objective(name: str, priority: int, pool: str = "vllm") -> Object:
+def objective(
+    name: str, priority: object = None, pool: str = "vllm", api: str = OBJECTIVE_API, **ref: str
+) -> Object:
     return {
-        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
+        "apiVersion": api,
         "kind": "InferenceObjective",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"poolRef": {"name": pool}, "priority": priority},
+        "spec": {"poolRef": {"name": pool, **ref}} | ({} if priority is None else {"priority": priority}),
     }
 
 

@@ -12,28 +12,15 @@ class Highest(Random):
         return max(a, b)
 
 
-def test_the_bound_doubles_up_to_the_cap() -> None:
-    backoff = Backoff(Highest())
+def test_the_bound_doubles_up_to_the_cap_the_first_tries_are_eager_and_reset_starts_over() -> None:
+    plain, eager = Backoff(Highest()), Backoff(Highest(), early_cap_s=2, early_tries=5)
 
-    assert [backoff.next_s() for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-
-
-def test_the_first_tries_are_eager() -> None:
-    backoff = Backoff(Highest(), early_cap_s=2, early_tries=5)
-
-    assert [backoff.next_s() for _ in range(10)] == [0.5, 1, 2, 2, 2, 4, 8, 16, 30, 30]
-
-    backoff.reset()
-
-    assert [backoff.next_s() for _ in range(4)] == [0.5, 1, 2, 2]
-
-
-def test_reset_starts_over() -> None:
-    backoff = Backoff(Highest(), base_s=2, cap_s=5)
-    assert [backoff.next_s() for _ in range(3)] == [2, 4, 5]
-    backoff.reset()
-
-    assert backoff.next_s() == 2
+    assert [plain.next_s() for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert [eager.next_s() for _ in range(10)] == [0.5, 1, 2, 2, 2, 4, 8, 16, 30, 30]
+    for backoff in (plain, eager):
+        backoff.reset()
+    assert [plain.next_s() for _ in range(4)] == [0.5, 1, 2, 4]
+    assert [eager.next_s() for _ in range(4)] == [0.5, 1, 2, 2]
 
 
 def test_delays_are_spread_over_the_whole_bound() -> None:

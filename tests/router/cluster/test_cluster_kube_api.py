@@ -14,30 +14,20 @@ from tests.router.cluster.objects import parsed, pod, slice_object
 from tests.tables import table
 
 
-def test_an_event_is_its_type_and_its_slice() -> None:
+def test_an_event_is_its_type_and_its_slice_and_a_bookmark_a_version_alone() -> None:
     slice_ = slice_object("s1", pod("a", "10.0.0.1", ready=True))
+    mark = line("BOOKMARK", {"metadata": {"resourceVersion": "7"}, "endpoints": None})
+    kind, marked = read_event(mark, EndpointSlice)
 
     assert read_event(line("ADDED", slice_), EndpointSlice) == ("ADDED", parsed(slice_))
-
-
-def test_a_bookmark_is_a_version_alone() -> None:
-    kind, slice_ = read_event(
-        line("BOOKMARK", {"metadata": {"resourceVersion": "7"}, "endpoints": None}), EndpointSlice
-    )
-
-    assert (kind, slice_.metadata.resource_version) == ("BOOKMARK", "7")
+    assert (kind, marked.metadata.resource_version) == ("BOOKMARK", "7")
 
 
 @table(
     ("code", "why"),
     [
-        (410, "expired"),
-        (401, "unauthorized"),
-        (403, "forbidden"),
-        (429, "throttled"),
-        (500, "server_error"),
-        (504, "server_error"),
-        (404, "not_found"),
+        *((410, "expired"), (401, "unauthorized"), (403, "forbidden"), (404, "not_found")),
+        *((429, "throttled"), (500, "server_error"), (504, "server_error")),
     ],
 )
 def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> None:
@@ -72,26 +62,9 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = [
-    "poolRef",
-    "name",
-    "kind",
-    "priority",
-    "selector",
-    "matchLabels",
-    "targetPorts",
-    "number",
-    "targetPortNumber",
-    "parents",
-    "parent",
-    "conditions",
-    "parentRef",
-    "status",
-    "phase",
-    "podIP",
-    "podIPs",
-    "ip",
-    "type",
-    "reason",
+    *("poolRef", "name", "kind", "priority", "selector", "matchLabels", "targetPorts", "number"),
+    *("targetPortNumber", "parents", "parent", "conditions", "parentRef", "status", "phase", "podIP"),
+    *("podIPs", "ip", "type", "reason"),
 ]
 OBJECTS = st.dictionaries(
     st.sampled_from(FIELDS),

@@ -1,7 +1,7 @@
 import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
 
@@ -12,7 +12,7 @@ from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import ApiServer, serving
+from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.harness import RecordingSink, running
 from tests.router.cluster.objects import pod, slice_object
 
@@ -44,32 +44,28 @@ def environment(server: ApiServer) -> dict[str, str]:
     return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
 
 
-def source_of(clients: KubeClients) -> KubernetesSource:
+@pytest.fixture
+def clients(server: ApiServer, service_account: Path) -> KubeClients:
+    return KubeClients(environment=environment(server), service_account=service_account)
+
+
+def following(clients: KubeClients, sink: RecordingSink) -> AbstractAsyncContextManager[object]:
     async def nap(_: float) -> None:
         await asyncio.sleep(0.005)
 
     access = KubeAccess(clients.open, Random(7), sleep=nap)
-    return KubernetesSource(access, "default", "vllm", ("http",))
+    return running(KubernetesSource(access, "default", "vllm", ("http",)), sink)
 
 
-async def test_a_pod_uses_its_service_account(
-    server: ApiServer, service_account: Path, sink: RecordingSink
+async def test_a_pod_uses_its_service_account_and_a_rotated_token_at_once(
+    clients: KubeClients, server: ApiServer, service_account: Path, sink: RecordingSink
 ) -> None:
-    clients = KubeClients(environment=environment(server), service_account=service_account)
-    async with running(source_of(clients), sink):
+    """Whose token may end in a newline."""
+    async with following(clients, sink):
         await sink.until(lambda told: told.names == ["default/a"])
-
-    assert sink.restarts == []
-
-
-async def test_a_rotated_service_account_token_is_used_at_once(
-    server: ApiServer, service_account: Path, sink: RecordingSink
-) -> None:
-    clients = KubeClients(environment=environment(server), service_account=service_account)
-    async with running(source_of(clients), sink):
         await sink.until(lambda _: server.watchers)
         server.tokens = {"token-2"}
-        await asyncio.to_thread((service_account / "token").write_text, "token-2")
+        await asyncio.to_thread((service_account / "token").write_text, "token-2\n")
         server.end_watches()
         await sink.until(lambda _: len(server.watches) >= 2 and server.watchers)
 
@@ -77,36 +73,22 @@ async def test_a_rotated_service_account_token_is_used_at_once(
 
 
 async def test_a_server_of_another_authority_is_not_talked_to(
-    server: ApiServer, service_account: Path, sink: RecordingSink
+    clients: KubeClients, server: ApiServer, service_account: Path, sink: RecordingSink
 ) -> None:
     trustme.CA().cert_pem.write_to_path(str(service_account / "ca.crt"))
-    clients = KubeClients(environment=environment(server), service_account=service_account)
-    async with running(source_of(clients), sink):
+    async with following(clients, sink):
         await sink.until(lambda told: len(told.restarts) >= 2)
 
     assert set(sink.restarts) == {"connection"}
     assert server.lists == server.watches == []
 
 
-async def test_an_empty_token_is_no_credential(server: ApiServer, service_account: Path) -> None:
+async def test_an_empty_token_is_no_credential(clients: KubeClients, service_account: Path) -> None:
     await asyncio.to_thread((service_account / "token").write_text, "")
-    clients = KubeClients(environment=environment(server), service_account=service_account)
-
     with pytest.raises(WatchLost, match="Token file exists but empty") as caught:
         await clients.open()
 
     assert caught.value.why == "credentials"
-
-
-async def test_a_service_account_token_that_ends_in_a_newline_is_a_token(
-    server: ApiServer, service_account: Path, sink: RecordingSink
-) -> None:
-    await asyncio.to_thread((service_account / "token").write_text, "token-1\n")
-    clients = KubeClients(environment=environment(server), service_account=service_account)
-    async with running(source_of(clients), sink):
-        await sink.until(lambda told: told.names == ["default/a"])
-
-    assert sink.restarts == []
 
 
 def test_the_own_namespace_is_the_pods(tmp_path: Path) -> None:
@@ -129,15 +111,9 @@ async def test_a_kubeconfig_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> Non
 
 
 async def test_a_kubeconfig_goes_before_the_service_account(tmp_path: Path, server: ApiServer) -> None:
-    tree = {
-        "clusters": [{"name": "red", "cluster": {"server": "https://red.example"}}],
-        "users": [{"name": "red", "user": {"token": "token-red"}}],
-        "contexts": [{"name": "red", "context": {"cluster": "red", "user": "red"}}],
-        "current-context": "red",
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(tree))
-    clients = KubeClients(str(path), environment=environment(server))
+    write_kubeconfig(tmp_path / "kubeconfig", "https://red.example", tmp_path / "token")
+    (tmp_path / "token").write_text("token-red")
+    clients = KubeClients(str(tmp_path / "kubeconfig"), environment=environment(server))
 
     async with await clients.open() as client:
         assert client.configuration.host == "https://red.example"

@@ -1,7 +1,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from extproc.router.cluster.models import AskPace, ModelsSource
-from extproc.router.cluster.source import Sink
+from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.harness import RecordingSink, running
 
@@ -64,63 +65,54 @@ async def serving_models(vllm: Vllm) -> AsyncIterator[Endpoint]:
     await runner.cleanup()
 
 
-@pytest.fixture
-def vllm() -> Vllm:
-    return Vllm()
+@dataclass
+class Asking:
+    """A server, its endpoint, what was told of it, and how long the source wanted to wait between."""
 
+    vllm: Vllm
+    endpoint: Endpoint
+    sink: RecordingSink
+    delays: list[float] = field(default_factory=list)
 
-@pytest.fixture
-async def endpoint(vllm: Vllm) -> AsyncIterator[Endpoint]:
-    async with serving_models(vllm) as endpoint:
-        yield endpoint
+    def running(self, source: Source, pace: AskPace = QUICK) -> AbstractAsyncContextManager[object]:
+        return running(ModelsSource(source, pace=pace, rng=Random(7), sleep=self._nap), self.sink)
 
-
-@pytest.fixture
-def delays() -> list[float]:
-    return []
-
-
-def learning(source: Told, delays: list[float], pace: AskPace = QUICK) -> ModelsSource:
-    async def nap(delay_s: float) -> None:
-        delays.append(delay_s)
+    async def _nap(self, delay_s: float) -> None:
+        self.delays.append(delay_s)
         await asyncio.sleep(0.005)
 
-    return ModelsSource(source, pace=pace, rng=Random(7), sleep=nap)
+
+@pytest.fixture
+async def at(sink: RecordingSink) -> AsyncIterator[Asking]:
+    vllm = Vllm()
+    async with serving_models(vllm) as endpoint:
+        yield Asking(vllm, endpoint, sink)
 
 
-async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
-    vllm.cards = [BASE, LORA]
-    async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda told: len(told.lists) >= 2)
+async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(at: Asking) -> None:
+    at.vllm.cards = [BASE, LORA]
+    async with at.running(Told(at.endpoint)):
+        await at.sink.until(lambda told: len(told.lists) >= 2)
 
-    [before], [after] = sink.lists
-    assert before == endpoint
+    [before], [after] = at.sink.lists
+    assert before == at.endpoint
     assert (after.models, after.adapters) == (frozenset({"llama"}), frozenset({"sql-lora"}))
-    assert (after.name, after.address, after.is_ready) == (endpoint.name, endpoint.address, True)
+    assert (after.name, after.address, after.is_ready) == (at.endpoint.name, at.endpoint.address, True)
 
 
-async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
-    async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda _: len(delays) >= 5)
-        assert len(sink.lists) == 2
-        vllm.cards = [BASE, LORA]
-        await sink.until(lambda told: told.lists[-1][0].adapters == {"sql-lora"})
-        vllm.cards = [BASE]
-        await sink.until(lambda told: not told.lists[-1][0].adapters)
+async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(at: Asking) -> None:
+    """The questions come seldom, and never in step with others'."""
+    async with at.running(Told(at.endpoint)):
+        await at.sink.until(lambda _: len(at.delays) >= 5)
+        assert len(at.sink.lists) == 2
+        at.vllm.cards = [BASE, LORA]
+        await at.sink.until(lambda told: told.lists[-1][0].adapters == {"sql-lora"})
+        at.vllm.cards = [BASE]
+        await at.sink.until(lambda told: not told.lists[-1][0].adapters)
+        await at.sink.until(lambda _: len(at.delays) >= 10)
 
-
-async def test_refreshes_are_slow_and_jittered(
-    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
-    async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda _: len(delays) >= 10)
-
-    assert all(240 <= delay <= 360 for delay in delays)
-    assert len(set(delays)) == len(delays)
+    assert all(240 <= delay <= 360 for delay in at.delays)
+    assert len(set(at.delays)) == len(at.delays)
 
 
 @pytest.mark.parametrize(
@@ -135,136 +127,110 @@ async def test_refreshes_are_slow_and_jittered(
     ],
     ids=["401", "redirect", "html", "not UTF-8", "no id", "deep"],
 )
-async def test_an_answer_of_no_use_keeps_what_is_known(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], answer: dict[str, Any]
-) -> None:
-    async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda told: len(told.lists) >= 2)
-        delays.clear()
-        vllm.answer = answer
-        await sink.until(lambda _: len(delays) >= 3)
+async def test_an_answer_of_no_use_keeps_what_is_known(at: Asking, answer: dict[str, Any]) -> None:
+    async with at.running(Told(at.endpoint)):
+        await at.sink.until(lambda told: len(told.lists) >= 2)
+        at.delays.clear()
+        at.vllm.answer = answer
+        await at.sink.until(lambda _: len(at.delays) >= 3)
 
-    assert len(sink.lists) == 2
-    assert sink.lists[-1][0].models == {"llama"}
+    assert len(at.sink.lists) == 2
+    assert at.sink.lists[-1][0].models == {"llama"}
 
 
 async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], caplog: pytest.LogCaptureFixture
+    at: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    vllm.delay_s = 0.5
-    async with running(learning(Told(endpoint), delays, AskPace(timeout_s=0.1)), sink):
-        await sink.until(lambda _: len(delays) >= 3)
-        assert all(delay <= 2**number for number, delay in enumerate(delays))
-        vllm.delay_s = 0
-        await sink.until(lambda told: told.lists[-1][0].models == {"llama"})
+    at.vllm.delay_s = 0.5
+    async with at.running(Told(at.endpoint), AskPace(timeout_s=0.1)):
+        await at.sink.until(lambda _: len(at.delays) >= 3)
+        assert all(delay <= 2**number for number, delay in enumerate(at.delays))
+        at.vllm.delay_s = 0
+        await at.sink.until(lambda told: told.lists[-1][0].models == {"llama"})
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"{endpoint.address} does not tell its models: TimeoutError"
+        f"{at.endpoint.address} does not tell its models: TimeoutError"
     ]
 
 
 async def test_an_endpoint_that_cannot_even_be_asked_stops_nobody_else(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], caplog: pytest.LogCaptureFixture
+    at: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An address that no URL can hold: what is raised is none of a request's own errors."""
     caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test
     broken = Endpoint("default/broken", "[::1]x:80\ud800")
-    async with running(learning(Told(broken, endpoint), delays), sink):
-        await sink.until(lambda told: told.lists[-1:] and told.lists[-1][1].models == {"llama"})
+    async with at.running(Told(broken, at.endpoint)):
+        await at.sink.until(lambda told: told.lists[-1:] and told.lists[-1][1].models == {"llama"})
 
 
-async def test_what_was_learnt_outlives_a_failure_of_the_source_within(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink
-) -> None:
+async def test_what_was_learnt_outlives_a_failure_of_the_source_within(at: Asking) -> None:
     class Failing:
         runs = 0
 
         async def run(self, sink: Sink) -> None:
             self.runs += 1
-            sink.replace([endpoint])
+            sink.replace([at.endpoint])
             if self.runs == 1:
                 await asyncio.sleep(0.1)
                 raise LookupError("a bug")
             await asyncio.Event().wait()
 
     source = Failing()
+    async with at.running(source):
+        await at.sink.until(lambda told: told.lists[-1:] and told.lists[-1][0].models == {"llama"})
+        await at.sink.until(lambda _: source.runs >= 2)
 
-    async def nap(_: float) -> None:
-        await asyncio.sleep(0.001)
-
-    async with running(ModelsSource(source, rng=Random(7), sleep=nap), sink):
-        await sink.until(lambda told: told.lists[-1:] and told.lists[-1][0].models == {"llama"})
-        await sink.until(lambda _: source.runs >= 2)
-
-    assert sink.lists[-1][0].models == {"llama"}
-    assert sink.restarts == ["internal"]
+    assert at.sink.lists[-1][0].models == {"llama"}
+    assert at.sink.restarts == ["internal"]
 
 
-async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
+async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(at: Asking) -> None:
     source = Told()
-    async with running(learning(source, delays), sink):
-        await sink.until(lambda told: told.lists == [[]])
+    async with at.running(source):
+        await at.sink.until(lambda told: told.lists == [[]])
         assert source.sink
-        source.sink.replace([endpoint])
-        await sink.until(lambda told: told.lists[-1] and told.lists[-1][0].models)
+        source.sink.replace([at.endpoint])
+        await at.sink.until(lambda told: told.lists[-1] and told.lists[-1][0].models)
         source.sink.replace([])
         await asyncio.sleep(0.02)
-        asked = vllm.asked
+        asked = at.vllm.asked
         await asyncio.sleep(0.05)
 
-    assert vllm.asked == asked
-    assert sink.lists[-1] == []
+    assert at.vllm.asked == asked
+    assert at.sink.lists[-1] == []
 
 
-async def test_draining_keeps_what_is_known(
-    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
-    source = Told(endpoint)
-    async with running(learning(source, delays), sink):
-        await sink.until(lambda told: len(told.lists) >= 2)
+async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_through(at: Asking) -> None:
+    source = Told(at.endpoint)
+    async with at.running(source):
+        await at.sink.until(lambda told: len(told.lists) >= 2)
         assert source.sink
-        source.sink.replace([Endpoint(endpoint.name, endpoint.address, is_ready=False)])
-
-    assert (sink.lists[-1][0].is_ready, sink.lists[-1][0].models) == (False, frozenset({"llama"}))
-
-
-async def test_only_a_few_are_asked_at_a_time_and_told_together(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
-    vllm.delay_s = 0.01
-    many = [Endpoint(f"default/{number}", endpoint.address) for number in range(40)]
-    pace = AskPace(parallel=4, settle_s=0.05)
-    async with running(learning(Told(*many), delays, pace), sink):
-        await sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
-
-    assert vllm.most_at_once <= 4
-    assert len(sink.lists) <= 8
-
-
-async def test_confirmations_and_restarts_pass_through(
-    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
-    source = Told(endpoint)
-    async with running(learning(source, delays), sink):
-        await sink.until(lambda told: told.lists)
-        assert source.sink
+        source.sink.replace([Endpoint(at.endpoint.name, at.endpoint.address, is_ready=False)])
         source.sink.confirm()
         source.sink.restarted("expired")
 
-    assert (sink.confirmed_total, sink.restarts) == (1, ["expired"])
+    assert (at.sink.lists[-1][0].is_ready, at.sink.lists[-1][0].models) == (False, frozenset({"llama"}))
+    assert (at.sink.confirmed_total, at.sink.restarts) == (1, ["expired"])
 
 
-async def test_nothing_is_left_running_when_the_source_is_cancelled(
-    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
-) -> None:
+async def test_only_a_few_are_asked_at_a_time_and_told_together(at: Asking) -> None:
+    at.vllm.delay_s = 0.01
+    many = [Endpoint(f"default/{number}", at.endpoint.address) for number in range(40)]
+    pace = AskPace(parallel=4, settle_s=0.05)
+    async with at.running(Told(*many), pace):
+        await at.sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
+
+    assert at.vllm.most_at_once <= 4
+    assert len(at.sink.lists) <= 8
+
+
+async def test_nothing_is_left_running_when_the_source_is_cancelled(at: Asking) -> None:
     def asking() -> list[str]:
         return [repr(task) for task in asyncio.all_tasks() if "ModelsSource" in repr(task)]
 
-    async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda told: len(told.lists) >= 2)
+    async with at.running(Told(at.endpoint)):
+        await at.sink.until(lambda told: len(told.lists) >= 2)
         assert len(asking()) == 2
 
     assert asking() == []

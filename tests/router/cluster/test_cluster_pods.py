@@ -27,19 +27,20 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
     ("pod_", "endpoints"),
     [
         pytest.param(running_pod("a", "10.0.0.1"), READY, id="running and ready"),
-        pytest.param(running_pod("a", "10.0.0.1", ready="False"), [], id="not ready"),
-        pytest.param(running_pod("a", "10.0.0.1", ready="Unknown"), [], id="its node is lost"),
-        pytest.param(running_pod("a", "10.0.0.1", ready=None), [], id="no condition yet"),
-        pytest.param(running_pod("a", "10.0.0.1", phase="Pending"), [], id="pending"),
-        pytest.param(running_pod("a", "10.0.0.1", phase="Succeeded"), [], id="succeeded"),
-        pytest.param(running_pod("a", "10.0.0.1", phase="Failed"), [], id="failed"),
-        pytest.param(running_pod("a", "10.0.0.1", phase="Unknown"), [], id="unknown"),
+        *(
+            pytest.param(running_pod("a", "10.0.0.1", ready=ready), [], id=f"ready: {ready}")
+            for ready in ("False", "Unknown", None)
+        ),
+        *(
+            pytest.param(running_pod("a", "10.0.0.1", phase=phase), [], id=phase)
+            for phase in ("Pending", "Succeeded", "Failed", "Unknown")
+        ),
         pytest.param(running_pod("a"), [], id="no address yet"),
+        pytest.param({**running_pod("a"), "status": {}}, [], id="no status yet"),
         pytest.param(running_pod("a", "10.0.0.1", deleted=True), DRAINING, id="terminating, still serving"),
         pytest.param(running_pod("a", "10.0.0.1", deleted=True, ready="False"), [], id="terminating"),
         pytest.param(running_pod("a", "10.0.0.1", "fd00::1"), READY, id="dual stack"),
         pytest.param(running_pod("a", "fd00:0::1"), [("default/a", "[fd00::1]:8000", True)], id="IPv6 alone"),
-        pytest.param({**running_pod("a"), "status": {}}, [], id="no status yet"),
         pytest.param(
             {**running_pod("a"), "status": {**running_pod("a")["status"], "podIP": "10.0.0.1"}},
             READY,
@@ -79,6 +80,8 @@ def test_each_port_of_a_pod_is_an_endpoint_with_a_name_of_its_own() -> None:
         ("default/b:8000", "10.0.0.2:8000", True),
         ("default/b:8001", "10.0.0.2:8001", True),
     ]
+    book.use_ports((9000,))
+    assert [address for _, address, _ in told(book.endpoints())] == ["10.0.0.1:9000", "10.0.0.2:9000"]
 
 
 @table("ports", [(8000,), (8000, 8001)])
@@ -99,10 +102,3 @@ def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
 
     assert [endpoint.name for endpoint in book.endpoints()] == ["default/b"]
     assert book.faults == {"a": "is left out: '10.0.0' is not an IP address"}
-
-
-def test_other_ports_are_read_from_the_same_pods() -> None:
-    book = book_of(running_pod("a", "10.0.0.1"))
-    book.use_ports((9000,))
-
-    assert told(book.endpoints()) == [("default/a", "10.0.0.1:9000", True)]

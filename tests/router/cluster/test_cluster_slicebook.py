@@ -1,8 +1,10 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.router.cluster.slices import AddressFamily, SliceBook
 from tests.router.cluster.objects import Object, draining_pod, parsed, pod, slice_object
+from tests.tables import table
 
 OLD, NEW = "10.0.0.1", "10.0.0.2"
 
@@ -14,101 +16,110 @@ def book_of(*slices: Object, family: AddressFamily = "IPv4") -> SliceBook:
 
 
 def listed(book: SliceBook) -> list[tuple[str, str, bool]]:
-    return [(endpoint.name, endpoint.address, endpoint.is_ready) for endpoint in book.endpoints()]
+    return [
+        (each.name.removeprefix("default/"), each.address.removesuffix(":8000"), each.is_ready)
+        for each in book.endpoints()
+    ]
 
 
-def test_slices_add_up_in_the_order_of_names() -> None:
-    book = book_of(slice_object("s1", pod("b", "10.0.0.2")), slice_object("s2", pod("a", "10.0.0.1")))
+DUAL = [
+    slice_object("v4", pod("a", OLD), pod("four", "10.0.0.4")),
+    slice_object("v6", pod("a", "fd00::1"), pod("six", "fd00::6"), family="IPv6"),
+]
 
-    assert listed(book) == [("default/a", "10.0.0.1:8000", True), ("default/b", "10.0.0.2:8000", True)]
+
+@table(
+    ("slices", "expected"),
+    [
+        pytest.param(
+            [slice_object("s1", pod("b", NEW)), slice_object("s2", pod("a", OLD))],
+            [("a", OLD, True), ("b", NEW, True)],
+            id="slices add up in the order of names",
+        ),
+        pytest.param(
+            [slice_object("s1", draining_pod("a", OLD)), slice_object("s2", pod("a", OLD, ready=True))],
+            [("a", OLD, True)],
+            id="in two slices, ready if one says so",
+        ),
+        pytest.param(
+            [slice_object("s2", pod("a", OLD, ready=True)), slice_object("s1", draining_pod("a", OLD))],
+            [("a", OLD, True)],
+            id="in whatever order",
+        ),
+        pytest.param(
+            [slice_object("s1", draining_pod("a", OLD), pod("a", NEW, ready=True))],
+            [("a", NEW, True)],
+            id="a restarted pod replaces its draining self",
+        ),
+        pytest.param(
+            [slice_object("s1", draining_pod("old", OLD)), slice_object("s2", pod("new", OLD))],
+            [("new", OLD, True)],
+            id="an address under two names is listed once",
+        ),
+        pytest.param(
+            DUAL,
+            [("a", OLD, True), ("four", "10.0.0.4", True), ("six", "[fd00::6]", True)],
+            id="dual stack, one endpoint at its preferred address",
+        ),
+        pytest.param(
+            [slice_object("v4", draining_pod("a", OLD)), DUAL[1]],
+            [("a", OLD, False), ("six", "[fd00::6]", True)],
+            id="a draining dual-stack pod keeps its address",
+        ),
+    ],
+)
+def test_a_pod_is_listed_once(slices: list[Object], expected: list[tuple[str, str, bool]]) -> None:
+    assert listed(book_of(*slices)) == expected
 
 
-def test_a_deleted_slice_takes_its_endpoints_along() -> None:
-    book = book_of(slice_object("s1", pod("a", "10.0.0.1")), slice_object("s2", pod("b", "10.0.0.2")))
+def test_a_dual_stack_pod_is_at_its_ipv6_address_where_that_is_preferred() -> None:
+    addresses = [address for _, address, _ in listed(book_of(*DUAL, family="IPv6"))]
+
+    assert addresses == ["[fd00::1]", "10.0.0.4", "[fd00::6]"]
+
+
+def test_a_deleted_slice_takes_its_endpoints_along_unless_they_moved() -> None:
+    book = book_of(slice_object("s1", pod("a", OLD)), slice_object("s2", pod("b", NEW)))
     book.delete(parsed(slice_object("s2")))
     book.delete(parsed(slice_object("never-seen")))
-
-    assert [name for name, *_ in listed(book)] == ["default/a"]
-
-
-def test_a_renamed_slice_changes_nothing_once_the_old_one_is_gone() -> None:
-    book = book_of(slice_object("s1", pod("a", "10.0.0.1")))
     before = book.endpoints()
-    book.put(parsed(slice_object("s2", pod("a", "10.0.0.1"))))
+    book.put(parsed(slice_object("s3", pod("a", OLD))))
     between = book.endpoints()
     book.delete(parsed(slice_object("s1")))
 
+    assert listed(book) == [("a", OLD, True)]
     assert before == between == book.endpoints()
 
 
-def test_a_pod_in_two_slices_is_listed_once_and_ready_if_one_says_so() -> None:
-    stale = slice_object("s1", draining_pod("a", "10.0.0.1"))
-    fresh = slice_object("s2", pod("a", "10.0.0.1", ready=True))
-
-    assert listed(book_of(stale, fresh)) == [("default/a", "10.0.0.1:8000", True)]
-    assert listed(book_of(fresh, stale)) == [("default/a", "10.0.0.1:8000", True)]
+METRICS = [{"name": "metrics", "port": 9000, "protocol": "TCP"}]
 
 
-def test_a_restarted_pod_with_a_new_address_replaces_its_draining_self() -> None:
-    book = book_of(slice_object("s1", draining_pod("a", OLD), pod("a", NEW, ready=True)))
+@table(
+    ("slices", "faults", "portless", "is_missing"),
+    [
+        (
+            [slice_object("s1", pod("b", NEW), ports=[]), slice_object("s2", pod("a", OLD))],
+            {"s1": "has no TCP port 'http', only none"},
+            None,
+            False,
+        ),
+        # A Service that is scaled to nothing has one slice, without ports.
+        ([slice_object("s1", ports=[])], {}, None, False),
+        (
+            [slice_object("s1", pod("a", OLD), ports=METRICS), slice_object("s2", ports=[])],
+            {"s1": "has no TCP port 'http', only metrics=9000/TCP"},
+            "has no TCP port 'http', only metrics=9000/TCP",
+            False,
+        ),
+        ([], {}, None, True),
+    ],
+)
+def test_what_a_service_lacks_is_told(
+    slices: list[Object], faults: dict[str, str], portless: str | None, *, is_missing: bool
+) -> None:
+    book = book_of(*slices)
 
-    assert listed(book) == [("default/a", f"{NEW}:8000", True)]
-
-
-def test_an_address_in_two_slices_under_two_names_is_listed_once() -> None:
-    book = book_of(slice_object("s1", draining_pod("old", OLD)), slice_object("s2", pod("new", OLD)))
-
-    assert listed(book) == [("default/new", f"{OLD}:8000", True)]
-
-
-def test_a_dual_stack_pod_is_one_endpoint_at_its_preferred_address() -> None:
-    v4 = slice_object("v4", pod("a", "10.0.0.1"), pod("four", "10.0.0.4"))
-    v6 = slice_object("v6", pod("a", "fd00::1"), pod("six", "fd00::6"), family="IPv6")
-
-    assert [address for _, address, _ in listed(book_of(v4, v6))] == [
-        "10.0.0.1:8000",
-        "10.0.0.4:8000",
-        "[fd00::6]:8000",
-    ]
-    assert [address for _, address, _ in listed(book_of(v4, v6, family="IPv6"))] == [
-        "[fd00::1]:8000",
-        "10.0.0.4:8000",
-        "[fd00::6]:8000",
-    ]
-
-
-def test_a_draining_dual_stack_pod_keeps_its_address() -> None:
-    v4 = slice_object("v4", draining_pod("a", "10.0.0.1"))
-    v6 = slice_object("v6", pod("a", "fd00::1", ready=True), family="IPv6")
-
-    assert listed(book_of(v4, v6)) == [("default/a", "10.0.0.1:8000", False)]
-
-
-def test_faults_name_the_slice() -> None:
-    book = book_of(slice_object("s1", pod("b", NEW), ports=[]), slice_object("s2", pod("a", OLD)))
-
-    assert book.faults == {"s1": "has no TCP port 'http', only none"}
-    assert book.portless is None
-
-
-def test_an_empty_slice_is_no_fault() -> None:
-    """A Service that is scaled to nothing has one, without ports."""
-    book = book_of(slice_object("s1", ports=[]))
-
-    assert (book.faults, book.portless, book.is_missing) == ({}, None, False)
-
-
-def test_a_port_that_no_pod_has_is_told() -> None:
-    metrics = [{"name": "metrics", "port": 9000, "protocol": "TCP"}]
-    book = book_of(slice_object("s1", pod("a", OLD), ports=metrics), slice_object("s2", ports=[]))
-
-    assert book.portless == "has no TCP port 'http', only metrics=9000/TCP"
-
-
-def test_a_service_without_a_slice_is_missing() -> None:
-    book = book_of()
-
-    assert book.is_missing
+    assert (book.faults, book.portless, book.is_missing) == (faults, portless, is_missing)
 
 
 conditions = st.sampled_from([True, False, None])

@@ -7,30 +7,29 @@ METRICS: Object = {"name": "metrics", "port": 9090, "protocol": "TCP"}
 READY, DRAINING, LEFT_OUT = True, False, None
 
 
-def test_ready_pod_becomes_an_endpoint_named_by_namespace_and_pod() -> None:
-    slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "10.0.0.1", zone="eu-1a", ready=True)))
-
-    assert read_slice(slice_, ("http",)).endpoints == (
-        Endpoint("default/vllm-0", "10.0.0.1:8000", is_ready=True, zone="eu-1a"),
-    )
-
-
-def test_endpoint_without_a_pod_is_named_by_its_address() -> None:
-    slice_ = parsed(slice_object("vllm-1", pod(None, "10.0.0.1")))
-
-    assert [endpoint.name for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
-
-
-def test_ipv6_address_is_bracketed_and_canonical() -> None:
-    slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "fd00:0:0::1"), family="IPv6"))
-
-    assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["[fd00::1]:8000"]
-
-
-def test_only_the_first_address_of_an_endpoint_counts() -> None:
-    slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "10.0.0.1", "10.0.0.9")))
-
-    assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
+@table(
+    ("slice_", "endpoint"),
+    [
+        (
+            slice_object("vllm-1", pod("vllm-0", "10.0.0.1", zone="eu-1a", ready=True)),
+            Endpoint("default/vllm-0", "10.0.0.1:8000", is_ready=True, zone="eu-1a"),
+        ),
+        # Without a pod it is named by its address.
+        (slice_object("vllm-1", pod(None, "10.0.0.1")), Endpoint("10.0.0.1:8000", "10.0.0.1:8000")),
+        (
+            slice_object("vllm-1", pod("v", "fd00:0:0::1"), family="IPv6"),
+            Endpoint("default/v", "[fd00::1]:8000"),
+        ),
+        # The first address counts, and each slice has its own number for a named port.
+        (slice_object("vllm-1", pod("v", "10.0.0.1", "10.0.0.9")), Endpoint("default/v", "10.0.0.1:8000")),
+        (
+            slice_object("vllm-2", pod("v", "10.0.0.2"), ports=[{"name": "http", "port": 9000}]),
+            Endpoint("default/v", "10.0.0.2:9000"),
+        ),
+    ],
+)
+def test_a_pod_becomes_an_endpoint(slice_: Object, endpoint: Endpoint) -> None:
+    assert read_slice(parsed(slice_), ("http",)).endpoints == (endpoint,)
 
 
 @table(
@@ -89,12 +88,6 @@ def test_port_is_found_by_name_or_number(
     assert find_port(ports, port) == number
 
 
-def test_each_slice_has_its_own_number_for_a_named_port() -> None:
-    other = parsed(slice_object("vllm-2", pod("b", "10.0.0.2"), ports=[{"name": "http", "port": 9000}]))
-
-    assert [endpoint.address for endpoint in read_slice(other, ("http",)).endpoints] == ["10.0.0.2:9000"]
-
-
 @table(
     ("slice_", "fault"),
     [
@@ -117,11 +110,9 @@ def test_one_bad_address_costs_that_endpoint_alone() -> None:
     assert reading.fault == "'10.0.0' is not an IP address"
 
 
-@table("field", ["endpoints", "ports"])
-def test_null_lists_are_empty(field: str) -> None:
-    slice_ = parsed(slice_object("vllm-1") | {field: None})
-
-    assert read_slice(slice_, (8000,)).endpoints == ()
+def test_null_lists_are_empty() -> None:
+    for field in ("endpoints", "ports"):
+        assert read_slice(parsed(slice_object("vllm-1") | {field: None}), (8000,)).endpoints == ()
 
 
 RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for rank in range(2)]
@@ -141,18 +132,13 @@ def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None
     assert [endpoint.zone for endpoint in endpoints] == ["eu-1a", "eu-1a", None, None]
 
 
-def test_a_port_that_is_missing_among_several_is_said_and_costs_no_other() -> None:
+def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_one_endpoint() -> None:
     slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS[:1]))
     reading = read_slice(slice_, ("rank-0", "rank-1"))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]
     assert reading.fault == "has no TCP port 'rank-1', only rank-0=8000/TCP"
     assert not reading.lacks_port
-
-
-def test_two_names_of_one_port_are_one_endpoint() -> None:
-    slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS))
-
     assert [endpoint.name for endpoint in read_slice(slice_, ("rank-0", 8000)).endpoints] == [
         "default/a:8000"
     ]

@@ -10,56 +10,31 @@ from aiohttp import web
 
 from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.restarting import Restarting
-from tests.router.cluster.api_server import (
-    Answer,
-    ApiServer,
-    drops,
-    line,
-    refuses,
-    stalls,
-    status_object,
-    streams,
-)
-from tests.router.cluster.harness import IMPATIENT, PATIENT, BuildSource, RecordingSink, has, running
+from tests.router.cluster.api_server import Answer, drops, line, refuses, stalls, status_object, streams
+from tests.router.cluster.harness import IMPATIENT, PATIENT, Kube, has, running
 from tests.router.cluster.objects import C, slice_object
 
 ADDED = line("ADDED", slice_object("s2", C) | {"metadata": {"name": "s2", "resourceVersion": "150"}})
 MARK = line("BOOKMARK", {"metadata": {"resourceVersion": "160"}})
-MIB = 2**20
+RENAMED = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
 GONE = line("ERROR", status_object(410, "too old resource version"))
+FAILED = line("ERROR", status_object(500, "etcd"))
+MIB = 2**20
 
 
-async def test_a_bookmark_moves_the_version_and_confirms_the_list(
-    server: ApiServer, build: BuildSource, sink: RecordingSink
-) -> None:
-    async with running(build(), sink):
-        await sink.until(lambda _: server.watchers)
-        server.version = 500
-        server.bookmark()
-        await sink.until(lambda told: told.confirmed_total >= 1)
-        server.end_watches()
-        await sink.until(lambda _: len(server.watches) >= 2)
+async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(kube: Kube) -> None:
+    async with kube.watching():
+        kube.server.put(slice_object("s2", C))
+        await kube.until(has("a", "b", "c"))
+        kube.server.end_watches()
+        await kube.until(lambda told: told.restarts)
+        kube.server.put(slice_object("s2"))  # between two watches: the next one replays it
+        await kube.until(has("a", "b"))
 
-    assert server.watches[1]["resourceVersion"] == "500"
-    assert len(sink.lists) == 1
-
-
-async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
-) -> None:
-    async with running(build(), sink):
-        await sink.until(lambda _: server.watchers)
-        server.put(slice_object("s2", C))
-        await sink.until(has("a", "b", "c"))
-        server.end_watches()
-        await sink.until(lambda told: told.restarts)
-        server.put(slice_object("s2"))  # between two watches: the next one replays it
-        await sink.until(has("a", "b"))
-
-    assert sink.restarts == ["closed"]
-    assert [query["resourceVersion"] for query in server.watches] == ["101", "102"]
-    assert len(server.lists) == 1
-    assert len(delays) == 1
+    assert kube.sink.restarts == ["closed"]
+    assert [query["resourceVersion"] for query in kube.server.watches] == ["101", "102"]
+    assert len(kube.server.lists) == 1
+    assert len(kube.delays) == 1
 
 
 @pytest.mark.parametrize(
@@ -70,52 +45,41 @@ async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(
         (ADDED + MARK[:5], MARK[5:]),
         (b"\n" + ADDED + b"\n\n", MARK),
         (ADDED[:-20], *(bytes([byte]) for byte in ADDED[-20:]), MARK),
+        (RENAMED, ADDED, MARK),
     ],
-    ids=["one chunk", "pieces", "half lines", "empty lines", "bytes"],
+    ids=["one chunk", "pieces", "half lines", "empty lines", "bytes", "an unknown event"],
 )
-async def test_lines_are_read_however_they_are_cut(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, chunks: tuple[bytes, ...]
+async def test_lines_are_read_however_they_are_cut_and_unknown_events_are_skipped(
+    kube: Kube, chunks: tuple[bytes, ...]
 ) -> None:
-    server.answer_next("watch", streams(*chunks))
-    server.version = 160
-    async with running(build(), sink):
-        await sink.until(has("a", "b", "c"))
-        await sink.until(lambda _: len(server.watches) >= 2)
+    kube.server.answer_next("watch", streams(*chunks))
+    kube.server.version = 160
+    async with kube.running():
+        await kube.until(has("a", "b", "c"))
+        await kube.until(lambda _: len(kube.server.watches) >= 2)
 
-    assert server.watches[1]["resourceVersion"] == "160"
-    assert sink.restarts == ["closed"]
+    assert kube.server.watches[1]["resourceVersion"] == "160"
+    assert kube.sink.restarts == ["closed"]
 
 
-async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
-) -> None:
+async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(kube: Kube) -> None:
     """No bookmark comes before etcd tells of its progress, which by default is every ten minutes."""
-    async with running(build(Patience(silence_s=0.05)), sink):
-        await sink.until(lambda told: told.confirmed_total >= 5)
+    async with kube.running(patience=Patience(silence_s=0.05)):
+        await kube.until(lambda told: told.confirmed_total >= 5)
 
-    assert set(sink.restarts) == {"silent"}
-    assert set(sink.reasons) == {None}
-    assert len(server.lists) == 1
-    assert max(delays) <= 0.5
-
-
-async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(
-    server: ApiServer, build: BuildSource, sink: RecordingSink
-) -> None:
-    server.answer_next("watch", stalls(after_headers=True), *[drops()] * 100)
-    async with running(build(IMPATIENT), sink):
-        await sink.until(lambda told: "connection" in told.restarts)
-
-    assert sink.restarts[0] == "silent"
-    assert sink.confirmed_total == 0
+    assert set(kube.sink.restarts) == {"silent"}
+    assert set(kube.sink.reasons) == {None}
+    assert len(kube.server.lists) == 1
+    assert max(kube.delays) <= 0.5
 
 
-async def test_unknown_events_are_skipped(server: ApiServer, build: BuildSource, sink: RecordingSink) -> None:
-    unknown = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
-    server.answer_next("watch", streams(unknown, ADDED, MARK))
-    server.version = 160
-    async with running(build(), sink):
-        await sink.until(has("a", "b", "c"))
+async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) -> None:
+    kube.server.answer_next("watch", stalls(after_headers=True), *[drops()] * 100)
+    async with kube.running(patience=IMPATIENT):
+        await kube.until(lambda told: "connection" in told.restarts)
+
+    assert kube.sink.restarts[0] == "silent"
+    assert kube.sink.confirmed_total == 0
 
 
 @pytest.mark.parametrize(
@@ -126,18 +90,14 @@ async def test_unknown_events_are_skipped(server: ApiServer, build: BuildSource,
         pytest.param(refuses(500), "server_error", True, id="500"),
         pytest.param(refuses(502), "server_error", True, id="502 page of a proxy"),
         pytest.param(refuses(504), "server_error", True, id="504"),
-        pytest.param(
-            streams(line("ERROR", status_object(500, "etcd"))), "server_error", True, id="500 in the stream"
-        ),
+        pytest.param(streams(FAILED), "server_error", True, id="500 in the stream"),
         pytest.param(streams(line("ERROR", {})), "server_error", True, id="error without a code"),
         pytest.param(refuses(429), "throttled", True, id="429"),
         pytest.param(refuses(401), "unauthorized", True, id="401"),
         pytest.param(refuses(403), "forbidden", True, id="403"),
         pytest.param(streams(b"not json\n"), "garbled", True, id="not JSON"),
         pytest.param(streams(b'{"type": "ADDED"}\n'), "garbled", True, id="no object"),
-        pytest.param(
-            streams(b'{"type": "ADDED", "object": {"metadata": 7}}\n'), "garbled", True, id="wrong object"
-        ),
+        pytest.param(streams(b'{"type": "ADDED", "object": 7}\n'), "garbled", True, id="wrong object"),
         pytest.param(streams(b"\xff\xfe\n"), "garbled", True, id="not UTF-8"),
         pytest.param(streams(b'{"object":' + b"[" * 100_000 + b"\n"), "garbled", True, id="deep"),
         pytest.param(streams(ADDED[:30]), "connection", False, id="ended within a line"),
@@ -149,18 +109,18 @@ async def test_unknown_events_are_skipped(server: ApiServer, build: BuildSource,
     ],
 )
 async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, fault: Answer, why: str, *, lists_again: bool
+    kube: Kube, fault: Answer, why: str, *, lists_again: bool
 ) -> None:
-    server.answer_next("watch", fault)
-    async with running(build(IMPATIENT if why in {"stalled", "silent"} else PATIENT), sink):
-        await sink.until(lambda told: told.restarts)
-        server.put(slice_object("s2", C))
-        await sink.until(has("a", "b", "c"))
+    kube.server.answer_next("watch", fault)
+    async with kube.running(patience=IMPATIENT if why in {"stalled", "silent"} else PATIENT):
+        await kube.until(lambda told: told.restarts)
+        kube.server.put(slice_object("s2", C))
+        await kube.until(has("a", "b", "c"))
 
-    assert sink.restarts[0] == why
-    assert len(server.lists) == 1 + lists_again
-    assert [endpoint.name for endpoint in sink.lists[0]] == ["default/a", "default/b"]
-    assert all(len(told) >= 2 for told in sink.lists)
+    assert kube.sink.restarts[0] == why
+    assert len(kube.server.lists) == 1 + lists_again
+    assert [endpoint.name for endpoint in kube.sink.lists[0]] == ["default/a", "default/b"]
+    assert all(len(told) >= 2 for told in kube.sink.lists)
 
 
 @pytest.mark.parametrize(
@@ -178,121 +138,85 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
     ],
 )
 async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, fault: Answer, why: str
+    kube: Kube, fault: Answer, why: str
 ) -> None:
-    server.answer_next("list", fault, fault)
-    async with running(build(IMPATIENT if why == "stalled" else PATIENT), sink):
-        await sink.until(lambda told: told.restarts)
-        assert sink.lists == []
-        await sink.until(has("a", "b"))
+    kube.server.answer_next("list", fault, fault)
+    async with kube.running(patience=IMPATIENT if why == "stalled" else PATIENT):
+        await kube.until(lambda told: told.restarts)
+        assert kube.sink.lists == []
+        await kube.until(has("a", "b"))
 
-    assert set(sink.restarts) == {why}
-
-
-async def test_a_slow_list_is_waited_for(server: ApiServer, build: BuildSource, sink: RecordingSink) -> None:
-    async def slow(request: object) -> object:
-        await asyncio.sleep(0.2)
-        return await server._list(request)  # type: ignore[arg-type]  # the scripted form of an answer
-
-    server.answer_next("list", slow)  # type: ignore[arg-type]
-    async with running(build(), sink):
-        await sink.until(has("a", "b"))
-
-    assert sink.restarts == []
+    assert set(kube.sink.restarts) == {why}
 
 
-async def test_an_expired_version_lists_again_without_dropping_the_pool(
-    server: ApiServer, build: BuildSource, sink: RecordingSink
-) -> None:
-    async with running(build(), sink):
-        await sink.until(lambda _: server.watchers)
-        server.put(slice_object("s2", C))
-        await sink.until(has("a", "b", "c"))
-        server.end_watches()
-        server.delete("s2")
-        server.compact()
-        await sink.until(has("a", "b"))
+async def test_an_expired_version_lists_again_without_dropping_the_pool(kube: Kube) -> None:
+    async with kube.watching():
+        kube.server.put(slice_object("s2", C))
+        await kube.until(has("a", "b", "c"))
+        kube.server.end_watches()
+        kube.server.delete("s2")
+        kube.server.compact()
+        await kube.until(has("a", "b"))
 
-    assert sink.restarts == ["closed", "expired"]
-    assert len(server.lists) == 2
-    assert [len(told) for told in sink.lists] == [2, 3, 2]
+    assert kube.sink.restarts == ["closed", "expired"]
+    assert len(kube.server.lists) == 2
+    assert [len(told) for told in kube.sink.lists] == [2, 3, 2]
 
 
-async def test_a_version_from_the_future_lists_again(
-    server: ApiServer, build: BuildSource, sink: RecordingSink
-) -> None:
-    # etcd was restored from a backup: the version that we know is not reached for days.
-    async with running(build(), sink):
-        await sink.until(lambda _: server.watchers)
-        server.version = 90
-        server.oldest = 80
-        server.end_watches()
-        await sink.until(lambda _: len(server.lists) >= 2)
-        await sink.until(lambda _: server.watchers)
-        server.put(slice_object("s2", C))
-        await sink.until(has("a", "b", "c"))
+async def test_a_version_from_the_future_lists_again(kube: Kube) -> None:
+    """Etcd was restored from a backup: the version that we know is not reached for days."""
+    async with kube.watching():
+        kube.server.version = 90
+        kube.server.oldest = 80
+        kube.server.end_watches()
+        await kube.until(lambda _: len(kube.server.lists) >= 2)
+        await kube.until_watched()
+        kube.server.put(slice_object("s2", C))
+        await kube.until(has("a", "b", "c"))
 
-    assert sink.restarts == ["closed", "server_error"]
+    assert kube.sink.restarts == ["closed", "server_error"]
 
 
-async def test_a_rotated_token_is_read_after_a_401(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, token: Path
-) -> None:
-    async with running(build(), sink):
-        await sink.until(lambda _: server.watchers)
-        server.tokens = {"token-2"}
-        server.end_watches()
-        await sink.until(lambda told: told.restarts.count("unauthorized") >= 2)
-        await asyncio.to_thread(token.write_text, "token-2")
-        await sink.until(lambda _: server.watchers)
-        server.put(slice_object("s2", C))
-        await sink.until(has("a", "b", "c"))
+async def test_a_rotated_token_is_read_after_a_401_and_may_end_in_a_newline(kube: Kube) -> None:
+    async with kube.watching():
+        kube.server.tokens = {"token-2"}
+        kube.server.end_watches()
+        await kube.until(lambda told: told.restarts.count("unauthorized") >= 2)
+        await asyncio.to_thread(kube.token.write_text, " token-2\r\n")
+        await kube.until_watched()
+        kube.server.put(slice_object("s2", C))
+        await kube.until(has("a", "b", "c"))
 
 
-async def test_a_token_that_ends_in_a_newline_is_a_token(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, token: Path
-) -> None:
-    await asyncio.to_thread(token.write_text, " token-1\r\n")
-    async with running(build(), sink):
-        await sink.until(has("a", "b"))
-
-    assert sink.restarts == []
-
-
-async def test_what_no_client_should_raise_is_survived_and_names_no_credential(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, token: Path
-) -> None:
+async def test_what_no_client_should_raise_is_survived_and_names_no_credential(kube: Kube) -> None:
     """A token that no header can hold, here with a newline within: aiohttp quotes it in what it raises."""
-    await asyncio.to_thread(token.write_text, "token\n-1")
+    await asyncio.to_thread(kube.token.write_text, "token\n-1")
 
     async def nap(_: float) -> None:
         await asyncio.sleep(0.001)
 
-    async with running(Restarting(build(), rng=Random(7), sleep=nap), sink):
-        await sink.until(lambda told: len(told.restarts) > 2)
+    async with running(Restarting(kube.build(), rng=Random(7), sleep=nap), kube.sink):
+        await kube.until(lambda told: len(told.restarts) > 2)
         # In one step, as the kubelet does it: a token half written would be refused for another reason.
-        await asyncio.to_thread(token.with_suffix(".new").write_text, "token-1")
-        await asyncio.to_thread(token.with_suffix(".new").replace, token)
-        await sink.until(has("a", "b"))
+        await asyncio.to_thread(kube.token.with_suffix(".new").write_text, "token-1")
+        await asyncio.to_thread(kube.token.with_suffix(".new").replace, kube.token)
+        await kube.until(has("a", "b"))
 
-    assert set(sink.restarts) == {"internal"}
-    assert all(reason and "Error at " in reason and "token" not in reason for reason in sink.reasons)
+    assert set(kube.sink.restarts) == {"internal"}
+    assert all(reason and "Error at " in reason and "token" not in reason for reason in kube.sink.reasons)
 
 
-async def test_broken_credentials_are_tried_again(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, tmp_path: Path
-) -> None:
-    source = build()
+async def test_broken_credentials_are_tried_again(kube: Kube, tmp_path: Path) -> None:
+    source = kube.build()
     good = await asyncio.to_thread((tmp_path / "kubeconfig").read_text)
     await asyncio.to_thread((tmp_path / "kubeconfig").write_text, "{}")
-    async with running(source, sink):
-        await sink.until(lambda told: told.restarts[:2] == ["credentials", "credentials"])
+    async with running(source, kube.sink):
+        await kube.until(lambda told: told.restarts[:2] == ["credentials", "credentials"])
         await asyncio.to_thread((tmp_path / "kubeconfig").write_text, good)
-        await sink.until(has("a", "b"))
+        await kube.until(has("a", "b"))
 
-    assert (
-        sink.reasons[0] == f"Invalid kube-config file. Expected key current-context in {tmp_path}/kubeconfig"
-    )
+    wrong = f"Invalid kube-config file. Expected key current-context in {tmp_path}/kubeconfig"
+    assert kube.sink.reasons[0] == wrong
 
 
 def endless(written: list[int], first: bytes) -> Answer:
@@ -318,34 +242,25 @@ def endless(written: list[int], first: bytes) -> Answer:
     ],
 )
 async def test_what_has_no_end_is_read_no_further_than_its_bound(
-    server: ApiServer,
-    build: BuildSource,
-    sink: RecordingSink,
-    *,
-    call: str,
-    first: bytes,
-    most_mib: int,
-    reason: str,
+    kube: Kube, *, call: str, first: bytes, most_mib: int, reason: str
 ) -> None:
     """A page of a list, and an event. What sockets hold on the way comes on top; another list follows."""
     written: list[int] = []
-    server.answer_next(call, endless(written, first))
-    async with running(build(), sink):
-        await sink.until(lambda told: told.restarts)
-        server.put(slice_object("s2", C))
-        await sink.until(has("a", "b", "c"))
+    kube.server.answer_next(call, endless(written, first))
+    async with kube.running():
+        await kube.until(lambda told: told.restarts)
+        kube.server.put(slice_object("s2", C))
+        await kube.until(has("a", "b", "c"))
 
-    assert (sink.restarts, sink.reasons) == (["garbled"], [reason])
+    assert (kube.sink.restarts, kube.sink.reasons) == (["garbled"], [reason])
     assert most_mib - 1 <= max(written) <= most_mib + 16
 
 
-async def test_a_page_as_large_as_its_bound_is_read(
-    server: ApiServer, build: BuildSource, sink: RecordingSink
-) -> None:
+async def test_a_page_as_large_as_its_bound_is_read(kube: Kube) -> None:
     page = b'{"metadata":{"resourceVersion":"102"},"items":[%s]}'
     listed = page % json.dumps(slice_object("s9", C)).encode()
-    server.answer_next("list", streams(listed.ljust(64 * MIB)))
-    async with running(build(), sink):
-        await sink.until(has("c"))
+    kube.server.answer_next("list", streams(listed.ljust(64 * MIB)))
+    async with kube.running():
+        await kube.until(has("c"))
 
-    assert sink.restarts == []
+    assert kube.sink.restarts == []

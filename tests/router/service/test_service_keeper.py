@@ -34,10 +34,7 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     outside = Outside(Random(1), lambda: 0.0)
     pool = Pool("llama", PrefixHash(outside))
     keeper = PoolKeeper(
-        pool,
-        Metrics(),
-        clock=lambda: 0.0,
-        on_change=lambda name, endpoints: told.append((name, endpoints)),
+        pool, Metrics(), clock=lambda: 0.0, on_change=lambda name, endpoints: told.append((name, endpoints))
     )
     task = asyncio.create_task(keeper.run(Quiet()))
     try:
@@ -106,10 +103,7 @@ async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> No
     now_s = 0.0
     pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
     keeper = PoolKeeper(
-        pool,
-        Metrics(),
-        clock=lambda: now_s,
-        on_change=lambda _, endpoints: told.append(endpoints),
+        pool, Metrics(), clock=lambda: now_s, on_change=lambda _, endpoints: told.append(endpoints)
     )
     task = asyncio.create_task(keeper.run(Quiet()))
     one, two = Endpoint("default/a", "10.0.0.1:80"), Endpoint("default/b", "10.0.0.2:80")
@@ -144,10 +138,7 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
 
     pool = Pool("llama", Reluctant(Outside(Random(1), lambda: 0.0)))
     keeper = PoolKeeper(
-        pool,
-        Metrics(),
-        clock=lambda: 0.0,
-        on_change=lambda _, endpoints: told.append(endpoints),
+        pool, Metrics(), clock=lambda: 0.0, on_change=lambda _, endpoints: told.append(endpoints)
     )
     task = asyncio.create_task(keeper.run(Quiet()))
     try:
