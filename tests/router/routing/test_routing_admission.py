@@ -55,20 +55,10 @@ def those_let_in(pool: Pool) -> set[str]:
         (["batch"] * 3, {"batch", "later", "usual", "premium"}),
         (["batch"] * 4, {"usual", "premium"}),
         (["usual"] * 4, {"premium"}),
-        (["usual"] * 3 + ["batch"], {"usual", "premium"}),
-        (["batch"] + ["usual"] * 4, set()),
+        (["usual"] * 3 + ["batch"], {"usual", "premium"}),  # one place is lent to batch
+        (["batch"] + ["usual"] * 4, set()),  # usual alone fill it, the headroom too
         (["premium"] * 4, set()),
-        (["batch"] * 4 + ["usual"], set()),
-    ],
-    ids=[
-        "empty",
-        "not yet full",
-        "full of batch",
-        "full of usual",
-        "one place lent to batch",
-        "usual alone fill it, the headroom too",
-        "full of premium",
-        "at the ceiling",
+        (["batch"] * 4 + ["usual"], set()),  # at the ceiling
     ],
 )
 def test_a_full_pool_refuses_negative_priorities_first(in_flight: list[str], let_in: set[str]) -> None:
@@ -108,34 +98,25 @@ def test_a_refusal_says_of_which_kind_it_is(objective: str, kind: type[Overloade
     assert (caught.value.status, caught.value.retry_after_s, caught.value.pool) == (429, 1, "llama")
 
 
-def test_a_client_over_its_share_of_a_full_pool_is_refused_first() -> None:
+@table(
+    ("in_flight", "refused", "kind", "let_in"),
+    [
+        (["greedy"] * 8 + ["modest"], "greedy", OverShare, ["modest", ""]),
+        (["alone"] * 8, "alone", Overloaded, ["another"]),
+        ([""] * 8, "", Overloaded, ["one"]),
+    ],
+)
+def test_a_client_over_its_share_of_a_full_pool_is_refused_first(
+    in_flight: list[str], refused: str, kind: type[Overloaded], let_in: list[str]
+) -> None:
+    """One alone has the whole pool, and all who give no name are one."""
     pool = full_pool(8, shares=True)
-    for _ in range(8):
-        send(pool, client="greedy")
-    send(pool, client="modest")
+    for client in in_flight:
+        send(pool, client=client)
 
-    with pytest.raises(OverShare):
-        send(pool, client="greedy")
-    assert is_let_in(pool, client="modest")
-    assert is_let_in(pool)
-
-
-def test_a_client_alone_has_the_whole_pool_and_no_more() -> None:
-    pool = full_pool(3, shares=True)
-    for _ in range(3):
-        send(pool, client="alone")
-
-    assert not is_let_in(pool, client="alone")
-    assert is_let_in(pool, client="another")
-
-
-def test_who_names_no_client_is_one_client() -> None:
-    pool = full_pool(4, shares=True)
-    for _ in range(4):
-        send(pool)
-
-    assert not is_let_in(pool)
-    assert is_let_in(pool, client="one")
+    with pytest.raises(kind):
+        send(pool, client=refused)
+    assert all(is_let_in(pool, client=client) for client in let_in)
 
 
 def test_clients_count_for_nothing_unless_the_operator_says_so() -> None:
@@ -227,13 +208,6 @@ def test_what_was_not_taken_is_not_released() -> None:
     with pytest.raises(KeyError):
         admission.release(Standing(3), "e0")
 
-
-def test_repr_tells_no_client() -> None:
-    pool = full_pool(4, shares=True)
-    send(pool, "premium", "somebody")
-
-
-# Whatever comes and goes, in whatever order.
 
 STEPS = st.lists(
     st.tuples(

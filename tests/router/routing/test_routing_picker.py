@@ -8,7 +8,7 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from extproc.errors import NoEndpoint, Overloaded, PromptError, PromptTooComplex, UnknownModel
+from extproc.errors import NoEndpoint, PromptError, PromptTooComplex, UnknownModel
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
@@ -54,6 +54,17 @@ def pool_of(picker: Picker, request: Query) -> str:
     return picker.pick(request).pick.pool.name
 
 
+def eight(loaded: tuple[str, int], models: frozenset[str] = frozenset()) -> list[Endpoint]:
+    """Endpoints `e1` to `e8`, of which the first so many have loaded an adapter."""
+    adapter, count = loaded
+    return [
+        Endpoint(
+            f"e{i}", f"10.0.0.{i}:80", models=models, adapters=frozenset({adapter} if i <= count else ())
+        )
+        for i in range(1, 9)
+    ]
+
+
 @pytest.fixture
 def several() -> Picker:
     return Picker(
@@ -71,23 +82,16 @@ def several() -> Picker:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("model", "name"),
-    [
-        ("llama-8b", "llama"),
-        ("sql", "llama"),
-        ("qwen-7b", "qwen"),
-        ("deepseek-coder", "qwen"),
-        ("phi", "learnt"),
-        ("tiny", "learnt"),
-        ("phi-x", "learnt"),
-    ],
+    [("llama-8b", "llama"), ("sql", "llama"), ("qwen-7b", "qwen"), ("deepseek-coder", "qwen")]
+    + [(model, "learnt") for model in ("phi", "tiny", "phi-x")],
 )
 def test_a_model_leads_to_its_pool(several: Picker, model: str, name: str) -> None:
     assert pool_of(several, chat(model)) == name
 
 
-@pytest.mark.parametrize("model", ["llama-8B", "qwen", "phi-y", "", "[a-z]", "a" * 10_000])
+@table("model", ["llama-8B", "qwen", "phi-y", "", "[a-z]", "a" * 10_000])
 def test_an_unknown_model_is_told_by_name(several: Picker, model: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         several.pick(chat(model))
@@ -105,7 +109,7 @@ def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
     assert pool_of(picker, chat("sql")) == "llama"
 
 
-@pytest.mark.parametrize(
+@table(
     ("model", "owner"),
     [("llama-8b", "llama"), ("sql", "llama"), ("qwen-7b", "qwen"), ("phi", "learnt"), ("new", "thief")],
     ids=["a configured model", "a configured adapter", "a glob", "a learnt model", "nobody's"],
@@ -125,26 +129,12 @@ def test_an_adapter_that_a_client_loaded_takes_no_other_pools_traffic(
 def test_an_adapter_named_like_its_pools_model_does_not_draw_its_requests_to_one_endpoint(
     models: tuple[str, ...],
 ) -> None:
-    base = frozenset({"llama-8b"})
-    endpoints = [
-        Endpoint(f"e{i}", f"10.0.0.{i}:80", models=base, adapters=base if i == 1 else frozenset())
-        for i in range(1, 9)
-    ]
+    endpoints = eight(("llama-8b", 1), models=frozenset({"llama-8b"}))
     picker = Picker([Route(pool("llama", *endpoints), models)])
     decisions = [picker.pick(chat("llama-8b", f"text {number}")) for number in range(40)]
 
     assert len({decision.pick.endpoint.name for decision in decisions}) > 4
     assert {decision.adapter for decision in decisions} == {""}
-
-
-def test_an_adapter_that_a_glob_leads_to_goes_only_where_it_is_loaded() -> None:
-    endpoints = [
-        Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"llama-sql"} if i == 1 else ()))
-        for i in range(1, 9)
-    ]
-    picker = Picker([Route(pool("llama", *endpoints), ("llama-*",))])
-
-    assert {picker.pick(chat("llama-sql", f"{n}")).pick.endpoint.name for n in range(20)} == {"e1"}
 
 
 def test_several_pools_need_a_model(several: Picker) -> None:
@@ -167,7 +157,7 @@ def test_a_sole_pool_needs_no_model() -> None:
         picker.pick(chat("gpt-9"))
 
 
-@pytest.mark.parametrize("kind", ["small objects", "members of a message", "white space everywhere"])
+@table("kind", ["small objects", "members of a message", "white space everywhere"])
 def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind: str) -> None:
     body = HOSTILE[kind](4_000_000)._replace(path=CHAT).data.replace(b'"model":"m"', b'"model":"phi"')
     decision = several.pick(Query("POST", CHAT, {}, body))
@@ -199,54 +189,28 @@ def test_all_names_are_listed_but_globs(several: Picker) -> None:
     assert not several.plan(ask(method="GET", path="/v1/models/sql")).lists_models
 
 
-def test_an_adapter_goes_only_where_it_is_loaded() -> None:
-    endpoints = [
-        Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"sql"} if i < 3 else ())) for i in range(1, 9)
-    ]
-    picker = Picker([Route(pool("llama", *endpoints))])
-    decisions = [picker.pick(chat("sql", f"text {number}")) for number in range(40)]
+@table(("adapter", "globs", "count"), [("sql", (), 2), ("llama-sql", ("llama-*",), 1)])
+def test_an_adapter_goes_only_where_it_is_loaded(adapter: str, globs: tuple[str, ...], count: int) -> None:
+    picker = Picker([Route(pool("llama", *eight((adapter, count))), globs)])
+    decisions = [picker.pick(chat(adapter, f"text {number}")) for number in range(40)]
 
-    assert {"e1", "e2"} == {decision.pick.endpoint.name for decision in decisions}
-    assert {decision.adapter for decision in decisions} == {"sql"}
+    assert {decision.pick.endpoint.name for decision in decisions} == {f"e{i + 1}" for i in range(count)}
+    assert {decision.adapter for decision in decisions} == {adapter}
 
 
 def test_salt_model_and_adapter_make_different_keys() -> None:
     endpoint = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
     picker = Picker([Route(pool("llama", endpoint))])
-    keys = [
-        picker.pick(request).key
-        for request in (
-            chat("llama"),
-            chat("qwen"),
-            chat("sql"),
-            chat("llama", cache_salt="x"),
-            chat("llama", "other"),
-        )
-    ]
+    asked = [chat("llama"), chat("qwen"), chat("sql"), chat("llama", cache_salt="x"), chat("llama", "other")]
+    keys = [picker.pick(request).key for request in asked]
 
     assert len(set(keys)) == 5
     assert None not in keys
 
 
-def test_overload_is_refused_with_429() -> None:
-    picker = Picker([Route(pool("llama", limit=2))])
-    first = picker.pick(chat("a"))
-    picker.pick(chat("a"))
-    with pytest.raises(Overloaded) as caught:
-        picker.pick(chat("a"))
-
-    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
-
-    first.pick.release()
-    assert picker.pick(chat("a")).pick.pool.book.total == 2
-
-
-BODYLESS = [ask(method="GET", path="/v1/models"), ask(method="POST", path="/health")]
-
-
-@pytest.mark.parametrize("request_", BODYLESS)
-def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Query) -> None:
-    assert not several.plan(request_).needs_body
+def test_a_request_without_a_prompt_needs_no_body(several: Picker) -> None:
+    assert not several.plan(ask(method="GET", path="/v1/models")).needs_body
+    assert not several.plan(ask(method="POST", path="/health")).needs_body
 
 
 def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
@@ -289,8 +253,6 @@ def test_a_pick_names_its_fallbacks_in_order() -> None:
 
     assert pick.destination == ",".join(built.snapshot.ready[name].address for name in walk[:3])
     assert alone.destination == pick.endpoint.address
-    assert repr(built) == "<Pool llama: 5 ready, prefix_hash>"
-    assert repr(pick) == f"<Pick {pick.endpoint.name} of llama: prefix_hash, home>"
 
 
 def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
@@ -331,12 +293,6 @@ class Learner(Strategy, Reading):
 
     def follow(self, ready: Iterable[str]) -> None:
         self.heard.append(("follow", [*ready]))
-
-    def lose(self, endpoint: str) -> None:
-        self.heard.append(("lose", endpoint))
-
-    def sense(self, endpoint: str, signals: object, in_flight: object) -> None:
-        self.heard.append(("sense", endpoint))
 
     def choose(self, candidates: Candidates, count: int) -> Choice:
         return Choice(candidates.names[:count], TURN)

@@ -60,40 +60,28 @@ def test_what_is_no_key_says_why(text: str, why: str) -> None:
 
 
 @table(
-    ("keys", "headers", "prefix"),
+    ("prompt", "keys", "headers", "prefix"),
     [
-        ([FIRST], {}, "hel"),
-        ([HEAD], {}, "\x1esy"),
-        ([USER], {}, "me"),
-        ([SESSION], {"x-session": "session-1"}, "session-1"),
-        ([SESSION, FIRST], {"x-session": "s"}, "s"),
-        ([SESSION, FIRST], {}, "hel"),
-        ([SESSION, FIRST], {"x-session": ""}, "hel"),
-        ([SESSION, parse_key("field:none"), USER, FIRST], {}, "me"),
-        ([SESSION], {}, None),
-        ([], {"x-session": "s"}, None),
+        (PROMPT, [FIRST], {}, "hel"),
+        (PROMPT, [HEAD], {}, "\x1esy"),
+        (PROMPT, [CONVERSATION], {}, PROMPT.conversation(3)),
+        (PROMPT, [USER], {}, "me"),
+        (PROMPT, [SESSION], {"x-session": "session-1"}, "session-1"),
+        (PROMPT, [SESSION, FIRST], {"x-session": "s"}, "s"),
+        (PROMPT, [SESSION, FIRST], {}, "hel"),
+        (PROMPT, [SESSION, FIRST], {"x-session": ""}, "hel"),
+        (PROMPT, [SESSION, parse_key("field:none"), USER, FIRST], {}, "me"),
+        (PROMPT, [SESSION], {}, None),
+        (PROMPT, [], {"x-session": "s"}, None),
+        (None, [FIRST, HEAD, CONVERSATION, USER], {}, None),
+        (None, [FIRST, SESSION], {"x-session": "s"}, "s"),
+        *((chat(*said), [FIRST, USER], {}, None) for said in ([], [("system", "be")], [("user", "")])),
     ],
 )
-def test_first_key_present_wins(keys: list[Key], headers: dict[str, str], prefix: str | None) -> None:
-    assert prefix == prefix_of(PROMPT, keys, 3, headers)
-
-
-def test_conversation_is_a_key() -> None:
-    assert prefix_of(PROMPT, [CONVERSATION], 3, {}) == PROMPT.conversation(3)
-
-
-@table("keys", [[FIRST], [HEAD], [CONVERSATION], [USER], []])
-def test_without_a_prompt_there_is_no_prefix(keys: list[Key]) -> None:
-    assert prefix_of(None, keys, 100, {}) is None
-
-
-def test_without_a_prompt_a_header_still_counts() -> None:
-    assert prefix_of(None, [FIRST, SESSION], 100, {"x-session": "s"}) == "s"
-
-
-@table("messages", [[], [("system", "be")], [("user", "")]])
-def test_empty_prompt_has_no_prefix(messages: list[tuple[str, str]]) -> None:
-    assert prefix_of(chat(*messages), [FIRST, USER], 100, {}) is None
+def test_first_key_present_wins(
+    prompt: Prompt | None, keys: list[Key], headers: dict[str, str], prefix: str | None
+) -> None:
+    assert prefix == prefix_of(prompt, keys, 3, headers)
 
 
 def test_routing_key_is_the_same_in_every_release() -> None:
@@ -125,13 +113,6 @@ def test_text_moved_between_fields_is_framed_differently(text: str, cuts: tuple[
     others = [("", "", "", text), (text, "", "", ""), ("", text, "", ""), ("", "", text, "")]
 
     assert all((framed(*one) == framed(*other)) == (one == other) for other in others)
-
-
-@table("field", ["model", "adapter", "cache_salt"])
-def test_model_adapter_and_salt_are_in_the_routing_key(field: str) -> None:
-    plain = {"model": "m", "adapter": "a", "cache_salt": "s"}
-
-    assert routing_key("p", **plain) != routing_key("p", **{**plain, field: "x"})
 
 
 def test_prefix_that_utf8_cannot_spell_has_a_routing_key() -> None:

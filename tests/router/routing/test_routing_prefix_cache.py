@@ -32,10 +32,6 @@ L4_MS_PER_TOKEN = 0.19
 L4_MS_PER_REQUEST = 39 / 4
 
 
-def test_a_prompt_has_to_be_seen_whole() -> None:
-    assert Fleet().picker.plan(Query("POST", CHAT, {})).needs_body
-
-
 def test_a_conversation_stays_where_it_began() -> None:
     fleet = Fleet()
     said = [words("Why?", 500)]
@@ -48,20 +44,13 @@ def test_a_conversation_stays_where_it_began() -> None:
     assert first.reason is COLD
 
 
-def test_a_burst_of_one_new_prefix_stays_together() -> None:
-    fleet = Fleet()
-    system = words("Be kind.", 1_000)
-    picks = [fleet.pick(f"Question {number}", system=system) for number in range(4)]
-
-    assert len({pick.endpoint.name for pick in picks}) == 1
-    assert [pick.reason for pick in picks] == [COLD] + [PREFIX] * 3
-
-
-def test_a_prefix_leaves_an_endpoint_that_has_too_much_to_do() -> None:
+def test_a_burst_of_one_new_prefix_stays_together_until_its_endpoint_has_too_much_to_do() -> None:
     fleet = Fleet()
     system = words("Be kind.", 1_000)
     picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
 
+    assert len({pick.endpoint.name for pick in picks[:4]}) == 1
+    assert [pick.reason for pick in picks[:4]] == [COLD] + [PREFIX] * 3
     assert {pick.endpoint.name for pick in picks} == set("abcd")
     assert SPILL in {pick.reason for pick in picks}
 
@@ -74,13 +63,15 @@ def test_unknown_prompts_are_spread_by_the_work_they_make() -> None:
     assert others == {"a", "b"} - {long.endpoint.name}
 
 
-def test_what_an_endpoint_would_cost_is_told() -> None:
+def test_what_an_endpoint_would_cost_is_told_which_changes_nothing() -> None:
     fleet = Fleet("ab")
     fleet.visit(words("Why?", 1_000))
     warm = fleet.pick(words("Why?", 1_000)).endpoint.name
     (cold,) = {"a", "b"} - {warm}
+    before = len(fleet.strategy.index)
     told = fleet.explain(words("Why?", 1_000), "Because.", words("And?", 100))
     busy = 1 + 0.02 / 2  # one in flight on two endpoints
+    warm_ms = 3 * busy * 103 * L4_MS_PER_TOKEN + L4_MS_PER_REQUEST
 
     assert told[cold] == {
         "endpoint": cold,
@@ -91,20 +82,8 @@ def test_what_an_endpoint_would_cost_is_told() -> None:
         "cost_ms": pytest.approx(3 * busy * 1_112 * L4_MS_PER_TOKEN, abs=0.5),
     }
     assert (told[warm]["match_tokens"], told[warm]["miss_tokens"]) == (1_010, 103)
-    assert told[warm]["in_flight"] == 1
-    assert told[warm]["cost_ms"] == pytest.approx(
-        3 * busy * 103 * L4_MS_PER_TOKEN + L4_MS_PER_REQUEST, abs=0.5
-    )
-
-
-def test_an_explanation_changes_nothing() -> None:
-    fleet = Fleet()
-    fleet.visit("Why?")
-    before = len(fleet.strategy.index)
-    fleet.explain("Who?" * 1_000)
-
-    assert len(fleet.strategy.index) == before
-    assert fleet.pool.book.total == 0
+    assert (told[warm]["in_flight"], told[warm]["cost_ms"]) == (1, pytest.approx(warm_ms, abs=0.5))
+    assert (len(fleet.strategy.index), fleet.pool.book.total) == (before, 1)
 
 
 def test_a_stretch_counts_what_is_missing_of_it_by_its_weight() -> None:
@@ -133,35 +112,14 @@ def test_what_many_share_weighs_less_the_more_of_them_there_are() -> None:
     assert weights[-1] < 0.05
 
 
-def test_of_an_endpoint_that_is_not_there_there_is_no_backlog() -> None:
+def test_a_backlog_is_done_in_time_and_of_an_endpoint_that_is_not_there_there_is_none() -> None:
     backlogs = Backlogs()
     backlogs.follow("a")
-    for name in "ab":
-        backlogs.add(name, 500.0, 0.0)
-
-    assert [backlogs.ms(name, 0.0) for name in "ab"] == [500, 0]
-    assert backlogs.of("ab", 0.0) == {"a": 500, "b": 0}
-
-
-def test_a_backlog_is_done_in_time() -> None:
-    backlogs = Backlogs()
-    backlogs.follow("a")
-    backlogs.add("a", 800, now=10.0)
-    backlogs.add("a", 800, now=10.5)
+    for name, now in (("a", 10.0), ("b", 10.0), ("a", 10.5)):
+        backlogs.add(name, 800, now)
 
     assert [backlogs.ms("a", now) for now in (10.5, 11.0, 12.0, 99.0)] == [1_200, 800, 0, 0]
-
-
-def test_the_fallbacks_are_the_next_cheapest() -> None:
-    fleet = Fleet()
-    said = (words("Why?", 2_000),)
-    fleet.visit(*said)
-    pick = fleet.pick(*said)
-    told = fleet.explain(*said)
-    cheapest = sorted(told, key=lambda name: told[name]["cost_ms"])  # type: ignore[arg-type,return-value]
-
-    assert len({endpoint.name for endpoint in pick.fallbacks}) == 2
-    assert pick.endpoint.name == cheapest[0]
+    assert (backlogs.ms("b", 10.0), backlogs.of("ab", 11.0)) == (0, {"a": 800, "b": 0})
 
 
 def test_fallbacks_are_as_many_as_there_are_endpoints() -> None:
@@ -169,17 +127,18 @@ def test_fallbacks_are_as_many_as_there_are_endpoints() -> None:
     assert len(Fleet("a").pick("Why?").fallbacks) == 0
 
 
-def test_only_eligible_endpoints_are_chosen() -> None:
+def test_only_eligible_endpoints_that_are_not_left_out_are_chosen_whoever_holds_most() -> None:
     fleet = Fleet()
     warm = fleet.visit(words("Why?", 1_000)).endpoint
-    others = [name for name in "abcd" if name != warm.name]
-    addresses = [fleet.pool.snapshot.ready[name].address for name in others]
-    request = ask(words("Why?", 1_000))
-    picks = [
-        fleet.picker.pick(Query("POST", CHAT, {}, request.body, subset=addresses[:2])).pick for _ in range(5)
-    ]
+    others = [endpoint for name, endpoint in fleet.pool.snapshot.ready.items() if name != warm.name][:2]
+    request = replace(ask(words("Why?", 1_000)), subset=[endpoint.address for endpoint in others])
+    picks = [fleet.picker.pick(request).pick for _ in range(5)]
 
-    assert {pick.endpoint.name for pick in picks} <= set(others[:2])
+    assert {pick.endpoint.name for pick in picks} <= {endpoint.name for endpoint in others}
+
+    fleet.pool.gate = Shut(frozenset(warm.name))
+
+    assert fleet.pick(words("Why?", 1_000), "Because.", "How?").endpoint.name != warm.name
 
 
 def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
@@ -216,45 +175,33 @@ def test_the_adapter_of_a_request_is_part_of_its_blocks() -> None:
     assert len(keys) == 3
 
 
-def test_an_endpoint_that_crashes_and_returns_is_cold() -> None:
+@table("event", ["returns", "moves", "is lost"])
+def test_an_endpoint_that_returns_or_moves_or_is_lost_is_cold(event: str) -> None:
     fleet = Fleet("ab")
     said = (words("Why?", 1_000), "Because.", "How?")
     warm = fleet.visit(*said[:1]).endpoint.name
-    fleet.follow("ab".replace(warm, ""))
-    fleet.follow("ab")
+    if event == "is lost":
+        fleet.strategy.forget_cache(warm)
+    if event == "returns":
+        fleet.follow("ab".replace(warm, ""))
+    fleet.follow("ab", subnet=9 if event == "moves" else 0)
 
     assert fleet.pick(*said).reason is COLD
 
 
-def test_an_endpoint_at_another_address_is_another_endpoint() -> None:
-    fleet = Fleet("ab")
-    said = (words("Why?", 1_000), "Because.", "How?")
-    fleet.visit(*said[:1])
-    fleet.follow("ab", subnet=9)
-
-    assert fleet.pick(*said).reason is COLD
-
-
-def test_a_request_that_another_endpoint_answered_is_known_there_alone() -> None:
-    fleet = Fleet("ab")
-    text = words("Why?", 1_000)
-    pick = fleet.pick(text)
-    (other,) = {"a", "b"} - {pick.endpoint.name}
-    moved = fleet.pool.move(pick, fleet.pool.snapshot.ready[other].address)
-    moved.release()
-    fleet.clock.now_s += 60
-    told = fleet.explain(text)
-
-    assert told[pick.endpoint.name]["match_tokens"] == 0
-    assert told[other]["miss_tokens"] == 0
-
-
+@table("is_open", [False, True])
 @table(("status", "is_known"), [(200, True), (400, True), (503, False), (None, True)])
-def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known: bool) -> None:
+def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known: bool, is_open: bool) -> None:
     fleet = Fleet("a")
-    pick = fleet.visit(words("Why?", 1_000))
+    pick = fleet.pick(words("Why?", 1_000))
+    if not is_open:
+        pick.release()
     pick.learn(Ending(status=status))
+    if is_open:
+        pick.release()
+    fleet.clock.now_s += 10
 
+    assert bool(len(fleet.strategy.index)) == is_known
     assert (fleet.pick(words("Why?", 1_000)).reason is PREFIX) == is_known
 
 
@@ -269,35 +216,25 @@ def test_a_request_from_before_the_endpoint_went_may_end_any_time() -> None:
     assert fleet.pool.book.total == 0
 
 
-def test_a_request_that_failed_while_it_was_open_left_nothing_behind() -> None:
-    fleet = Fleet("a")
-    pick = fleet.pick(words("Why?", 1_000))
-    pick.learn(Ending(status=503))
-
-    assert len(fleet.strategy.index)
-
-    pick.release()
-
-    assert len(fleet.strategy.index) == 0
-
-
-@table("is_late", [False, True])
-def test_an_access_log_that_names_another_endpoint_moves_what_is_known(is_late: bool) -> None:
+@table("way", ["moved", "told while open", "told late"])
+def test_a_request_that_another_endpoint_answered_is_known_there_alone(way: str) -> None:
     fleet = Fleet("ab")
     text = words("Why?", 1_000)
     pick = fleet.pick(text)
     (other,) = {"a", "b"} - {pick.endpoint.name}
     address = fleet.pool.snapshot.ready[other].address
-    if is_late:
-        pick.release()
-    pick.learn(Ending(status=200, first_token_s=0.1), address)
-    if not is_late:
-        pick.release()
+    if way == "moved":
+        fleet.pool.move(pick, address).release()
+    else:
+        if way == "told late":
+            pick.release()
+        pick.learn(Ending(status=200, first_token_s=0.1), address)
+        if way == "told while open":
+            pick.release()
     fleet.clock.now_s += 60
     told = fleet.explain(text)
 
-    assert told[pick.endpoint.name]["match_tokens"] == 0
-    assert told[other]["miss_tokens"] == 0
+    assert (told[pick.endpoint.name]["match_tokens"], told[other]["miss_tokens"]) == (0, 0)
     assert fleet.pool.book.total == 0
     assert not any(fleet.strategy.index.holding(name).pinned for name in "ab")  # type: ignore[union-attr]
 
@@ -320,23 +257,18 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
         pick.learn(Ending(200, slowness * (step_s + tokens * L4_MS_PER_TOKEN / 1000)))
 
 
-@table("slowness", [0.5, 2.0])
-def test_the_constants_of_another_engine_are_learnt_and_told(slowness: float) -> None:
-    fleet = Fleet(learn=True)
+@table(("slowness", "learns"), [(0.5, True), (2.0, True), (2.0, False)])
+def test_the_constants_of_another_engine_are_learnt_and_told_but_where_they_are_given(
+    slowness: float, learns: bool
+) -> None:
+    fleet = Fleet(learn=learns)
     learn_from(fleet, slowness)
     told = fleet.strategy.describe_engines()
 
-    assert told["prefill_ms_per_token"] == pytest.approx(slowness * L4_MS_PER_TOKEN, rel=0.15)
-    assert told["step_ms"] == pytest.approx(slowness * 39, rel=0.2)
-    assert told["samples"] == 600
-
-
-def test_constants_that_are_given_stay() -> None:
-    fleet = Fleet()
-    learn_from(fleet, 2.0)
-    told = fleet.strategy.describe_engines()
-
-    assert (told["prefill_ms_per_token"], told["step_ms"], told["samples"]) == (L4_MS_PER_TOKEN, 39, 0)
+    believed = slowness if learns else 1
+    assert told["prefill_ms_per_token"] == pytest.approx(believed * L4_MS_PER_TOKEN, rel=0.15 * learns)
+    assert told["step_ms"] == pytest.approx(believed * 39, rel=0.2 * learns)
+    assert told["samples"] == 600 * learns
 
 
 def test_a_request_that_waited_for_others_teaches_nothing() -> None:
@@ -396,14 +328,6 @@ def test_an_endpoint_that_began_anew_is_cold() -> None:
     assert fleet.visit(words("Why?", 1_000)).reason is PREFIX
 
     sense(fleet, "a", replace(SAID, started_s=1e9 + 60))
-
-    assert fleet.visit(words("Why?", 1_000)).reason is COLD
-
-
-def test_an_endpoint_that_is_lost_is_cold() -> None:
-    fleet = Fleet("ab")
-    warm = fleet.visit(words("Why?", 1_000)).endpoint.name
-    fleet.strategy.forget_cache(warm)
 
     assert fleet.visit(words("Why?", 1_000)).reason is COLD
 
@@ -558,20 +482,11 @@ def test_a_strategy_that_gave_way_writes_nothing_of_endpoints_that_came_since() 
     assert fleet.pool.book.total == 0
 
 
-def test_who_holds_most_of_a_prompt_gets_nothing_while_it_is_left_out() -> None:
-    fleet = Fleet()
-    said = [words("Why?", 500)]
-    first = fleet.visit(*said)
-    fleet.pool.gate = Shut(frozenset(first.endpoint.name))
-
-    assert fleet.pick(*said, "Because.", "How?").endpoint.name != first.endpoint.name
-
-
 def gateways(count: int) -> list[Fleet]:
     return [Fleet("abcdefgh", seed=seed, gateways=count) for seed in range(count)]
 
 
-def test_several_gateways_find_a_conversation_at_its_home() -> None:
+def test_several_gateways_find_a_conversation_at_its_home_and_predict_it_there() -> None:
     one, other = gateways(2)
     for number in range(20):
         said = [words(f"{number} Why?", 500)]
@@ -580,6 +495,8 @@ def test_several_gateways_find_a_conversation_at_its_home() -> None:
 
         assert (first.endpoint.name, first.reason) == (following.endpoint.name, HOME)
         assert following.reason is SESSION
+    told = other.strategy.predicted()[SESSION]
+    assert 0.9 * told.prompt < told.cached < told.prompt
 
 
 def test_a_gateway_that_is_alone_has_no_homes() -> None:
@@ -635,16 +552,6 @@ def test_a_turn_of_ours_tells_where_a_conversation_is_whatever_its_home() -> Non
         fleet.clock.now_s += 10
 
         assert fleet.visit(*said, "So.", "Oh?").endpoint.name == moved.endpoint.name
-
-
-def test_what_another_gateway_placed_at_its_home_is_predicted_there() -> None:
-    one, other = gateways(2)
-    said = [words("Why?", 500)]
-    one.visit(*said)
-    other.visit(*said, "Because.", "How?")
-    told = other.strategy.predicted()[SESSION]
-
-    assert 0.9 * told.prompt < told.cached < told.prompt
 
 
 def test_the_ring_is_kept_by_those_that_place_alike() -> None:

@@ -62,12 +62,6 @@ def test_what_was_taken_is_held_at_once() -> None:
     assert index.matched(chain(1, 2, 4, 5, 6).hashes) == 4
 
 
-def test_an_index_and_a_holding_say_how_much_they_are() -> None:
-    index = index_of("a", "b")
-    index.take(at(index, "a"), chain(1, 2, 3), 0.0)
-    visit(index, "a", 5)
-
-
 def test_holders_come_with_those_first_who_hold_most() -> None:
     index = index_of("a", "b", "c", "d")
     visit(index, "a", 1, 2, 3, 4)
@@ -135,24 +129,29 @@ def test_what_two_requests_use_stays_until_both_have_ended() -> None:
     assert list(holding.idle) == [*reversed(long.hashes)]
 
 
-@table("after", [{}, {"a": "10.0.0.9:80"}])
-def test_an_endpoint_that_goes_or_comes_back_elsewhere_holds_nothing(after: dict[str, str]) -> None:
+@table("event", ["goes", "moves", "is lost"])
+def test_an_endpoint_that_goes_or_moves_or_is_lost_holds_nothing_whenever_its_requests_end(
+    event: str,
+) -> None:
     index = index_of("a", "b")
     visit(index, "b", 1, 2)
     asked, old = chain(1, 2, 3), at(index, "a")
     taken = index.take(old, asked, 0.0)
-    index.follow(after | {"b": "10.0.0.1:80"})
-    index.follow({"a": "10.0.0.1:80", "b": "10.0.0.1:80"})
+    if event == "is lost":
+        index.lose("a")
+    else:
+        index.follow(({"a": "10.0.0.9:80"} if event == "moves" else {}) | {"b": "10.0.0.1:80"})
+    index.follow(dict.fromkeys("ab", "10.0.0.1:80"))
 
     assert depth(index, "a", 1, 2, 3) == 0
     assert levels(index, 1, 2, 3) == [["b"]]
-    assert len(index) == 2
+    assert (len(index), len(at(index, "a"))) == (2, 0)
 
-    # Its last request ends now.
+    visit(index, "a", 1, 2)
     index.release(old, asked, taken, 0.0)
     index.withdraw(old, asked, taken)
 
-    assert len(at(index, "a")) == 0
+    assert depth(index, "a", 1, 2, 3) == 2
 
 
 def test_an_endpoint_that_stays_keeps_what_it_holds() -> None:
@@ -262,28 +261,6 @@ def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
     assert len(index) == endpoints * (capacity // ENTRY_BYTES)
     assert used / len(index) < 380
     assert 1_000 * (capacity // ENTRY_BYTES) * 380 < 1e9
-
-
-def test_what_an_endpoint_lost_is_not_there_and_all_else_is() -> None:
-    index = index_of("a", "b")
-    for name in "ab":
-        visit(index, name, 1, 2, 3)
-    index.lose("a")
-
-    assert [depth(index, name, 1, 2, 3) for name in "ab"] == [0, 3]
-    assert levels(index, 1, 2, 3) == [["b"]]
-
-
-def test_a_request_from_before_the_loss_may_end_any_time() -> None:
-    index = index_of("a")
-    before, asked = at(index, "a"), chain(1, 2, 3)
-    taken = index.take(before, asked, 0.0)
-    index.lose("a")
-    visit(index, "a", 1, 2)
-    index.release(before, asked, taken, 0.0)
-    index.withdraw(before, asked, taken)
-
-    assert depth(index, "a", 1, 2, 3) == 2
 
 
 def test_each_endpoint_has_the_size_that_it_tells() -> None:

@@ -50,6 +50,18 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [user("q")], "tools": [{"name": "f"}]}, "q", f'\x1etools\x1f{{"name":"f"}}{USER}q'),
     (CHAT, {"messages": [user("q")], "documents": [{"text": "d"}]}, "q", f"\x1edocuments\x1fd{USER}q"),
     (CHAT, {"messages": [user("q")], "tools": []}, "q", f"{USER}q"),
+    (
+        CHAT,
+        {"messages": [user([{"image_url": {"detail": "low"}}])]},
+        "",
+        f'{USER}{{"image_url":{{"detail":"low"}}}}',
+    ),
+    (
+        CHAT,
+        {"messages": [user([{"content": [{"content": [{"content": "x"}]}]}])]},
+        "",
+        f'{USER}{{"content":"x"}}',
+    ),
     ("/v1/chat/completions/batch", {"messages": [[user("a")], [user("b")]]}, "a", f"{USER}a"),
     ("/v1/completions", {"prompt": "once upon"}, "once upon", "once upon"),
     ("/v1/completions", {"prompt": ["a", "b"]}, "a", "a"),
@@ -127,18 +139,18 @@ def test_every_shape_of_every_api_is_read(path: str, body: dict[str, Any], first
 
 
 @table("path", [CHAT, "/tokenize", "/v1/audio/transcriptions", "/unknown", "/"])
-def test_model_is_read_on_any_path(path: str) -> None:
-    assert read(path, {"model": "m"}).model == "m"
-
-
-@table("body", [{}, {"model": None}, {"model": 7}, {"model": ["m"]}])
-def test_model_that_is_no_text_is_none(body: dict[str, Any]) -> None:
-    assert read(CHAT, body).model is None
-
-
-@table(("body", "salt"), [({"cache_salt": "s"}, "s"), ({}, ""), ({"cache_salt": 1}, "")])
-def test_cache_salt_is_read(body: dict[str, Any], salt: str) -> None:
-    assert read(CHAT, body).cache_salt == salt
+@table(
+    ("body", "model", "salt"),
+    [
+        ({"model": "m"}, "m", ""),
+        *(({"model": odd, "cache_salt": "s"}, None, "s") for odd in (None, 7, ["m"])),
+        ({"cache_salt": 1}, None, ""),
+    ],
+)
+def test_model_and_salt_are_read_on_any_path(
+    path: str, body: dict[str, Any], model: str | None, salt: str
+) -> None:
+    assert (read(path, body).model, read(path, body).cache_salt) == (model, salt)
 
 
 @table("chars", [0, 1, 5, 6, 7, 8, 11, 12, 100])
@@ -203,34 +215,10 @@ def test_medium_sent_by_uuid_alone_is_the_one_sent_before() -> None:
     assert chat(user([first])).head(100) == chat(user([later])).head(100)
 
 
-def test_medium_without_data_is_read_as_it_is_written() -> None:
-    part = {"type": "image_url", "image_url": {"detail": "low"}}
-
-    assert chat(user([part])).head(100) == f"{USER}{orjson.dumps(part).decode()}"
+ODD_MESSAGES = ["text", 7, None, {}, [None, 1, True], [[1]], [user(None)], [user(5)], [{"role": 3}], [{}]]
 
 
-def test_content_nested_beyond_any_api_is_read_as_it_is_written() -> None:
-    part: dict[str, Any] = {"content": [{"content": [{"content": "x"}]}]}
-
-    assert chat(user([part])).head(100) == f'{USER}{{"content":"x"}}'
-
-
-@table(
-    "messages",
-    [
-        "text",
-        7,
-        None,
-        {},
-        [None, 1, True],
-        [[1]],
-        [user(None)],
-        [user(5)],
-        [{"role": 3}],
-        [{}],
-        [user([[["x"]]])],
-    ],
-)
+@table("messages", [*ODD_MESSAGES, [user([[["x"]]])]])
 def test_odd_messages_cost_affinity_and_nothing_else(messages: object) -> None:
     prompt = read(CHAT, {"model": "m", "messages": messages})
 
@@ -239,17 +227,12 @@ def test_odd_messages_cost_affinity_and_nothing_else(messages: object) -> None:
 
 
 def test_tool_nested_too_deeply_to_write_is_left_out() -> None:
-    body = (
-        b'{"messages": [], "tools": ['
-        + b"[" * 500
-        + b"]" * 500
-        + b', {"a":'
-        + b"[" * 500
-        + b"]" * 500
-        + b"}]}"
-    )
+    deep = b"[" * 500 + b"]" * 500
 
-    assert parse(CHAT, JSON, body).head(100) == "\x1etools\x1f"
+    assert (
+        parse(CHAT, JSON, b'{"messages":[],"tools":[%b,{"a":%b}]}' % (deep, deep)).head(100)
+        == "\x1etools\x1f"
+    )
 
 
 def test_boundaries_tell_speakers_apart() -> None:
@@ -274,15 +257,11 @@ def test_conversation_is_the_system_text_and_the_first_user_message() -> None:
 
 
 def test_conversation_reads_the_developer_as_system_and_stops_at_the_user() -> None:
-    developer = {"role": "developer", "content": "be"}
+    developer, system = ({"role": role, "content": "be"} for role in ("developer", "system"))
+    later = {"role": "system", "content": "later"}
 
-    assert chat(developer, user("hi")).conversation(100) == chat(
-        {"role": "system", "content": "be"}, user("hi"), {"role": "system", "content": "later"}
-    ).conversation(100)
-
-
-def test_conversation_without_a_user_is_none() -> None:
-    assert chat({"role": "system", "content": "be"}).conversation(100) == ""
+    assert chat(developer, user("hi")).conversation(100) == chat(system, user("hi"), later).conversation(100)
+    assert chat(system).conversation(100) == ""
 
 
 @table(
@@ -292,10 +271,7 @@ def test_conversation_without_a_user_is_none() -> None:
         ("i", "7"),
         ("f", "1.50"),
         ("big", "9" * 400),
-        ("b", None),
-        ("n", None),
-        ("o", None),
-        ("no", None),
+        *((odd, None) for odd in ("b", "n", "o", "no")),
     ],
 )
 def test_field_is_a_string_or_a_number_as_written(field: str, text: str | None) -> None:

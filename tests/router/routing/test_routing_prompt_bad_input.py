@@ -111,6 +111,13 @@ DEEP = {
     "brackets": b'{"model":"m","x":' + b"[" * 100_000,
     "balanced brackets": b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "messages": b'{"model":"m","messages":' + b'[{"role":"user","content":' * 10_000,
+    **{
+        f"messages and tools, {name}": b'{"model":"m","messages":%s,"tools":%s}' % (value, value)
+        for name, value in (
+            ("arrays", b"[" * 900 + b"]" * 900),
+            ("messages", b'[{"role":"user","content":' * 200 + b"1" + b"}]" * 200),
+        )
+    },
 }
 
 
@@ -133,21 +140,10 @@ def test_error_does_not_repeat_the_body() -> None:
     assert "secret" not in caught.value.message
 
 
-@table("value", [b"[" * 900 + b"]" * 900, b'[{"role":"user","content":' * 200 + b"1" + b"}]" * 200])
-def test_deep_messages_are_read_or_left_out(value: bytes) -> None:
-    ask_everything(read(b'{"model":"m","messages":%s,"tools":%s}' % (value, value)))
-
-
 def test_message_that_is_not_utf8_is_left_out() -> None:
     prompt = read(b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}')
 
     assert ("m", "") == (prompt.model, prompt.first_user_message(100))
-
-
-def test_body_of_20_mb_is_read() -> None:
-    prompt = read(json.dumps({**BODY, "x": "some text, and more of it. " * 750_000}).encode())
-
-    assert ("m", "hi") == (prompt.model, prompt.first_user_message(100))
 
 
 @table("cut", range(1, len(json.dumps(BODY))))
@@ -168,9 +164,8 @@ def test_partial_body_never_gives_half_a_name() -> None:
 
 
 def test_partial_prompt_may_end_in_the_middle_of_a_text() -> None:
-    prompt = parse(
-        "/v1/completions", "", '{"model": "m", "prompt": "Once upon a ti€'.encode()[:-1], is_partial=True
-    )
+    body = '{"model": "m", "prompt": "Once upon a ti€'.encode()[:-1]
+    prompt = parse("/v1/completions", "", body, is_partial=True)
 
     assert ("m", "Once upon a ti") == (prompt.model, prompt.first_user_message(100))
 
@@ -181,22 +176,8 @@ def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
         read(body, is_partial=True)
 
 
-names = st.sampled_from(
-    [
-        "model",
-        "messages",
-        "prompt",
-        "input",
-        "system",
-        "tools",
-        "role",
-        "content",
-        "type",
-        "text",
-        "image_url",
-        "url",
-    ]
-)
+WORDS = ["model", "messages", "prompt", "input", "system", "tools", "role", "content", "type", "text", "url"]
+names = st.sampled_from([*WORDS, "image_url"])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (

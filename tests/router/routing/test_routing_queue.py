@@ -116,23 +116,18 @@ def test_as_many_leave_as_there_is_room_for_in_order(came: list[str], places: in
     assert door.served == served
 
 
-def test_one_that_ends_lets_one_in_and_asks_one_more() -> None:
+@table(("stirs", "places", "served", "asked"), [(1, 1, ["0"], 2), (5, 0, [], 1)])
+def test_room_is_looked_for_once_and_one_more_is_asked_than_let_in(
+    stirs: int, places: int, served: list[str], asked: int
+) -> None:
     door = build_door(requests=1_000)
     for number in range(1_000):
         door.send(str(number))
-    door.open(1)
-
-    assert (door.served, door.asked, len(door.queue)) == (["0"], 2, 999)
-
-
-def test_many_ends_at_a_time_are_one_look() -> None:
-    door = build_door()
-    door.send("a")
-    for _ in range(5):
+    for _ in range(stirs):
         door.queue.stir()
-    door.clock.pass_by()
+    door.open(places)
 
-    assert door.asked == 1
+    assert (door.served, door.asked, len(door.queue)) == (served, asked, 1_000 - places)
 
 
 def test_who_is_kept_out_for_itself_stands_in_nobodys_way() -> None:
@@ -167,11 +162,12 @@ def test_those_who_wait_are_asked_before_a_newcomer() -> None:
     assert (door.served, door.places) == (["a"], 0)
 
 
-def test_a_request_beyond_the_bound_is_not_held() -> None:
+def test_a_request_beyond_the_bound_is_not_held_nor_turns_anybody_out_if_no_queue_had_room_for_it() -> None:
     door = build_door(requests=2, limit_bytes=100)
     held = [door.send(name, size_bytes=size) for name, size in (("a", 60), ("big", 50), ("b", 40), ("c", 0))]
 
     assert [waiter is not None for waiter in held] == [True, False, True, False]
+    assert (door.send("huge", PREMIUM, 101), door.refused) == (None, [])
     door.open(2)
     assert door.send("d", size_bytes=100) is not None
 
@@ -188,14 +184,6 @@ def test_a_full_queue_makes_room_for_higher_priorities_from_the_lowest_end(by_by
     assert door.send("more premium", PREMIUM, size) is not None
     assert door.send("too many", PREMIUM, size) is None
     assert door.refused == ["batch", "usual"]
-
-
-def test_a_body_that_no_queue_has_room_for_turns_nobody_out() -> None:
-    door = build_door(limit_bytes=100)
-    door.send("batch", BATCH, 10)
-
-    assert door.send("huge", PREMIUM, 101) is None
-    assert not door.refused
 
 
 def test_who_waits_too_long_is_asked_a_last_time() -> None:
@@ -292,9 +280,6 @@ def test_stays_are_counted_by_how_they_ended() -> None:
     assert door.queue.stays[QueueEnd.REFUSED].sum_s == pytest.approx(20, abs=2 * TICK_S)
 
 
-# A pool with a queue.
-
-
 def build_pool(door: Door, endpoints: int = 1, limit: int | None = 1) -> Pool:
     pool = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit)
     pool.hold(door.queue)
@@ -326,18 +311,6 @@ def ask_pool(pool: Pool, queue: Queue, taken: list[Pick]) -> Waiter:
     assert queue.enter(waiter)
     waiter.ask = ask
     return waiter
-
-
-def test_an_end_in_the_pool_lets_one_in() -> None:
-    door = build_door()
-    pool, taken = build_pool(door), list[Pick]()
-    first = pick(pool)
-    for _ in range(2):
-        ask_pool(pool, door.queue, taken)
-    first.release()
-    door.clock.pass_by()
-
-    assert (len(taken), len(door.queue), pool.book.total) == (1, 1, 1)
 
 
 def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
@@ -403,9 +376,6 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
 )
 def test_what_passes_by_itself_is_held(refusal: RequestError, has_endpoints: bool, may_pass: bool) -> None:
     assert build_pool(build_door(), int(has_endpoints)).may_pass(refusal) is may_pass
-
-
-# Whatever happens.
 
 
 class _Anything(RuleBasedStateMachine):

@@ -29,11 +29,12 @@ def overgrow(fleet: Fleet, conversations: int = 16, rounds: int = 12) -> None:
             texts += ["Because.", "And?"]
 
 
-def refused(fleet: Fleet, count: int = 50, system: str = "") -> int:
+def refused(fleet: Fleet, count: int, *rest: str, system: str = "") -> int:
+    """How many of so many chats that nobody has seen, which begin alike and go on with `rest`."""
     shed = 0
     for number in range(count):
         try:
-            fleet.visit(words(f"Something new {number}", 100), system=system, after_s=0.0)
+            fleet.visit(words(f"Something new {number}", 100), *rest, system=system, after_s=0.0)
         except Cold:
             shed += 1
     return shed
@@ -57,21 +58,22 @@ def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> N
     assert 0 <= cliff.refused <= 1
 
 
-def test_new_conversations_are_refused_over_the_cliff() -> None:
+def test_over_the_cliff_new_conversations_are_refused_until_those_that_go_on_find_theirs_again() -> None:
     over = fleet()
     overgrow(over)
 
-    assert refused(over) >= 40
+    assert refused(over, 50) >= 40
+    assert refused(over, 20, "Answered", "And now?") == 0
+
+    said = ["One that goes on"]
+    for _ in range(200):
+        said = [said[0], "Because.", "And?"]
+        over.visit(*said, after_s=0.5)
+
+    assert refused(over, 20) == 0
 
 
-def test_those_that_go_on_are_not() -> None:
-    over = fleet()
-    overgrow(over)
-    for number in range(20):
-        over.visit(words(f"Asked before {number}", 100), "Answered", "And now?", after_s=0.0)
-
-
-def test_nor_those_of_which_most_is_cached() -> None:
+def test_conversations_of_which_most_is_cached_are_not_refused() -> None:
     """Instructions that others have brought along."""
     over = fleet()
     system = words("Be kind.", 400)
@@ -79,38 +81,15 @@ def test_nor_those_of_which_most_is_cached() -> None:
     overgrow(over, rounds=8)
     over.visit("The first", "who", "brings it", "once", "more", system=system, after_s=0.0)
 
-    assert refused(over, 10, system) == 0
+    assert refused(over, 10, system=system) == 0
 
 
-def test_nobody_is_refused_who_did_not_ask_for_it() -> None:
-    other = Fleet("ab", kv_tokens=TOKENS)
-    overgrow(other)
-
-    assert refused(other) == 0
-
-
-def test_nobody_is_refused_where_conversations_fit() -> None:
-    roomy = fleet()
+def test_nobody_is_refused_unasked_nor_where_conversations_fit_nor_right_after_a_start() -> None:
+    unasked, roomy, fresh = Fleet("ab", kv_tokens=TOKENS), fleet(), fleet()
+    overgrow(unasked)
     overgrow(roomy, conversations=4)
-
-    assert refused(roomy, 1) == 0
-
-
-def test_nobody_is_refused_by_one_that_has_just_been_started() -> None:
-    """It has seen none of the conversations that go on, and its caches are far from full."""
-    fresh = fleet()
+    # It has seen none of the conversations that go on, and its caches are far from full.
     for number in range(200):
         fresh.visit(f"Old {number}", "Answer", "Next", after_s=1.0)
 
-    assert refused(fresh, 20) == 0
-
-
-def test_it_ends_when_conversations_find_theirs_again() -> None:
-    over = fleet()
-    overgrow(over)
-    said = ["One that goes on"]
-    for _ in range(200):
-        said = [said[0], "Because.", "And?"]
-        over.visit(*said, after_s=0.5)
-
-    assert refused(over, 20) == 0
+    assert (refused(unasked, 50), refused(roomy, 1), refused(fresh, 20)) == (0, 0, 0)

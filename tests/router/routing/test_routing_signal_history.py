@@ -31,9 +31,17 @@ def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
     assert [trust.predicted_rate, trust.measured_rate] == pytest.approx([0.9, 0.1])
 
 
-@table("found", [[0.1, 0.1, 0.85, 0.1, 0.1], [0.1, 0.1, 0.72, 0.1, 0.1]])
-def test_a_round_that_is_not_wrong_begins_the_count_anew(found: list[float]) -> None:
-    assert not any(rounds(Trust(), 0.9, found))
+@table(
+    ("predicted", "found"),
+    [(0.9, [0.1, 0.1, 0.85, 0.1, 0.1]), (0.9, [0.1, 0.1, 0.72, 0.1, 0.1]), (0.2, [0.9] * 20)],
+)
+def test_a_round_that_is_not_wrong_or_finds_more_begins_the_count_anew(
+    predicted: float, found: list[float]
+) -> None:
+    trust = Trust()
+
+    assert not any(rounds(trust, predicted, found))
+    assert trust.level == 0
 
 
 def test_trust_comes_back_as_slowly_as_it_goes() -> None:
@@ -45,13 +53,6 @@ def test_trust_comes_back_as_slowly_as_it_goes() -> None:
         levels.append(trust.level)
 
     assert levels == [2, 2, 2, 1, 1, 1, 0]
-
-
-def test_an_endpoint_that_finds_more_than_was_predicted_is_trusted() -> None:
-    trust = Trust()
-
-    assert not any(rounds(trust, 0.2, [0.9] * 20))
-    assert trust.level == 0
 
 
 def test_little_traffic_and_no_foresight_prove_nothing() -> None:
@@ -127,26 +128,19 @@ def test_one_that_was_away_and_is_the_same_has_lost_nothing() -> None:
     assert not sense.take(replace(FIRST, queried_tokens=20)).is_lost
 
 
-def test_the_bytes_of_a_token_are_known_where_all_requests_are_ours() -> None:
+@table(
+    ("prefills", "tokens", "expected"),
+    [(100, 100_000, 3.5), (300, 200_000, None), (100, 10**9, 1.5), (100, 100, 8.0), (100, 0, None)],
+)
+def test_the_bytes_of_a_token_are_reasonable_and_known_where_all_requests_are_ours(
+    prefills: int, tokens: int, expected: float | None
+) -> None:
     sense = SignalHistory()
     sense.take(FIRST)
     sense.sent.requests, sense.sent.size = 100, 350_000.0
-    ours = replace(FIRST, prefills=101, prompt_tokens=100_000)
+    later = replace(FIRST, prefills=1 + prefills, prompt_tokens=tokens)
 
-    assert sense.take(ours).bytes_per_token == pytest.approx(3.5)
-
-    sense.sent.requests, sense.sent.size = 200, 700_000.0
-
-    assert sense.take(replace(ours, prefills=401, prompt_tokens=300_000)).bytes_per_token is None
-
-
-@table(("tokens", "expected"), [(10**9, 1.5), (100, 8.0), (0, None)])
-def test_a_token_has_a_reasonable_number_of_bytes(tokens: int, expected: float | None) -> None:
-    sense = SignalHistory()
-    sense.take(FIRST)
-    sense.sent.requests, sense.sent.size = 100, 350_000.0
-
-    assert sense.take(replace(FIRST, prefills=101, prompt_tokens=tokens)).bytes_per_token == expected
+    assert sense.take(later).bytes_per_token == expected
 
 
 def test_prefills_are_told_per_request() -> None:
@@ -158,13 +152,18 @@ def test_prefills_are_told_per_request() -> None:
     assert sense.take(later).prefill is None
 
 
-def test_several_gateways_hear_what_waits_for_the_others() -> None:
-    assert foreign_requests({"a": 8.0, "b": 0.0}, {}, {}, 4) == {"a": 6.0}
-    assert foreign_requests({"a": 0.0, "b": 0.0}, {}, {}, 4) == {}
-
-
-def test_what_is_not_known_is_not_idle() -> None:
-    assert foreign_requests({"a": 8.0, "b": 0.0, "c": None}, {}, {}, 4) == {"a": 6.0, "c": 3.0}
+@table(
+    ("waiting", "expected"),
+    [
+        ({"a": 8.0, "b": 0.0}, {"a": 6.0}),
+        ({"a": 0.0, "b": 0.0}, {}),
+        ({"a": 8.0, "b": 0.0, "c": None}, {"a": 6.0, "c": 3.0}),  # what is not known is not idle
+    ],
+)
+def test_several_gateways_hear_what_waits_for_the_others(
+    waiting: dict[str, float | None], expected: dict[str, float]
+) -> None:
+    assert foreign_requests(waiting, {}, {}, 4) == expected
 
 
 @table(

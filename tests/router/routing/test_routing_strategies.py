@@ -31,61 +31,54 @@ def letters(data: bytes) -> int:
     return 10 * (data.partition(SEPARATOR.encode())[0][0] - 96)
 
 
-def candidates(counts: dict[str, int], eligible: str | None = None) -> Candidates:
+def booked(counts: dict[str, int]) -> LoadBook:
     book = LoadBook()
     book.set_members(counts)
     for name, count in counts.items():
         for _ in range(count):
             book.take(name)
-    ring = Ring(counts, positions=1, hash_=letters)
-    return Candidates(ring, book, tuple(counts), None if eligible is None else frozenset(eligible))
+    return book
+
+
+def candidates(
+    counts: dict[str, int], eligible: str | None = None, closed: frozenset[str] = frozenset()
+) -> Candidates:
+    ring, these = Ring(counts, positions=1, hash_=letters), None if eligible is None else frozenset(eligible)
+    return Candidates(ring, booked(counts), tuple(counts), these, closed)
 
 
 def kubeai(factor: float = 1.25) -> PrefixHash:
     return PrefixHash(OUTSIDE, load_factor=factor, load_floor=0)
 
 
-def test_round_robin_takes_turns() -> None:
+def test_round_robin_takes_turns_and_one_that_nobody_took_comes_again() -> None:
     strategy, some = RoundRobin(OUTSIDE), candidates({"a": 0, "b": 9, "c": 0})
-
     turns = []
     for _ in range(4):
         turns.append(strategy.choose(some, 2).names)
+        assert strategy.choose(some, 2).names == turns[-1]
         strategy.taken(turns[-1][0])
 
     assert turns == [("a", "b"), ("b", "c"), ("c", "a"), ("a", "b")]
 
 
-def test_a_turn_that_nobody_took_comes_again() -> None:
-    strategy, some = RoundRobin(OUTSIDE), candidates({"a": 0, "b": 0})
+@table(
+    ("kind", "counts", "eligible"),
+    [(RandomChoice, {"a": 0, "b": 9, "c": 0}, "abc"), (LeastLoad, dict.fromkeys("abcd", 0), "ab")],
+)
+def test_random_is_even_and_ties_fall_evenly_among_the_eligible(
+    kind: type[RandomChoice] | type[LeastLoad], counts: dict[str, int], eligible: str
+) -> None:
+    strategy, some = kind(Outside(random.Random(5), lambda: 0.0)), candidates(counts, eligible)
+    firsts = Counter(strategy.choose(some, 2).names[0] for _ in range(3_000))
 
-    assert [strategy.choose(some, 1).names for _ in range(2)] == [("a",), ("a",)]
-
-
-def test_random_is_even() -> None:
-    strategy, some = (
-        RandomChoice(Outside(random.Random(5), lambda: 0.0)),
-        candidates({"a": 0, "b": 9, "c": 0}),
-    )
-    firsts = Counter(strategy.choose(some, 3).names[0] for _ in range(3_000))
-
-    assert min(firsts.values()) > 900
+    assert min(firsts[name] for name in eligible) > 0.9 * 3_000 / len(eligible)
 
 
 def test_least_load_takes_the_least_loaded_and_names_the_next() -> None:
     choice = LeastLoad(OUTSIDE).choose(candidates({"a": 3, "b": 1, "c": 2}), 2)
 
     assert choice == Choice(("b", "c"), LEAST_LOAD)
-
-
-def test_ties_fall_evenly_among_the_eligible() -> None:
-    strategy, some = (
-        LeastLoad(Outside(random.Random(5), lambda: 0.0)),
-        candidates(dict.fromkeys("abcd", 0), eligible="ab"),
-    )
-    firsts = Counter(strategy.choose(some, 2).names[0] for _ in range(1_000))
-
-    assert min(firsts["a"], firsts["b"]) > 400
 
 
 def test_only_eligible_endpoints_are_chosen() -> None:
@@ -219,12 +212,7 @@ def test_a_pool_without_its_closed_ones_is_the_pool_of_the_others(
     names = sorted(counts)
     closed = frozenset(data.draw(st.lists(st.sampled_from(names), max_size=len(names) // 2)))
     others = candidates(counts, "".join(name for name in names if name not in closed))
-    book, ring = LoadBook(), Ring(counts, positions=1, hash_=letters)
-    book.set_members(counts)
-    for name, count in counts.items():
-        for _ in range(count):
-            book.take(name)
-    without = Candidates(ring, book, tuple(counts), None, closed)
+    without = candidates(counts, closed=closed)
     rng = random.Random(1)
     first, second = (list(some.least_loaded(rng)) for some in (without, others))
 
