@@ -18,6 +18,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside
+from tests.clock import Sleeps
 from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
@@ -35,15 +36,6 @@ def build(count: int) -> PoolFeedback:
 def install(desk: PoolFeedback, count: int) -> None:
     endpoints = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250 + 1}:80") for n in range(count)]
     desk.pool.replace(endpoints)
-
-
-class Sleeps:
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.asked.append(seconds)
-        await asyncio.sleep(0)
 
 
 class Health:
