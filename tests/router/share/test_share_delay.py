@@ -38,29 +38,29 @@ def test_delay_is_measured_between_clocks_that_differ(late_s: float, is_prompt: 
     assert way.delay.is_prompt is is_prompt
 
 
-def test_nobody_is_prompt_before_a_round_trip_was_seen() -> None:
+@table("has_echo", [False, True])
+def test_nobody_is_prompt_before_a_round_trip_was_seen_and_one_from_the_future_is_none(
+    has_echo: bool,
+) -> None:
     delay = Delay()
+    if has_echo:
+        delay.echo(1.0, 2.0, -1.0)
     delay.hear(1.0, 2.0, 0.02)
 
     assert (delay.is_prompt, delay.seconds) == (False, None)
 
 
-def test_a_bus_that_becomes_slow_is_noticed_within_ten_letters_without_an_echo() -> None:
+@table(("letters", "late_s", "is_prompt"), [(1, 0.05, True), (10, 0.1, False)])
+def test_a_bus_that_becomes_slow_is_noticed_within_ten_letters_without_an_echo_but_not_by_one(
+    letters: int, late_s: float, is_prompt: bool
+) -> None:
     way = Way()
     way.travel(100, 0.001)
-    for _ in range(10):
+    for _ in range(letters):
         way.now += 0.01
-        way.delay.hear(way.now - 0.1 + AHEAD_S, way.now, 0.02)
+        way.delay.hear(way.now - late_s + AHEAD_S, way.now, 0.02)
 
-    assert not way.delay.is_prompt
-
-
-def test_one_late_letter_changes_nothing() -> None:
-    way = Way()
-    way.travel(100, 0.001)
-    way.delay.hear(way.now - 0.05 + AHEAD_S, way.now, 0.02)
-
-    assert way.delay.is_prompt
+    assert way.delay.is_prompt is is_prompt
 
 
 def test_between_the_limit_and_three_quarters_of_it_nothing_changes() -> None:
@@ -95,14 +95,6 @@ def test_what_clocks_showed_is_not_believed_for_ever() -> None:
         way.delay.hear(sent_s, way.now, 0.02)
 
     assert way.delay.seconds == pytest.approx(0.002, abs=1e-3)
-
-
-def test_an_echo_from_the_future_tells_nothing() -> None:
-    delay = Delay()
-    delay.echo(1.0, 2.0, -1.0)
-    delay.hear(1.0, 2.0, 0.02)
-
-    assert delay.seconds is None
 
 
 @table(

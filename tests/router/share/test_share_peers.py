@@ -42,20 +42,6 @@ def counts(gateway: Gateway) -> dict[str, int]:
     return gateway.pool.book.counts()
 
 
-def test_a_pick_of_a_peer_counts_until_its_end() -> None:
-    one, other = (both := town(2)).gateways
-    pick = one.pick("Why?")
-    both.post()
-
-    assert counts(other) == counts(one) == {**dict.fromkeys("abcd", 0), pick.endpoint.name: 1}
-    assert other.pool.book.ours() == dict.fromkeys("abcd", 0)
-
-    pick.release()
-    both.post()
-
-    assert counts(other) == dict.fromkeys("abcd", 0)
-
-
 def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
     one, other = (both := town(2)).gateways
     for number in range(20):
@@ -164,10 +150,15 @@ def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
     assert other.neighbours == PeerCounts(1, 1, 0)
 
 
-def test_a_peer_that_says_that_it_goes_is_not_missed() -> None:
+@table("silent_s", [0, 10])
+def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
     one, other = (both := town(2)).gateways
     one.pick("Why?")
     both.post()
+    both.wait(silent_s)
+    other.share.letters(other.clock.now_s)
+    assert other.neighbours.silent == bool(silent_s)
+
     other.hear([one.share.farewell(one.clock.now_s)])
 
     assert sum(counts(other).values()) == 0
@@ -175,28 +166,19 @@ def test_a_peer_that_says_that_it_goes_is_not_missed() -> None:
     assert other.strategy.gateways.is_alone
 
 
-def test_a_gateway_that_is_started_again_takes_the_place_of_the_lost_one() -> None:
+@table(("away_s", "heard"), [(0.5, 2), (4.0, 1)])
+def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(away_s: float, heard: int) -> None:
     _, other = (both := town(2)).gateways
-    other.clock.now_s += 4
+    other.clock.now_s += away_s
     other.share.heartbeat(other.clock.now_s)
     both.gateways[0] = again = Gateway(5, "abcd")
     again.clock.now_s = other.clock.now_s
-    both.beat(3)
-
-    assert other.neighbours == again.neighbours == PeerCounts(1, 1, 0)
-
-
-def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> None:
-    _, other = (both := town(2)).gateways
-    other.clock.now_s += 0.5
-    both.gateways[0] = again = Gateway(5, "abcd")
-    again.clock.now_s = other.clock.now_s
     both.beat(2)
-    heard = other.neighbours.active
+    assert other.neighbours.active == heard
+
     both.beat(4)
 
-    assert heard == 2
-    assert other.neighbours == PeerCounts(1, 1, 0)
+    assert other.neighbours == again.neighbours == PeerCounts(1, 1, 0)
 
 
 @table(("beats", "lost"), [(1, 2), (2, 2), (3, 2), (5, 1)])
@@ -661,18 +643,6 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]
-
-
-def test_who_leaves_is_not_silent() -> None:
-    one, other = (both := town(2)).gateways
-    both.wait(10)
-    other.share.letters(other.clock.now_s)
-
-    assert other.neighbours.silent == 1
-
-    other.hear([one.share.farewell(one.clock.now_s)])
-
-    assert other.neighbours == PeerCounts()
 
 
 @table(("pause_s", "noticed_s"), [(0.02, 0.15), (0.1, 0.5), (1.0, 5.0)])

@@ -158,17 +158,14 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
             assert found.bytes_between(start, stop) == chain.bytes_between(start, stop)
 
 
-def test_without_blocks_there_is_a_pick_all_the_same() -> None:
-    assert tell_pick(1, 2, 3, None).hashes == tell_pick(1, 2, 3, chain_of([("", "Why?")], 1)).hashes == ()
-
-
-def test_of_the_longest_prompt_the_head_is_told() -> None:
+def test_of_the_longest_prompt_the_head_is_told_and_of_one_without_blocks_the_pick() -> None:
     places = range(1, MAX_BLOCKS + 10)
     chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
     found = tell_pick(1, 2, 3, chain)
 
     assert len(found.hashes) == MAX_BLOCKS
     assert found.bytes_between(0, MAX_BLOCKS) == BLOCK_BYTES * MAX_BLOCKS
+    assert tell_pick(1, 2, 3, None).hashes == tell_pick(1, 2, 3, chain_of([("", "Why?")], 1)).hashes == ()
 
 
 def test_the_longest_letters_are_within_their_bound() -> None:
