@@ -90,18 +90,6 @@ async def test_a_change_reaches_every_connected_envoy(xds: Xds) -> None:
     assert b"10.0.0.3" in heard[0].resources[0].value
 
 
-async def test_an_envoy_that_comes_back_gets_the_version_it_has(xds: Xds) -> None:
-    async with serving(xds) as target:
-        versions = []
-        for _ in range(2):
-            async with grpc.aio.insecure_channel(target) as channel:
-                proxy = Proxy(channel)
-                await proxy.ask(CLUSTERS)
-                versions.append((await proxy.hear()).version_info)
-
-    assert versions[0] == versions[1]
-
-
 async def test_a_refusal_is_counted_and_logged_without_line_breaks(
     xds: Xds, rejections: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
