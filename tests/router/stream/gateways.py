@@ -7,15 +7,13 @@ priority in it, 400 for a body that is not JSON or names no model although one p
 pool without endpoints.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from extproc.router.routing.picker import Picker
 from extproc.router.stream.events import (
     BodyMode,
     Continue,
-    Event,
     Observed,
-    Phase,
-    Piece,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -25,302 +23,234 @@ from extproc.router.stream.events import (
     StreamConfig,
 )
 from tests.router.stream.conversations import (
+    ANSWERED,
     BODY,
+    BODY_BEGUN,
+    BODY_SENT,
     DUPLEX,
     GO_ON,
+    GO_ON_RESPONSE,
     MODEL_LAST,
+    NO_ENDPOINT,
+    RT,
     B,
     Conversation,
-    Expected,
     H,
     Said,
     T,
+    Turn,
+    Turns,
     Went,
+    answer_back,
+    back,
     headers,
+    no_endpoints,
     one_pool,
+    part,
+    recorded,
     two_pools,
 )
-
-Turns = Sequence[tuple[Event, Sequence[Expected]]]
-
-R, RB, RT = Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY, Phase.RESPONSE_TRAILERS
 
 # Upstream's requests: an id, a header that means nothing, the orders of a client.
 SAID = {"hi": "mom", "x-request-id": "test-request-id"}
 ORDERS = {"x-gateway-inference-objective": "premium", "x-gateway-model-name-rewrite": "sql-lora-1fdg2"}
 NEW_ORDERS = {"x-llm-d-inference-objective": "premium", "x-llm-d-model-name-rewrite": "sql-lora-1fdg2"}
+SHEDDABLE = {"x-gateway-inference-objective": "sql-lora-sheddable"}
 KEPT = Went(H, request_id=None)
+ENDED_BY_TRAILERS: list[Turn] = [
+    ANSWERED,
+    (ResponseBody(b"\0\0\0\0\1x"), [answer_back(b"\0\0\0\0\1x")]),
+    (ResponseTrailers(), [Continue(RT)]),
+]
 
 
-def given_back(body: bytes, *, ends: bool = True) -> list[Expected]:
-    return [Piece(B, body, end_of_stream=ends)]
+def upstream(rows: Mapping[str, Turns], build: Callable[[], Picker] = one_pool) -> Iterator[Conversation]:
+    """They end without a word of the response, as upstream's tests do."""
+    for name, turns in rows.items():
+        is_routed = any(isinstance(reply, Went) for _, replies in turns for reply in replies)
+        yield from recorded({f"upstream: {name}": turns}, build, goes_unseen=is_routed)
 
 
-def upstream(name: str, turns: Turns, **fields: object) -> Conversation:
-    """Ends without a word of the response, as upstream's tests do."""
-    return Conversation(f"upstream: {name}", turns, goes_unseen=_is_routed(turns), **fields)  # type: ignore[arg-type]
-
-
-def _is_routed(turns: Turns) -> bool:
-    told = [reply for _, replies in turns for reply in replies]
-    return any(isinstance(reply, Went) for reply in told)
-
-
-def answer(*chunks: bytes) -> Iterator[tuple[Event, list[Expected]]]:
+def answer(*chunks: bytes) -> Iterator[Turn]:
     """A response in full duplex: the headers, then chunks, each given back."""
-    yield ResponseHeaders(), [Continue(R)]
+    yield ANSWERED
     for number, chunk in enumerate(chunks, start=1):
         is_last = number == len(chunks)
-        yield ResponseBody(chunk, is_last), [Piece(RB, chunk, end_of_stream=is_last)]
+        yield ResponseBody(chunk, is_last), [answer_back(chunk, ends=is_last)]
 
 
-def _request(subset: Sequence[str] | None = None) -> RequestHeaders:
-    return RequestHeaders(SAID, subset=subset)
+def ordered(orders: dict[str, str], body: bytes = BODY, first_bytes: int = 0) -> list[Turn]:
+    """A client's orders, which end here; the body in one piece or two."""
+    begun: list[Turn] = [(part(body[:first_bytes]), [])] if first_bytes else []
+    went = Went(H, request_id=None, removed=tuple(orders))
+    return [
+        (RequestHeaders(SAID | orders), []),
+        *begun,
+        (RequestBody(body[first_bytes:]), [went, back(body)]),
+    ]
 
+
+def within(subset: Sequence[str]) -> Turn:
+    return RequestHeaders(SAID, subset=subset), []
+
+
+TYPED: Turn = (RequestHeaders({"content-type": "application/json"}), [])
+UNTYPED: Turn = (RequestHeaders({}), [])
+NO_MODEL = b'{"prompt": "hello world"}'
+NO_JSON = b"no healthy upstream"
+SECOND = Went(H, address="10.0.0.2:8000", request_id=None)
 
 UPSTREAM = [
-    upstream("headers, then one body", [(_request(), []), (RequestBody(BODY), [KEPT, *given_back(BODY)])]),
-    upstream(
-        "a client's orders end here",
-        [
-            (RequestHeaders(SAID | ORDERS), []),
-            (RequestBody(BODY), [Went(H, request_id=None, removed=tuple(ORDERS)), *given_back(BODY)]),
-        ],
+    *upstream(
+        {
+            "headers, then one body": ordered({}),
+            "a client's orders end here": ordered(ORDERS),
+            "a client's orders in llm-d's words end here": ordered(NEW_ORDERS),
+            "a body in two chunks": ordered({}, first_bytes=20),
+            "a body that only passes through, with an objective": ordered(ORDERS, b"passthrough-parser"),
+            "a sheddable objective and the pool not full": ordered(SHEDDABLE, first_bytes=20),
+            "a body that is not JSON is the endpoint's to refuse": [
+                (RequestHeaders({"hi": "mom"}), []),
+                (RequestBody(NO_JSON), [Went(H), back(NO_JSON)]),
+            ],
+            "no model, where one pool takes all": [TYPED, (RequestBody(NO_MODEL), [Went(H), back(NO_MODEL)])],
+            "a request that ends with its headers": [
+                (RequestHeaders({"content-type": "text/event-stream"}, end_of_stream=True), [Went(H)])
+            ],
+            "a subset, told with headers and body": [
+                within(["10.0.0.2:8000"]),
+                (RequestBody(BODY, subset=["10.0.0.2:8000"]), [SECOND, back(BODY)]),
+            ],
+            "a subset of several, one of which is not known": [
+                within(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
+                (BODY_SENT, [SECOND, back(BODY)]),
+            ],
+            "a subset that no endpoint is in": [
+                within(["192.168.1.99:8000"]),
+                (RequestBody(BODY, subset=["192.168.1.99:8000"]), [NO_ENDPOINT]),
+            ],
+            "a response alone, JSON in chunks": [*answer(b'{"id": "cm', b'pl-1"}')],
+            "a response alone, not JSON": [*answer(NO_JSON)],
+            "a response alone, its end an empty chunk": [*answer(b'{"id": "cmpl-1"}', b"")],
+            "a response alone, an event stream": [*answer(b"data: {}", b"data: [DONE]", b"")],
+            "a response alone, ended by trailers": ENDED_BY_TRAILERS,
+            "headers of a request, then a gRPC response that trailers end": [
+                (RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
+                *ENDED_BY_TRAILERS,
+            ],
+        }
     ),
-    upstream(
-        "a client's orders in llm-d's words end here",
-        [
-            (RequestHeaders(SAID | NEW_ORDERS), []),
-            (RequestBody(BODY), [Went(H, request_id=None, removed=tuple(NEW_ORDERS)), *given_back(BODY)]),
-        ],
+    *upstream(
+        {"no model, where the model decides": [TYPED, (RequestBody(NO_MODEL), [Said(400, None, "model")])]},
+        two_pools,
     ),
-    upstream(
-        "a body in two chunks",
-        [
-            (_request(), []),
-            (RequestBody(BODY[:20], end_of_stream=False), []),
-            (RequestBody(BODY[20:]), [KEPT, *given_back(BODY)]),
-        ],
-    ),
-    upstream(
-        "a body that is not JSON is the endpoint's to refuse",
-        [
-            (RequestHeaders({"hi": "mom"}), []),
-            (RequestBody(b"no healthy upstream"), [Went(H), *given_back(b"no healthy upstream")]),
-        ],
-    ),
-    upstream(
-        "a request without a model, where one pool takes all",
-        [
-            (RequestHeaders({"content-type": "application/json"}), []),
-            (RequestBody(b'{"prompt": "hello world"}'), [Went(H), *given_back(b'{"prompt": "hello world"}')]),
-        ],
-    ),
-    upstream(
-        "a request without a model, where the model decides",
-        [
-            (RequestHeaders({"content-type": "application/json"}), []),
-            (RequestBody(b'{"prompt": "hello world"}'), [Said(400, None, "model")]),
-        ],
-        picker=two_pools(),
-    ),
-    upstream(
-        "a request that ends with its headers",
-        [(RequestHeaders({"content-type": "text/event-stream"}, end_of_stream=True), [Went(H)])],
-    ),
-    upstream(
-        "no endpoints",
-        [
-            (
-                RequestHeaders({"content-type": "application/json"}, end_of_stream=True),
-                [Said(503, "no_endpoint", retry_after="1")],
-            )
-        ],
-        picker=one_pool(()),
-    ),
-    upstream(
-        "a subset, told with headers and body",
-        [
-            (_request(["10.0.0.2:8000"]), []),
-            (
-                RequestBody(BODY, subset=["10.0.0.2:8000"]),
-                [Went(H, address="10.0.0.2:8000", request_id=None), *given_back(BODY)],
-            ),
-        ],
-    ),
-    upstream(
-        "a subset of several, one of which is not known",
-        [
-            (_request(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]), []),
-            (RequestBody(BODY), [Went(H, address="10.0.0.2:8000", request_id=None), *given_back(BODY)]),
-        ],
-    ),
-    upstream(
-        "a body that only passes through, with an objective",
-        [
-            (RequestHeaders(SAID | ORDERS), []),
-            (
-                RequestBody(b"passthrough-parser"),
-                [Went(H, request_id=None, removed=tuple(ORDERS)), *given_back(b"passthrough-parser")],
-            ),
-        ],
-    ),
-    upstream(
-        "a body in two chunks, with a sheddable objective and the pool not full",
-        [
-            (RequestHeaders(SAID | {"x-gateway-inference-objective": "sql-lora-sheddable"}), []),
-            (RequestBody(BODY[:20], end_of_stream=False), []),
-            (
-                RequestBody(BODY[20:]),
-                [Went(H, request_id=None, removed=("x-gateway-inference-objective",)), *given_back(BODY)],
-            ),
-        ],
-    ),
-    upstream(
-        "a subset that no endpoint is in",
-        [
-            (_request(["192.168.1.99:8000"]), []),
-            (RequestBody(BODY, subset=["192.168.1.99:8000"]), [Said(503, "no_endpoint", retry_after="1")]),
-        ],
-    ),
-    upstream("a response alone, JSON in chunks", [*answer(b'{"id": "cm', b'pl-1"}')]),
-    upstream(
-        "headers of a request, then a gRPC response that trailers end",
-        [
-            (RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
-            (ResponseHeaders(), [Continue(R)]),
-            (ResponseBody(b"\0\0\0\0\1x"), [Piece(RB, b"\0\0\0\0\1x", end_of_stream=False)]),
-            (ResponseTrailers(), [Continue(RT)]),
-        ],
-    ),
-    upstream("a response alone, not JSON", [*answer(b"no healthy upstream")]),
-    upstream("a response alone, its end an empty chunk", [*answer(b'{"id": "cmpl-1"}', b"")]),
-    upstream("a response alone, an event stream", [*answer(b"data: {}", b"data: [DONE]", b"")]),
-    upstream(
-        "a response alone, ended by trailers",
-        [
-            (ResponseHeaders(), [Continue(R)]),
-            (ResponseBody(b"\0\0\0\0\1x"), [Piece(RB, b"\0\0\0\0\1x", end_of_stream=False)]),
-            (ResponseTrailers(), [Continue(RT)]),
-        ],
-    ),
+    *upstream({"no endpoints": [(RequestHeaders({}, end_of_stream=True), [NO_ENDPOINT])]}, no_endpoints),
 ]
 
 # agentgateway tells `:method` and `:path`, and ends each body with an empty message.
-ASKED = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"})
-
-AGENTGATEWAY = [
-    Conversation(
-        "agentgateway: a whole exchange",
-        [
-            (ASKED, []),
-            (RequestBody(BODY[:9], end_of_stream=False), []),
-            (RequestBody(BODY[9:], end_of_stream=False), []),
-            (RequestBody(b""), [Went(H), *given_back(BODY)]),
+CHAT = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"})
+MODELS = RequestHeaders({":method": "GET", ":path": "/v1/models"}, end_of_stream=True)
+AGENTGATEWAY = recorded(
+    {
+        "agentgateway: a whole exchange": [
+            (CHAT, []),
+            (part(BODY[:9]), []),
+            (part(BODY[9:]), []),
+            (RequestBody(b""), [Went(H), back(BODY)]),
             *answer(b"data: {}", b"data: [DONE]", b""),
         ],
-    ),
-    Conversation(
-        "agentgateway: a body with trailers",
-        [
-            (ASKED, []),
-            (RequestBody(BODY, end_of_stream=False), []),
-            (RequestTrailers(), [Went(H), *given_back(BODY, ends=False), Continue(T)]),
-            (RequestBody(b""), given_back(b"")),
+        "agentgateway: a body with trailers": [
+            (CHAT, []),
+            (BODY_BEGUN, []),
+            (RequestTrailers(), [Went(H), back(BODY, ends=False), Continue(T)]),
+            (RequestBody(b""), [back(b"")]),
             *answer(b"{}", b""),
         ],
-    ),
-    Conversation(
-        "agentgateway: a GET",
-        [
-            (RequestHeaders({":method": "GET", ":path": "/v1/models"}, end_of_stream=True), [Went(H)]),
-            (ResponseHeaders(end_of_stream=True), [Continue(R)]),
+        "agentgateway: a GET": [
+            (MODELS, [Went(H)]),
+            (ResponseHeaders(end_of_stream=True), [GO_ON_RESPONSE]),
         ],
-    ),
-    Conversation(
-        "agentgateway: refused",
-        [(ASKED, []), (RequestBody(BODY), [Said(503, "no_endpoint", retry_after="1")])],
-        picker=one_pool(()),
-    ),
-]
+    }
+)
 
 # NGINX Gateway Fabric sends both messages, ends its side at once, and reads until ours ends.
 NGINX = [
-    Conversation(
-        "nginx: a request, and never a word of its response",
-        [
-            (RequestHeaders({"content-type": "application/json", "x-real-ip": "10.1.1.1"}), []),
-            (RequestBody(BODY), [Went(H), *given_back(BODY)]),
-        ],
+    *recorded(
+        {
+            "nginx: a request, and never a word of its response": [
+                (RequestHeaders({"content-type": "application/json", "x-real-ip": "10.1.1.1"}), []),
+                (BODY_SENT, [Went(H), back(BODY)]),
+            ],
+            "nginx: the headers decide": [
+                (RequestHeaders({"x-session": "s"}), [Went(H)]),
+                (BODY_SENT, [back(BODY)]),
+            ],
+        },
         goes_unseen=True,
     ),
-    Conversation(
-        "nginx: a completion of the second pool's model",
-        [(RequestHeaders({}), []), (RequestBody(MODEL_LAST), [Went(H, "qwen"), *given_back(MODEL_LAST)])],
-        picker=two_pools(),
+    *recorded(
+        {
+            "nginx: a completion of the second pool's model": [
+                UNTYPED,
+                (RequestBody(MODEL_LAST), [Went(H, "qwen"), back(MODEL_LAST)]),
+            ]
+        },
+        two_pools,
         goes_unseen=True,
     ),
-    Conversation(
-        "nginx: the headers decide",
-        [(RequestHeaders({"x-session": "s"}), [Went(H)]), (RequestBody(BODY), given_back(BODY))],
-        goes_unseen=True,
-    ),
-    Conversation(
-        "nginx: refused",
-        [(RequestHeaders({}), []), (RequestBody(BODY), [Said(503, "no_endpoint", retry_after="1")])],
-        picker=one_pool(()),
+    *recorded(
+        {
+            "nginx: refused": [UNTYPED, (BODY_SENT, [NO_ENDPOINT])],
+            "agentgateway: refused": [(CHAT, []), (BODY_SENT, [NO_ENDPOINT])],
+        },
+        no_endpoints,
     ),
 ]
 
 TOLD = StreamConfig(DUPLEX, DUPLEX)
-
+BUFFERED = RequestBody(BODY, config=StreamConfig(BodyMode.BUFFERED, BodyMode.NONE))
+OURS = ("x-gateway-destination-endpoint-served", "x-extproc-anything")
 OTHERS = [
-    Conversation(
-        "headers skipped: the mode comes with the body",
-        [(RequestBody(BODY, config=StreamConfig(BodyMode.BUFFERED, BodyMode.NONE)), [Went(B)])],
+    *recorded(
+        {
+            "headers skipped: the mode comes with the body": [(BUFFERED, [Went(B)])],
+            "headers skipped, full duplex: the pick goes with the first piece": [
+                (RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
+                (
+                    RequestBody(b"y" * 10_000),
+                    [
+                        Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)),
+                        back(b"y" * 8_000),
+                    ],
+                ),
+            ],
+            "only watched": [(Observed(), [])] * 3,
+            "our own control headers end here, those of another spelling too": [
+                (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
+                (BODY_SENT, [Went(B, removed=OURS)]),
+            ],
+        }
     ),
-    Conversation(
-        "headers skipped, full duplex: the pick goes with the first piece",
-        [
-            (RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
-            (
-                RequestBody(b"y" * 10_000),
-                [
-                    Went(B, piece=Piece(B, b"x" * 60_000 + b"y" * 2_000, end_of_stream=False)),
-                    Piece(B, b"y" * 8_000, end_of_stream=True),
-                ],
-            ),
-        ],
-    ),
-    Conversation(
-        "headers skipped, full duplex, no room to hold the body",
-        [
-            (
-                RequestBody(b"xx", end_of_stream=False, config=TOLD),
-                [Went(B, piece=Piece(B, b"", end_of_stream=False)), *given_back(b"xx", ends=False)],
-            ),
-            (RequestBody(b"y"), given_back(b"y")),
-        ],
+    *recorded(
+        {
+            "headers skipped, full duplex, no room to hold the body": [
+                (
+                    RequestBody(b"xx", end_of_stream=False, config=TOLD),
+                    [Went(B, piece=back(b"", ends=False)), back(b"xx", ends=False)],
+                ),
+                (RequestBody(b"y"), [back(b"y")]),
+            ]
+        },
         budget_bytes=1,
     ),
-    Conversation(
-        "a mode told later than with the first message is none",
-        [
-            (ASKED, []),
-            (RequestBody(BODY, config=StreamConfig(BodyMode.BUFFERED)), [Went(H), *given_back(BODY)]),
-        ],
+    *recorded(
+        {
+            "a mode told later than with the first message is none": [
+                (CHAT, []),
+                (BUFFERED, [Went(H), back(BODY)]),
+            ]
+        },
         goes_unseen=True,
-    ),
-    Conversation("only watched", [(Observed(), []), (Observed(), []), (Observed(), [])]),
-    Conversation(
-        "our own control headers end here, those of another spelling too",
-        [
-            (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
-            (
-                RequestBody(BODY),
-                [Went(B, removed=("x-gateway-destination-endpoint-served", "x-extproc-anything"))],
-            ),
-        ],
     ),
 ]
 
