@@ -259,10 +259,7 @@ CONVERSATIONS = [
             ],
             "full duplex, large body": [
                 OPENED,
-                (
-                    RequestBody(b"x" * 124_001),
-                    [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")],
-                ),
+                (RequestBody(b"x" * 124_001), [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")]),
             ],
             "full duplex, body of exactly one piece": [
                 OPENED,

@@ -166,10 +166,7 @@ AGENTGATEWAY = recorded(
             (RequestBody(b""), [back(b"")]),
             *answer(b"{}", b""),
         ],
-        "agentgateway: a GET": [
-            (MODELS, [Went(H)]),
-            (ResponseHeaders(end_of_stream=True), [GO_ON_RESPONSE]),
-        ],
+        "agentgateway: a GET": [(MODELS, [Went(H)]), (ResponseHeaders(end_of_stream=True), [GO_ON_RESPONSE])],
     }
 )
 
@@ -218,10 +215,7 @@ OTHERS = [
                 (RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
                 (
                     RequestBody(b"y" * 10_000),
-                    [
-                        Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)),
-                        back(b"y" * 8_000),
-                    ],
+                    [Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)), back(b"y" * 8_000)],
                 ),
             ],
             "only watched": [(Observed(), [])] * 3,
