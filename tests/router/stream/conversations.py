@@ -37,6 +37,7 @@ from extproc.router.stream.events import (
     Served,
     StreamConfig,
 )
+from extproc.router.stream.session import Session
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000")
 BODY = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": "hello"}]})
@@ -68,8 +69,21 @@ def no_endpoints() -> Picker:
     return one_pool(())
 
 
+def full_pool() -> Picker:
+    return one_pool(limit=0)
+
+
 def plain_pool() -> Picker:
     return Picker([Route(build_pool("llama", ADDRESSES, is_hashed=False))])
+
+
+def open_session(picker: Picker, **options: Any) -> Session:
+    """A session whose request ids are all `made`, and whose bodies are bounded."""
+    return Session(picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, **options)
+
+
+def in_flight(picker: Picker) -> int:
+    return sum(route.pool.book.total for route in picker.routes.values())
 
 
 @dataclass(frozen=True, slots=True)

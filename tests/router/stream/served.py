@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -11,10 +12,12 @@ from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.service.transport import Transport, build_transport
 from extproc.router.settings.server_settings import ServerSettings
+from extproc.router.stream.events import Event
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics
-from tests.router.stream.conversations import MAX_BODY_BYTES
+from tests.router.stream.conversations import MAX_BODY_BYTES, Expected, in_flight
+from tests.router.stream.wire import read, write
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -39,9 +42,24 @@ class Served:
     def open(self, pool: str | None = None) -> Call:
         return self._open(None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None)
 
+    async def say(self, *events: Event, pool: str | None = None) -> Call:
+        """A new stream on which these messages are sent."""
+        call = self.open(pool)
+        for event in events:
+            await call.write(write(event))
+        return call
+
+    async def ask(self, *events: Event, pool: str | None = None) -> tuple[Call, Expected]:
+        """A new stream whose messages wait for an answer each; and the last of these."""
+        call = self.open(pool)
+        for event in events:
+            await call.write(write(event))
+            answer = read(await receive(call))
+        return call, answer
+
     @property
     def in_flight(self) -> int:
-        return sum(route.pool.book.total for route in self.picker.routes.values())
+        return in_flight(self.picker)
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -53,14 +71,18 @@ chosen = {"transport": "native"}
 reader: dict[str, Executor | None] = {"reader": None}
 
 
+def build_processor(picker: Picker, metrics: Metrics | None = None, **options: Any) -> ExternalProcessor:
+    options = {"max_body_bytes": MAX_BODY_BYTES, "clear_route_cache": False} | options
+    return ExternalProcessor(lambda: picker, metrics or Metrics(), **options)
+
+
 @asynccontextmanager
 async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator[Served]:
     metrics = Metrics()
     unseen: list[tuple[float, Callable[[], None]]] = []
-    processor = ExternalProcessor(
-        lambda: picker,
+    processor = build_processor(
+        picker,
         metrics,
-        max_body_bytes=MAX_BODY_BYTES,
         clear_route_cache=True,
         budget=budget,
         unseen_s=UNSEEN_S,

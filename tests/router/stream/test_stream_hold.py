@@ -29,14 +29,10 @@ from extproc.router.stream.events import (
     Room,
     Routed,
 )
-from extproc.router.stream.server import ExternalProcessor
-from extproc.router.stream.session import Session
-from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import (
     BODY,
     CONVERSATIONS,
     DUPLEX,
-    MAX_BODY_BYTES,
     Conversation,
     Expected,
     Said,
@@ -44,11 +40,12 @@ from tests.router.stream.conversations import (
     agrees,
     headers,
     one_pool,
+    open_session,
     overload,
     summarize,
 )
 from tests.router.stream.gateways import GATEWAYS
-from tests.router.stream.served import Served, chosen, receive, serving
+from tests.router.stream.served import Served, build_processor, chosen, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall
 from tests.tables import table
@@ -88,12 +85,6 @@ def make_room(picker: Picker, limit: int | None = None) -> None:
         route.pool.max_in_flight = limit
 
 
-def open_session(picker: Picker, budget: Budget, pool: str | None = None) -> Session:
-    return Session(
-        picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, budget=budget, pool=pool
-    )
-
-
 def joined(told: Iterable[Expected]) -> list[Expected]:
     """Replies with a body's pieces put together: where it was cut is nobody's business."""
     whole: list[Expected] = []
@@ -119,7 +110,8 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
     picker, budget = conversation.picker, Budget(conversation.budget_bytes)
     limits = [route.pool.max_in_flight for route in picker.routes.values()]
     in_flight = [route.pool.book.total for route in picker.routes.values()]
-    session, told = open_session(picker, budget, conversation.pool), list[Expected]()
+    session = open_session(picker, budget=budget, pool=conversation.pool)
+    told = list[Expected]()
     with full(picker) as queues:
         for event, _ in conversation.turns:
             replies = session.on(event)
@@ -142,7 +134,7 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
 def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
     picker, budget = one_pool(), Budget(1_000_000)
     with full(picker) as [queue]:
-        session = open_session(picker, budget)
+        session = open_session(picker, budget=budget)
         session.on(headers(DUPLEX))
         [held] = session.on(RequestBody(BODY))
         before = len(queue), budget.used
@@ -159,7 +151,7 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
     """The proxy has it; of the two budgets that of what proxies hold counts on."""
     picker, budget, announced = one_pool(), Budget(1_000_000), Budget(1_000_000)
     with full(picker):
-        session = Session(picker, new_request_id=str, budget=budget, announced=announced)
+        session = open_session(picker, budget=budget, announced=announced)
         session.on(headers(content_length=str(len(BODY))))
         session.on(RequestBody(BODY))
 
@@ -181,7 +173,7 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
 def test_only_a_proxy_that_tells_its_modes_is_told_how_long(opening: list[Event], is_told: bool) -> None:
     picker = one_pool()
     with full(picker):
-        session = open_session(picker, Budget(1_000_000))
+        session = open_session(picker)
         replies = [reply for event in opening for reply in session.on(event) if isinstance(reply, Queued)]
 
     assert [(reply.wait_s, reply.may_tell) for reply in replies] == [(WAIT_S, is_told)]
@@ -190,7 +182,7 @@ def test_only_a_proxy_that_tells_its_modes_is_told_how_long(opening: list[Event]
 def test_a_request_that_a_full_queue_does_not_take_is_refused_at_once() -> None:
     picker = one_pool()
     with full(picker, requests=1):
-        first, second = (open_session(picker, Budget(1_000_000)) for _ in range(2))
+        first, second = (open_session(picker) for _ in range(2))
         [held] = first.on(headers(end=True))
         [refused] = second.on(headers(end=True))
 
@@ -203,7 +195,7 @@ def test_a_request_comes_behind_those_that_wait() -> None:
     """There is a place, and who waits for it has not been asked yet."""
     picker = one_pool()
     with full(picker) as [queue]:
-        first, second = (open_session(picker, Budget(1_000_000)) for _ in range(2))
+        first, second = (open_session(picker) for _ in range(2))
         [held] = first.on(headers(end=True))
         assert isinstance(held, Queued)
         held.waiter.ask = lambda is_last: answers.extend(first.on(Room(is_last)))
@@ -348,9 +340,7 @@ async def test_the_last_word_of_a_queue_is_the_refusal() -> None:
 def test_held_requests_stay_bounded() -> None:
     """What comes beyond is refused; what waits is small; each leaves once, a few in each turn of the loop."""
     picker, count, more = one_pool(), 1_000, 50
-    processor = ExternalProcessor(
-        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, later=never
-    )
+    processor = build_processor(picker, later=never)
     message, turns = write(headers(end=True)), list[Callable[[], None]]()
     calls = [RecordedCall() for _ in range(count + more)]
     with full(picker, count, lambda _, action: turns.append(action)) as [queue]:
@@ -386,7 +376,7 @@ def test_held_requests_stay_bounded() -> None:
 def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: BodyMode) -> None:
     picker = one_pool(())
     with full(picker):
-        session = open_session(picker, Budget(1_000_000))
+        session = open_session(picker)
         session.on(headers(mode))
         [held] = session.on(RequestBody(BODY))
         [answer] = session.on(Room(is_last=True))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ from extproc.router.routing.picker import Picker
 from extproc.router.stream.events import (
     BodyMode,
     Continue,
+    Event,
     Phase,
     Piece,
     RequestBody,
@@ -25,9 +26,8 @@ from extproc.router.stream.events import (
 )
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import PROCESS
-from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics
-from extproc.router.wire.calls import Handler, Status
+from extproc.router.wire.calls import Status
 from tests.router.routing.fleet import CHAT, Fleet, ask, words
 from tests.router.stream.conversations import (
     ADDRESSES,
@@ -37,12 +37,15 @@ from tests.router.stream.conversations import (
     Conversation,
     Went,
     agrees,
+    full_pool,
     headers,
+    in_flight,
+    no_endpoints,
     one_pool,
     overload,
 )
 from tests.router.stream.gateways import GATEWAYS
-from tests.router.stream.served import UNSEEN_S, chosen, reader, receive, serving
+from tests.router.stream.served import UNSEEN_S, build_processor, chosen, reader, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall
 from tests.tables import table
@@ -89,9 +92,7 @@ async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> 
     """It sends both messages, ends its side, and only then reads, to the end."""
     body = b"x" * size_bytes
     async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(RequestHeaders({"content-type": "application/json"})))
-        await call.write(write(RequestBody(body)))
+        call = await served.say(RequestHeaders({"content-type": "application/json"}), RequestBody(body))
         await call.done_writing()
         first, *pieces = [read(message) async for message in call]
 
@@ -102,25 +103,10 @@ async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> 
         assert len(served.unseen) == served.in_flight == 1
 
 
-async def test_an_abort_releases_the_request() -> None:
-    async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(headers(end=True)))
-        await call.read()
-
-        assert served.in_flight == served.processor.streams_open == 1
-
-        call.cancel()
-        await until(lambda: served.processor.streams_open == 0)
-
-        assert served.in_flight == 0
-
-
 async def test_two_hundred_aborts_at_any_point_leave_nothing() -> None:
     async with serving(one_pool()) as served:
         for number in range(200):
-            call = served.open()
-            await call.write(write(headers(end=number % 2 == 0)))
+            call = await served.say(headers(end=number % 2 == 0))
             if number % 3:
                 await call.read()
             call.cancel()
@@ -143,11 +129,7 @@ async def test_what_is_no_message_ends_the_stream_with_a_clear_status(message: b
 async def test_the_log_tells_each_request_by_its_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "extproc.router.stream")
     async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(headers(x_request_id="id-1")))
-        await call.read()
-        await call.write(write(RequestBody(BODY)))
-        await call.read()
+        await served.ask(headers(x_request_id="id-1"), RequestBody(BODY))
 
         [line] = [
             record.getMessage()
@@ -164,9 +146,7 @@ async def test_an_unforeseen_failure_tells_nothing_of_the_request(
         raise RuntimeError("the prompt says: secret")
 
     async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(headers()))
-        await call.read()
+        call, _ = await served.ask(headers())
         monkeypatch.setattr(served.picker, "pick", fail)
         await call.write(write(RequestBody(BODY)))
 
@@ -183,8 +163,7 @@ async def test_a_failure_after_the_pick_releases_the_request(monkeypatch: pytest
 
     async with serving(one_pool()) as served:
         monkeypatch.setattr("extproc.router.stream.server.encode", fail)
-        call = served.open()
-        await call.write(write(headers(end=True)))
+        call = await served.say(headers(end=True))
 
         assert await call.code() is grpc.StatusCode.INTERNAL
         await until(lambda: served.processor.streams_open == 0)
@@ -193,10 +172,8 @@ async def test_a_failure_after_the_pick_releases_the_request(monkeypatch: pytest
 
 async def test_a_stop_of_the_server_releases_the_request() -> None:
     async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(headers(end=True)))
-        await call.read()
-        assert served.in_flight == 1
+        await served.ask(headers(end=True))
+        assert served.in_flight == served.processor.streams_open == 1
 
         await served.server.stop()
         await until(lambda: served.processor.streams_open == 0)
@@ -239,21 +216,16 @@ async def test_a_killed_proxy_releases_its_requests() -> None:
 
 async def test_a_sole_pool_serves_whatever_pool_a_stream_names() -> None:
     async with serving(one_pool()) as served:
-        call = served.open(pool="other")
-        await call.write(write(headers(end=True)))
+        _, went = await served.ask(headers(end=True), pool="other")
 
-        assert isinstance(read(await receive(call)), Went)
-        call.cancel()
+        assert isinstance(went, Went)
 
 
 async def test_picks_served_elsewhere_are_counted() -> None:
     async with serving(one_pool()) as served:
         for address in (*ADDRESSES, None):
-            call = served.open()
-            await call.write(write(headers(end=True, subset=["10.0.0.1:8000"])))
-            await call.read()
-            await call.write(write(ResponseHeaders(served=address)))
-            await call.read()
+            routed = headers(end=True, subset=["10.0.0.1:8000"])
+            call, _ = await served.ask(routed, ResponseHeaders(served=address))
             await call.done_writing()
         await until(lambda: served.processor.streams_open == 0)
 
@@ -261,52 +233,46 @@ async def test_picks_served_elsewhere_are_counted() -> None:
         assert served.in_flight == 0
 
 
-async def test_decisions_are_counted() -> None:
-    async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(headers()))
-        await call.read()
-        await call.write(write(RequestBody(BODY)))
-        await call.read()
+ASKED = headers(), RequestBody(BODY)
+ROUTED = {"pool": "llama", "outcome": "routed"}
+# What is asked, and what is counted once.
+COUNTED: list[tuple[Callable[[], Picker], Sequence[Event], str, dict[str, str]]] = [
+    (one_pool, ASKED, "picks_total", {"pool": "llama", "strategy": "prefix_hash", "reason": "home"}),
+    (one_pool, ASKED, "requests_total", ROUTED),
+    (one_pool, ASKED, "pick_duration_seconds_count", {}),
+    (one_pool, ASKED, "streams_open", {}),
+    (one_pool, (headers(), RequestBody(b"not JSON")), "prompt_errors_total", {"why": "PromptError"}),
+    (one_pool, (headers(), RequestBody(b"not JSON")), "requests_total", ROUTED),
+    (
+        one_pool,
+        (headers(), RequestBody(b"x" * (MAX_BODY_BYTES + 1))),
+        "requests_total",
+        {"pool": "", "outcome": "body_too_large"},
+    ),
+    # A refusal is counted under the pool that refused.
+    (no_endpoints, [headers(end=True)], "requests_total", ROUTED | {"outcome": "no_endpoint"}),
+    (full_pool, [headers(end=True)], "requests_total", ROUTED | {"outcome": "overloaded"}),
+]
 
-        labels = {"pool": "llama", "strategy": "prefix_hash", "reason": "home"}
-        assert served.sample("extproc_picks_total", **labels) == 1
-        assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
-        assert served.sample("extproc_pick_duration_seconds_count") == 1
-        assert served.sample("extproc_streams_open") == 1
-        call.cancel()
 
+@table(("build", "asked", "name", "labels"), COUNTED)
+async def test_requests_are_counted(
+    build: Callable[[], Picker], asked: Sequence[Event], name: str, labels: dict[str, str]
+) -> None:
+    async with serving(build()) as served:
+        await served.ask(*asked)
 
-async def test_unreadable_bodies_and_refusals_are_counted() -> None:
-    async with serving(one_pool()) as served:
-        for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1)):
-            call = served.open()
-            await call.write(write(headers()))
-            await call.read()
-            await call.write(write(RequestBody(body)))
-            await call.read()
-            call.cancel()
-
-        assert served.sample("extproc_prompt_errors_total", why="PromptError") == 1
-        assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
-        assert served.sample("extproc_requests_total", pool="", outcome="body_too_large") == 1
+        assert served.sample(f"extproc_{name}", **labels) == 1
 
 
 # Pieces of a body that is given back: 2 MB.
 MOST_AT_ONCE = 32
 
 
-def open_recorded(picker: Picker, metrics: Metrics) -> tuple[RecordedCall, Handler, ExternalProcessor]:
-    processor = ExternalProcessor(
-        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False
-    )
-    call = RecordedCall()
-    return call, processor.open(call), processor
-
-
 def test_a_skipped_body_is_routed_without_and_counted() -> None:
-    metrics = Metrics()
-    call, handler, processor = open_recorded(one_pool(), metrics)
+    metrics, call = Metrics(), RecordedCall()
+    processor = build_processor(one_pool(), metrics)
+    handler = processor.open(call)
     handler.on_message(write(headers()))
     handler.on_skipped(10_000_000)
 
@@ -326,9 +292,8 @@ def test_a_skipped_body_is_routed_without_and_counted() -> None:
 @table("is_cut", [False, True])
 async def test_a_long_body_is_given_back_a_few_pieces_a_turn(is_cut: bool) -> None:
     """No turn of the loop has more than 2 MB of it; what comes meanwhile is heard after it."""
-    call = RecordedCall()
-    processor = ExternalProcessor(one_pool, Metrics(), max_body_bytes=1 << 24, clear_route_cache=False)
-    handler, body = processor.open(call), bytes(range(256)) * 40_000
+    call, body = RecordedCall(), bytes(range(256)) * 40_000
+    handler = build_processor(one_pool(), max_body_bytes=1 << 24).open(call)
     handler.on_message(write(headers(BodyMode.FULL_DUPLEX_STREAMED)))
     handler.on_message(write(RequestBody(body)))
     handler.on_message(write(ResponseHeaders()))
@@ -353,29 +318,22 @@ async def test_a_long_body_is_given_back_a_few_pieces_a_turn(is_cut: bool) -> No
 
 async def test_a_request_that_goes_unseen_counts_for_its_time_and_no_longer() -> None:
     picker = one_pool()
-    processor = ExternalProcessor(
-        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, unseen_s=0.01
-    )
-    handler = processor.open(RecordedCall())
+    handler = build_processor(picker, unseen_s=0.01).open(RecordedCall())
     handler.on_message(write(RequestHeaders({}, end_of_stream=True)))
     handler.on_half_close()
     handler.on_close()
 
-    assert picker.routes["llama"].pool.book.total == 1
+    assert in_flight(picker) == 1
 
-    await until(lambda: picker.routes["llama"].pool.book.total == 0)
+    await until(lambda: in_flight(picker) == 0)
 
 
 def test_requests_that_go_unseen_count_as_long_as_requests_take_and_stay_at_their_home() -> None:
     """Thirty equal prompts, five a second, each of which takes 0.4 s. At 10 s each they went astray."""
     fleet, due = Fleet("abcdefgh"), list[tuple[float, Callable[[], None]]]()
     fleet.pool.note_duration(0.4)
-    processor = ExternalProcessor(
-        lambda: fleet.picker,
-        Metrics(),
-        max_body_bytes=MAX_BODY_BYTES,
-        clear_route_cache=False,
-        later=lambda delay_s, action: due.append((fleet.clock.now_s + delay_s, action)),
+    processor = build_processor(
+        fleet.picker, later=lambda delay_s, action: due.append((fleet.clock.now_s + delay_s, action))
     )
     homes, most = set[str | None](), 0
     for _ in range(30):
@@ -398,12 +356,12 @@ def test_requests_that_go_unseen_count_as_long_as_requests_take_and_stay_at_thei
 
 def test_an_open_stream_is_small() -> None:
     """The session and its handler; the transport's share is its own."""
-    picker, metrics, count = one_pool(), Metrics(), 500
-    _, first, processor = open_recorded(picker, metrics)
+    count, call = 500, RecordedCall()
+    processor = build_processor(one_pool())
+    first, handlers = processor.open(call), []
     messages = write(headers()), write(RequestBody(BODY))
     for message in messages:  # what all streams share is made once
         first.on_message(message)
-    call, handlers = RecordedCall(), []
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for _ in range(count):
@@ -417,23 +375,10 @@ def test_an_open_stream_is_small() -> None:
     assert held_bytes < 700
 
 
-@table(("picker", "outcome"), [(one_pool(()), "no_endpoint"), (one_pool(limit=0), "overloaded")])
-async def test_a_refusal_is_counted_under_the_pool_that_refused(picker: Picker, outcome: str) -> None:
-    async with serving(picker) as served:
-        call = served.open()
-        await call.write(write(headers(end=True)))
-        await call.read()
-
-        assert served.sample("extproc_requests_total", pool="llama", outcome=outcome) == 1
-        call.cancel()
-
-
 async def test_drained_waits_for_the_last_stream() -> None:
     async with serving(one_pool()) as served:
         await served.processor.drained()
-        call = served.open()
-        await call.write(write(headers(end=True)))
-        await call.read()
+        call, _ = await served.ask(headers(end=True))
         waiting = asyncio.create_task(served.processor.drained())
         await asyncio.sleep(0)
 

@@ -2,9 +2,8 @@
 
 import random
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import orjson
 import pytest
@@ -55,27 +54,15 @@ from tests.router.stream.conversations import (
     Conversation,
     agrees,
     headers,
+    in_flight,
     one_pool,
+    open_session,
     overload,
     summarize,
     two_pools,
 )
 from tests.router.stream.gateways import GATEWAYS
 from tests.tables import table
-
-
-def open_session(
-    picker: Picker, pool: str | None = None, budget: Budget | None = None, *, reads_apart: bool = False
-) -> Session:
-    return Session(
-        picker,
-        new_request_id=lambda: "made",
-        max_body_bytes=MAX_BODY_BYTES,
-        pool=pool,
-        budget=budget,
-        reads_apart=reads_apart,
-    )
-
 
 BUFFERING = [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL]
 ROOM = 2 * MAX_BODY_BYTES
@@ -86,9 +73,7 @@ UNTOLD_BYTES = MAX_BODY_BYTES // 2
 def announce(
     announced: Budget, length: str | None, mode: BodyMode = BodyMode.BUFFERED
 ) -> tuple[Session, Reply]:
-    session = Session(
-        one_pool(), new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, announced=announced
-    )
+    session = open_session(one_pool(), announced=announced)
     [reply] = session.on(headers(mode, content_length=length or ""))
     return session, reply
 
@@ -119,28 +104,15 @@ def test_bodies_beyond_what_proxies_may_buffer_are_routed_unread(
     has_more_room = bytes_each <= 131_072
     assert [is_unread(reply) for _, reply in taken] == [False] * len(taken)
     assert is_unread(reply) is not has_more_room
+    small, small_reply = announce(announced, "100")
+    assert not is_unread(small_reply)
+    if isinstance(reply, Routed):
+        assert isinstance(reply.decision.fault, NoRoomForBody)
+        assert reply.decision.key is None
 
-    session.close()
-    for each, _ in taken:
+    for each in (session, small, *(session for session, _ in taken)):
         each.close()
     assert announced.used == 0
-
-
-def test_an_unread_body_is_counted_as_one_without_room() -> None:
-    _, reply = announce(Budget(0), str(MAX_BODY_BYTES))
-
-    assert isinstance(reply, Routed)
-    assert isinstance(reply.decision.fault, NoRoomForBody)
-    assert reply.decision.key is None
-
-
-def test_a_small_body_is_read_while_large_ones_are_not() -> None:
-    announced = Budget(ROOM)
-    for _ in range(2):
-        announce(announced, str(MAX_BODY_BYTES))
-
-    assert is_unread(announce(announced, str(MAX_BODY_BYTES))[1])
-    assert not is_unread(announce(announced, str(len(BODY)))[1])
 
 
 def test_what_was_announced_is_given_back_when_it_is_there() -> None:
@@ -166,7 +138,7 @@ def test_a_body_announced_as_too_long_counts_as_the_longest_that_a_proxy_holds()
 
 def test_a_body_that_is_not_to_be_buffered_is_not_counted() -> None:
     announced = Budget(0)
-    session = Session(two_pools(), new_request_id=lambda: "made", announced=announced)
+    session = open_session(two_pools(), announced=announced)
 
     assert session.on(headers(BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
     assert announced.used == 0
@@ -193,10 +165,6 @@ def every_body_is_long() -> Iterator[None]:
         yield
 
 
-def in_flight(picker: Picker) -> int:
-    return sum(route.pool.book.total for route in picker.routes.values())
-
-
 @table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded_where_bodies_are_read_apart(conversation: Conversation) -> None:
     with every_body_is_long():
@@ -212,7 +180,9 @@ def converse(conversation: Conversation, *, reads_apart: bool) -> None:
     conversation = overload(conversation)
     before = in_flight(conversation.picker)
     budget = Budget(conversation.budget_bytes)
-    session = open_session(conversation.picker, conversation.pool, budget, reads_apart=reads_apart)
+    session = open_session(
+        conversation.picker, pool=conversation.pool, budget=budget, reads_apart=reads_apart
+    )
     for event, expected in conversation.turns:
         replies = [summarize(reply) for reply in hear(session, event)]
 
@@ -235,7 +205,6 @@ def test_a_routed_request_counts_until_it_is_closed() -> None:
     session.on(headers(end=True))
 
     assert in_flight(picker) == 1
-    assert repr(session) == "<Session routed>"
 
     session.close()
     session.close()
@@ -263,33 +232,19 @@ def test_a_request_served_elsewhere_counts_there() -> None:
     assert in_flight(picker) == 0
 
 
-@table("served", [None, "picked"])
-def test_what_a_gateway_tells_of_the_answer_is_told_once(served: str | None) -> None:
-    session = open_session(one_pool(ADDRESSES[:1]))
-    session.on(headers(end=True))
-    event = ResponseHeaders(ADDRESSES[0] if served else None, status=503, retry_after="7")
-
-    assert session.on(event) == [Served("llama", ADDRESSES[0], event)]
-    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)]
-
-
-def test_a_gateways_answer_to_what_nobody_routed_is_no_endpoints() -> None:
-    session = open_session(one_pool())
-
-    assert session.on(ResponseHeaders(status=500)) == [Continue(Phase.RESPONSE_HEADERS)]
-
-
-@table("served", [None, "picked", "9.9.9.9:1"])
-def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -> None:
+@table("served", [None, ADDRESSES[0], "9.9.9.9:1"])
+def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_on(
+    served: str | None,
+) -> None:
     picker = one_pool(ADDRESSES[:1])
     session = open_session(picker)
+    event = ResponseHeaders(served, status=503, retry_after="7")
+    told = Served("llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1")
+
+    assert open_session(picker).on(event) == [Continue(Phase.RESPONSE_HEADERS)], "nobody routed it"
     session.on(headers(end=True))
-    event = ResponseHeaders(served=ADDRESSES[0] if served == "picked" else served)
-
-    elsewhere = [Served("llama", "9.9.9.9:1", event, is_elsewhere=True)]
-
-    assert (elsewhere == session.on(event)) is (served == "9.9.9.9:1")
-    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)], "told a second time"
+    assert session.on(event) == [told]
+    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)]
     assert in_flight(picker) == 1
 
 
@@ -301,7 +256,6 @@ def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -
         ResponseBody(b"", end_of_stream=True),
         ResponseTrailers(),
     ],
-    ids=repr,
 )
 def test_a_request_counts_until_its_response_has_ended(end: Event) -> None:
     picker = one_pool()
@@ -350,9 +304,7 @@ def test_a_request_whose_end_was_told_does_not_go_unseen() -> None:
 
 def test_an_order_that_the_operator_names_goes_on() -> None:
     orders = {"x-gateway-inference-objective": "premium", "x-llm-d-slo-ttft-ms": "200"}
-    session = Session(
-        one_pool(), new_request_id=lambda: "made", pass_headers={"x-gateway-inference-objective"}
-    )
+    session = open_session(one_pool(), pass_headers={"x-gateway-inference-objective"})
     [routed] = session.on(RequestHeaders(orders, end_of_stream=True))
     assert isinstance(routed, Routed)
 
@@ -364,7 +316,7 @@ def ticketed() -> tuple[Session, Tickets, Pool]:
     pool = Pool("llama", PrefixCache(outside))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     tickets = Tickets(outside.clock, 0)
-    return Session(Picker([Route(pool)]), new_request_id=lambda: "made", tickets=tickets), tickets, pool
+    return open_session(Picker([Route(pool)]), tickets=tickets), tickets, pool
 
 
 CHAT_HEADERS = RequestHeaders(
@@ -379,24 +331,18 @@ def route(session: Session) -> Routed:
     return routed
 
 
-def test_a_pick_is_found_by_its_number_until_its_log_has_come() -> None:
-    session, tickets, _ = ticketed()
+def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_has_come() -> None:
+    session, tickets, pool = ticketed()
     routed = route(session)
+    [served] = session.on(ResponseHeaders("10.0.0.2:80", status=200))
+    assert isinstance(served, Served)
+    assert served.ticket == routed.ticket != 0
+    assert pool.book.total == 1
     session.close()
     session.close()
 
     assert tickets.take(routed.ticket) is routed.decision.pick
     assert len(tickets) == 0
-
-
-def test_a_response_tells_the_number_of_its_pick() -> None:
-    session, _, pool = ticketed()
-    routed = route(session)
-    [served] = session.on(ResponseHeaders("10.0.0.2:80", status=200))
-    assert isinstance(served, Served)
-
-    assert served.ticket == routed.ticket != 0
-    assert pool.book.total == 1
 
 
 def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> None:
@@ -461,22 +407,6 @@ def test_a_routed_session_holds_nothing_of_its_request() -> None:
     tracemalloc.stop()
 
     assert held < 600, f"{held} bytes each"
-
-
-def test_turns_of_a_conversation_go_to_one_endpoint() -> None:
-    picker = one_pool()
-    messages: list[dict[str, str]] = []
-    went = Counter[str]()
-    for turn in range(5):
-        messages += [{"role": "user", "content": f"turn {turn}"}, {"role": "assistant", "content": "yes"}]
-        session = open_session(picker)
-        session.on(headers())
-        [routed] = session.on(RequestBody(orjson.dumps({"model": "llama", "messages": messages})))
-        assert isinstance(routed, Routed)
-        went[routed.decision.pick.endpoint.address] += 1
-        session.close()
-
-    assert [5] == list(went.values())
 
 
 def test_the_models_of_all_pools_are_listed_without_globs() -> None:
@@ -568,28 +498,22 @@ def ends_response(event: Event) -> bool:
     )
 
 
+def hear_nothing_read(session: Session, event: Event) -> list[Reply]:
+    return [reply for reply in session.on(event) if not isinstance(reply, BodyToRead)]
+
+
+@table(("hear", "reads_apart"), [(hear, False), (hear, True), (hear_nothing_read, True)])
 @given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
 def test_any_order_of_events_is_answered_once_and_released_once(
-    events: list[Event], build: Callable[[], Picker], limit_bytes: int
+    hear: Callable[[Session, Event], list[Reply]],
+    reads_apart: bool,
+    events: list[Event],
+    build: Callable[[], Picker],
+    limit_bytes: int,
 ) -> None:
-    tell_all(events, build(), limit_bytes, hear, reads_apart=False)
-
-
-@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
-def test_so_it_is_where_bodies_are_read_apart(
-    events: list[Event], build: Callable[[], Picker], limit_bytes: int
-) -> None:
-    with every_body_is_long():
-        tell_all(events, build(), limit_bytes, hear, reads_apart=True)
-
-
-@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS))
-def test_so_it_is_where_a_body_is_never_read(events: list[Event], build: Callable[[], Picker]) -> None:
-    def hear_on(session: Session, event: Event) -> list[Reply]:
-        return [reply for reply in session.on(event) if not isinstance(reply, BodyToRead)]
-
-    with every_body_is_long():
-        tell_all(events, build(), 400_000, hear_on, reads_apart=True)
+    """Also where bodies are read apart, or never."""
+    with every_body_is_long() if reads_apart else nullcontext():
+        tell_all(events, build(), limit_bytes, hear, reads_apart=reads_apart)
 
 
 @table("has_begun", [False, True])

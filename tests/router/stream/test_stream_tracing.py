@@ -15,10 +15,9 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
-from extproc.router.stream.server import ExternalProcessor
 from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, describe_span
-from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
+from tests.router.stream.served import build_processor
 from tests.router.stream.wire import write
 from tests.router.wire.calls import RecordedCall
 from tests.tables import table
@@ -145,49 +144,31 @@ class Noted:
 
 
 async def converse(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:
-    picker = one_pool()
-    service = ExternalProcessor(
-        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, tracer=tracer
-    )
-    stream = service.open(tracer.call)
-    first = headers(traceparent=traceparent)
-    stream.on_message(write(first))
+    stream = build_processor(one_pool(), tracer=tracer).open(tracer.call)
+    stream.on_message(write(headers(traceparent=traceparent)))
     stream.on_message(write(RequestBody(body)))
     stream.on_close()
     await asyncio.sleep(0)
 
 
-async def test_a_span_is_made_behind_the_answer_and_once() -> None:
-    tracer = Noted()
-    await converse(tracer, SAMPLED)
-    ((origin, told),) = tracer.notes
+async def test_a_span_is_made_behind_the_answer_and_once_of_who_is_sampled() -> None:
+    tracers = [Noted() for _ in range(3)]
+    await converse(tracers[0], SAMPLED)
+    await converse(tracers[1], SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
+    await converse(tracers[2], UNSAMPLED)
+    [(origin, routed)], [(_, refused)], nothing = (tracer.notes for tracer in tracers)
 
     assert origin == Origin(SAMPLED, "", CHAT)
-    assert isinstance(told, Routed)
-    assert tracer.sent_before == [2]
-
-
-async def test_a_refusal_is_told_to_the_tracer_too() -> None:
-    tracer = Noted()
-    await converse(tracer, SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
-    ((_, told),) = tracer.notes
-
-    assert isinstance(told, Answer)
-    assert told.outcome == "body_too_large"
-
-
-async def test_the_tracer_hears_nothing_of_who_is_not_sampled() -> None:
-    tracer = Noted()
-    await converse(tracer, UNSAMPLED)
-
-    assert tracer.notes == []
-    assert len(tracer.call.sent) == 2
+    assert isinstance(routed, Routed)
+    assert tracers[0].sent_before == [2]
+    assert isinstance(refused, Answer)
+    assert refused.outcome == "body_too_large"
+    assert (nothing, len(tracers[2].call.sent)) == ([], 2)
 
 
 @table(("metadata", "kind"), [({}, "_TracedStream"), ({"traceparent": UNSAMPLED}, "_Stream")])
 def test_a_stream_that_the_proxy_does_not_sample_is_like_any(metadata: dict[str, str], kind: str) -> None:
     tracer = Noted()
     tracer.call.metadata = metadata
-    service = ExternalProcessor(one_pool, Metrics(), max_body_bytes=1, clear_route_cache=False, tracer=tracer)
 
-    assert type(service.open(tracer.call)).__name__ == kind
+    assert type(build_processor(one_pool(), tracer=tracer).open(tracer.call)).__name__ == kind
