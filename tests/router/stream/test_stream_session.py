@@ -507,14 +507,19 @@ def hear_nothing_read(session: Session, event: Event) -> list[Reply]:
     ("hear", "reads_apart", "least_bytes"),
     [(hear, False, 0), (hear, True, 0), (hear_nothing_read, True, 400_000)],
 )
-@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
+@given(
+    events=st.lists(EVENTS, max_size=12),
+    build=st.sampled_from(BUILDERS),
+    limit_bytes=st.integers(0, 400_000),
+)
 def test_any_order_of_events_is_answered_once_and_released_once(
-    hear: Callable[[Session, Event], list[Reply]],
-    reads_apart: bool,
-    least_bytes: int,
     events: list[Event],
     build: Callable[[], Picker],
     limit_bytes: int,
+    *,
+    hear: Callable[[Session, Event], list[Reply]],
+    reads_apart: bool,
+    least_bytes: int,
 ) -> None:
     """Also where bodies are read apart, or never."""
     with every_body_is_long() if reads_apart else nullcontext():
