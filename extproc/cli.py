@@ -231,7 +231,7 @@ def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None
 
 def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None:
     if is_given:
-        raise click.UsageError("`--watch` was removed in 0.2: open the admin port, see docs/live.md")
+        raise click.UsageError("`--watch` was removed in 0.2: open the admin port, see docs/how-to/live.md")
 
 
 def _check_headers(_: click.Context, __: click.Parameter, headers: tuple[str, ...]) -> dict[str, str]:
@@ -299,7 +299,9 @@ def explain(
 @click.argument("_", nargs=-1)
 def top(_: tuple[str, ...]) -> None:
     """Removed in 0.2."""
-    raise click.UsageError("`top` was removed in 0.2: open the admin port in a browser, see docs/live.md")
+    raise click.UsageError(
+        "`top` was removed in 0.2: open the admin port in a browser, see docs/how-to/live.md"
+    )
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ Three files join a Gateway of Envoy Gateway to it. Write your Gateway's name int
   gateway/policies.yaml  EnvoyExtensionPolicy: asks the service; BackendTrafficPolicy: goes where it says;
                          ClientTrafficPolicy: of the whole Gateway, so join it with yours if it has one
   gateway/network.yaml   NetworkPolicy: lets Envoy Gateway's Envoys reach the service
-The Gateway's EnvoyProxy needs an access log to the service, too: docs/start-kubernetes.md.
+The Gateway's EnvoyProxy needs an access log to the service, too: docs/how-to/existing-gateway.md.
 """
 _REQUEST: Final = (
     "http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json'"

@@ -84,7 +84,7 @@ def _root() -> Schema:
             "spec": build_spec_schema(),
             "status": {
                 "type": "object",
-                "description": "What came of it, written by the operator alone: see docs/operator.md.",
+                "description": "What came of it, written by the operator alone.",
                 "x-kubernetes-preserve-unknown-fields": True,
             },
         },

@@ -23,7 +23,7 @@ _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 Buckets = list[tuple[str, float]]
 
-# The label values that we know of; docs/metrics.md says what each means.
+# The label values that we know of; docs/how-to/monitoring.md says what each means.
 RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal", "unready")
 LOG_FAULTS: Final = ("unreadable", "too_large")

@@ -20,7 +20,7 @@ _NOW: Final = Row(
     (
         Panel(
             "Alerts",
-            "What fires or is about to. docs/runbook.md says what to do.",
+            "What fires or is about to. docs/how-to/runbook.md says what to do.",
             (Query(f'ALERTS{{alertname=~"Extproc.*",{IN}}}', may_be_empty=True),),
             kind="table",
             width=8,

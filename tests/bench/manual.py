@@ -1,9 +1,15 @@
-"""The code in docs/benchmark.md."""
+"""The code in the docs of the benchmark."""
 
 import re
 from pathlib import Path
 
-DOCS = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text()
+PAGES = (
+    "how-to/benchmark",
+    "how-to/compare-strategies",
+    "how-to/load-from-several-machines",
+    "why/benchmark",
+)
+DOCS = "".join((Path(__file__).parents[2] / "docs" / f"{page}.md").read_text() for page in PAGES)
 
 
 def blocks(language: str) -> list[str]:

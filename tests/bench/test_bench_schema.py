@@ -9,7 +9,7 @@ import pytest
 from extproc.bench.report import report
 from tests.tables import table
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "benchmark-report.schema.json"
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "benchmark-report.schema.json"
 # What the first version wrote: whoever kept it must be able to read and compare it.
 EARLIER = Path(__file__).parent / "data" / "report-1.json"
 

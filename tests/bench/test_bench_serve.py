@@ -82,7 +82,7 @@ def test_every_other_flag_is_refused_in_one_line(flag: str) -> None:
     assert isinstance(done.exception, SettingsError)
     assert str(done.exception) == (
         f"{flag.partition('=')[0]} is not supported; use vLLM's own `vllm bench serve`, "
-        "or write a spec: docs/benchmark.md"
+        "or a spec: docs/how-to/benchmark.md"
     )
 
 

@@ -6,7 +6,8 @@ the loop counts: reading events, adding up pods, placing endpoints in the other 
 of 12 kB that becomes ready or unready, comes or goes. Reference in the same run: the same without changes.
 
 Wall time on a busy machine is the machine's; the CPU that this process used between two requests is ours. The
-figures of docs/gateways.md: `sudo chrt -f 50 .venv/bin/python -m tests.benchmarks inference_pool`.
+figures of docs/how-to/inference-pools.md: `sudo chrt -f 50 .venv/bin/python -m tests.benchmarks
+inference_pool`.
 """
 
 import asyncio

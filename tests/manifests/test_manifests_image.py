@@ -11,7 +11,12 @@ EXTRAS = re.compile(r"EXTRAS=([a-z]+(?:,[a-z]+)+)")
 def operators_images() -> dict[str, set[str]]:
     """Returns the extras of the operator's image, by the file that says how to build it."""
     found = {}
-    for name in ("Dockerfile", "Makefile", "docs/operator.md", "docs/kubernetes.md"):
+    for name in (
+        "Dockerfile",
+        "Makefile",
+        "docs/how-to/benchmark-in-cluster.md",
+        "docs/how-to/kubernetes.md",
+    ):
         said = [set(each.split(",")) for each in EXTRAS.findall(ROOT.joinpath(name).read_text())]
         [found[name]] = [extras for extras in said if "operator" in extras]
     return found
@@ -35,7 +40,7 @@ def test_the_operators_image_has_what_its_runs_may_ask_for() -> None:
 
 def test_every_extra_that_docs_speak_of_is_one() -> None:
     extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    text = ROOT.joinpath("docs/operator.md").read_text()
+    text = ROOT.joinpath("docs/how-to/benchmark-in-cluster.md").read_text()
 
     assert set().union(*operators_images().values()) <= extras.keys()
     assert "tokenizer" in text

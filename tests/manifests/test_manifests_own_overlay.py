@@ -1,4 +1,4 @@
-"""An overlay of a user's own, as docs/kubernetes.md describes it: image, namespace, monitoring."""
+"""An overlay of a user's own, as docs/how-to/kubernetes.md describes it: image, namespace, monitoring."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from tests.manifests.references import CLUSTER_WIDE, count_references, reference
 from tests.manifests.rendering import MANIFESTS, PICKERS, SERVING, Object, containers, render_folder, selects
 
 NAMESPACE = "llm"
-# Its EnvoyFilter matches the Service by its whole name: docs/kubernetes.md says how to change it.
+# Its EnvoyFilter matches the Service by its whole name: docs/how-to/kubernetes.md says how to change it.
 WHOLE_NAMES = {"overlays/istio"}
 VLLM = {"app.kubernetes.io/name": "vllm"}
 

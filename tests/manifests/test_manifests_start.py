@@ -1,4 +1,4 @@
-"""The folder that `extproc init kubernetes` writes, and the walk of docs/start-kubernetes.md."""
+"""The folder that `extproc init kubernetes` writes, and the walks of the docs."""
 
 import re
 import shlex
@@ -15,7 +15,8 @@ from tests.manifests.types_of_kubernetes import check
 from tests.tables import table
 
 GATEWAYS = ["envoy", "envoy-gateway", "istio", "existing"]
-PAGE = MANIFESTS.parent / "docs" / "start-kubernetes.md"
+DOCS = MANIFESTS.parent / "docs"
+PAGES = [DOCS / "start/kubernetes.md", DOCS / "start/envoy-gateway.md", DOCS / "how-to/existing-gateway.md"]
 
 
 def run(*words: str) -> str:
@@ -182,12 +183,13 @@ def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of ours in it runs, and what it prints to do next is there."""
+def test_the_pages_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of ours runs, folders are rendered; what is printed to do next is in a page."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    commands = [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if line.strip()]
-    printed = ""
+    commands, printed = [], ""
+    for page in PAGES:
+        blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+        commands += [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if line.strip()]
     for words in [shlex.split(line, comments=True) for line in commands]:
         assert words[0] in {"extproc", "kubectl", "curl", "make", "docker"}, words
         if words[0] == "extproc":
@@ -198,4 +200,3 @@ def test_the_page_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     following = [line.strip() for line in printed.splitlines() if line.startswith("  kubectl ")]
     assert following
     assert [line for line in following if line not in {" ".join(each.split()) for each in commands}] == []
-    assert len(PAGE.read_text().splitlines()) <= 120

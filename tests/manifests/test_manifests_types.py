@@ -19,7 +19,7 @@ from tests.tables import table
 
 
 def test_the_overlays_are_the_ones_that_are_documented() -> None:
-    text = (MANIFESTS.parent / "docs" / "kubernetes.md").read_text()
+    text = (MANIFESTS.parent / "docs" / "how-to" / "kubernetes.md").read_text()
 
     missing = [overlay for overlay in OVERLAYS if f"manifests/{overlay}" not in text]
 
@@ -40,7 +40,7 @@ def test_objects_have_their_types(version: str) -> None:
 
 
 def test_the_objective_in_the_docs_has_its_type_and_counts_for_the_overlays_pool() -> None:
-    text = (MANIFESTS.parent / "docs" / "gateways.md").read_text()
+    text = (MANIFESTS.parent / "docs" / "how-to" / "priorities.md").read_text()
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
     [item] = [block for block in blocks if "kind" in block]
     check(item, "1.37")

@@ -8,7 +8,7 @@ from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import Object
 from tests.operator.structural import list_refusals
 
-# The oldest release that docs/kubernetes.md promises, and the newest.
+# The oldest release that docs/how-to/kubernetes.md promises, and the newest.
 KUBERNETES = ["1.30", "1.37"]
 
 

@@ -10,7 +10,7 @@ from tests.monitoring.rules import alerts, hasten
 from tests.tables import table
 
 CASES = RULES.with_suffix(".test.yaml")
-RUNBOOK = ROOT / "docs" / "runbook.md"
+RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
 
 
 def sections() -> dict[str, str]:
@@ -36,7 +36,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert {*rule["annotations"]} == {"summary", "description", "runbook_url"}
     # GitHub's anchor of a heading of one word.
-    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+    assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbook.md#{name.lower()}"
     assert sections()[name].startswith(f"\n*{rule['labels']['severity'].capitalize()}.* ")
     assert len(sections()[name].split()) > 40
 

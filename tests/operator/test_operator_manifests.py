@@ -80,7 +80,7 @@ def test_operator_names_its_image_once_so_that_a_registry_of_ones_own_reaches_ev
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_pod_that_the_docs_fetch_reports_with_is_a_pod(version: str) -> None:
-    text = (MANIFESTS.parent / "docs" / "operator.md").read_text()
+    text = (MANIFESTS.parent / "docs" / "how-to" / "benchmark-in-cluster.md").read_text()
     [overrides] = re.findall(r"--overrides='(.*)'", text)
 
     check(

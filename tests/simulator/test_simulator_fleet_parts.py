@@ -133,7 +133,7 @@ def test_documentation_has_every_workload(name: str) -> None:
     asked = WORKLOADS[name]
     row = f"| `{name}` | {asked.letter} | {asked.about} | {asked.capacity_rps:g} |"
 
-    assert row in (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    assert row in (Path(__file__).parents[2] / "docs" / "how-to" / "simulate.md").read_text()
 
 
 def test_held_out_stands_for_the_twenty() -> None:

@@ -93,7 +93,7 @@ def bench() -> None:
 @click.option("--output", type=FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--linger", type=parse_duration, default="0s", help="Serve them that much longer, such as 30s.")
-@removed_option("--pushgateway", "scrape --metrics-port, see docs/benchmark.md")
+@removed_option("--pushgateway", "scrape --metrics-port, see docs/how-to/benchmark.md")
 @click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
 @click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")

@@ -55,7 +55,7 @@ def serve_command(
     if context.args:
         name = context.args[0].partition("=")[0]
         raise SettingsError(
-            f"{name} is not supported; use vLLM's own `vllm bench serve`, or write a spec: docs/benchmark.md"
+            f"{name} is not supported; use vLLM's own `vllm bench serve`, or a spec: docs/how-to/benchmark.md"
         )
     spec = build_serve_spec(flags, os.environ)
     if print_spec:

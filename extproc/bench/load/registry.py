@@ -35,7 +35,7 @@ from extproc.errors import SettingsError
 
 _T = TypeVar("_T")
 _REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
-_OWN_PROCESSOR = "write a processor of your own in ten lines, docs/benchmark.md#benchmark-as-code"
+_OWN_PROCESSOR = "write a processor of your own in ten lines, docs/how-to/benchmark.md#benchmark-as-code"
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ def refuse_beside_file(context: click.Context) -> None:
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
     if given := [*given, *given_without_effect(context)]:
-        raise click.UsageError(f"{', '.join(given)}: only with --pool-name; for a file see docs/gateways.md")
+        raise click.UsageError(f"{', '.join(given)}: need --pool-name; in a file: docs/how-to/from-llm-d.md")
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: str | None) -> None:

@@ -26,14 +26,14 @@ _SERVICE_LINK: Final = re.compile(
 REMOVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "server.workers": "was removed in 0.2: run more replicas, or several services behind one "
-        "Envoy cluster; see docs/sharing.md",
+        "Envoy cluster; see docs/how-to/several-replicas.md",
         **dict.fromkeys(
             ("pools.endpoints.kubernetes.context", "pools.endpoints.inference_pool.context"),
             "was removed in 0.2: give a `kubeconfig` whose current context it is",
         ),
         **dict.fromkeys(
             [f"share.mesh.peers.kubernetes.{name}" for name in ("kubeconfig", "context", "address_family")],
-            "was removed in 0.2: gateways find each other in the cluster they run in; see docs/sharing.md",
+            "was removed in 0.2: gateways look in their own cluster; see docs/how-to/several-replicas.md",
         ),
     }
 )

@@ -1,6 +1,6 @@
 """Workloads that no strategy was tuned to: agents, trees of thought, retrieval, jobs, swings of the load.
 
-Made from their descriptions in published work, with a seed; docs/simulator.md has the table.
+Made from their descriptions in published work, with a seed; docs/how-to/simulate.md has the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

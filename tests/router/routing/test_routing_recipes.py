@@ -17,7 +17,7 @@ from extproc.router.routing.strategies.base import Outside, Strategy, StrategySe
 from extproc.router.routing.strategies.registry import STRATEGIES, StrategyRegistry
 from extproc.router.service.live.page import build_page
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "monitoring.md"
 
 FILE = """
 from typing import Literal

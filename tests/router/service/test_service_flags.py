@@ -137,7 +137,7 @@ def test_flags_beside_a_file_are_refused() -> None:
     assert done.exit_code == 2
     assert done.output.splitlines()[-1] == (
         "Error: --grpc-port, --secure-serving, -v, --tracing: "
-        "only with --pool-name; for a file see docs/gateways.md"
+        "need --pool-name; in a file: docs/how-to/from-llm-d.md"
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md and the registry say the same, and nothing is counted before it is shown."""
+"""The docs and the registry say the same, and nothing is counted before it is shown."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,8 @@ from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.waiting import until
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = "".join((DOCS / page).read_text() for page in ("reference/metrics.md", "how-to/monitoring.md"))
 SETTINGS = """
 server: {xds: true}
 pools:
@@ -101,7 +102,7 @@ def _known(app: Application) -> list[str]:
 
 def told() -> dict[str, tuple[str, set[str]]]:
     """The families of the docs with type and labels."""
-    rows = re.findall(r"^\| `(extproc_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(extproc_\w+)` \| (\w+) \|([^|]*)\|", TEXT, re.MULTILINE)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
 
@@ -124,19 +125,18 @@ async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[
     names = {sample.name for family in families for sample in family.samples}
     names |= {name for name, _ in shown(families)}
 
-    assert sorted(set(re.findall(r"extproc_\w+", DOCS.read_text())) - names) == []
+    assert sorted(set(re.findall(r"extproc_\w+", TEXT)) - names) == []
 
 
 async def test_the_process_is_shown_as_the_docs_say(families: list[Metric]) -> None:
     names = {name for name, _ in shown(families) if name.startswith("process_")}
 
-    assert names == set(re.findall(r"`(process_\w+)`", DOCS.read_text()))
+    assert names == set(re.findall(r"`(process_\w+)`", TEXT))
 
 
 def test_every_label_value_is_in_the_docs() -> None:
     from extproc.errors import PromptError  # noqa: PLC0415  # with every error that exists by now
 
-    text = DOCS.read_text()
     values = {
         *OUTCOMES,
         *POOL_OUTCOMES,
@@ -152,7 +152,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *prompt_error_whys(PromptError),
     }
 
-    assert sorted(value for value in values if f"`{value}`" not in text) == []
+    assert sorted(value for value in values if f"`{value}`" not in TEXT) == []
 
 
 async def test_what_may_be_counted_is_shown_before_the_first_time(families: list[Metric]) -> None:

@@ -34,7 +34,7 @@ async def test_the_operators_route_chooses_the_pool_whatever_the_model(stack: St
 
 @pytest.fixture
 def split(stack: Stack) -> Stack:
-    """A cluster per pool without xDS, as docs/envoy.md describes it."""
+    """A cluster per pool without xDS, as docs/how-to/models-and-lora.md describes it."""
     first, second = stack.addresses[:2], stack.addresses[2:]
     stack.use(
         pool(first, name="llama", models=["llama-3"]),

@@ -11,7 +11,7 @@ from tests.stack.gateway import SHIPPED, Edit, Tree, cluster, ext_proc_filter, f
 from tests.stack.pickers import FULL_DUPLEX, GATEWAYS
 from tests.stack.variants import MODES, in_mode
 
-DOCS: Final = (SHIPPED.parent / "docs" / "envoy.md").read_text()
+DOCS: Final = (SHIPPED.parent / "docs" / "how-to" / "plain-envoy.md").read_text()
 PER_ROUTE: Final = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 MB: Final = 1_000_000
 # Less than a request is held here: without a word of the service Envoy would give up.
@@ -68,7 +68,7 @@ def route_batch_to_second(tree: Tree) -> None:
 
 
 def split_cluster(tree: Tree) -> None:
-    """As docs/envoy.md has it without xDS: a cluster per pool; the service's header chooses among them."""
+    """As how-to/models-and-lora.md has it without xDS: a cluster per pool, chosen by the service's header."""
     llama = cluster(tree, "vllm")
     qwen = deepcopy(llama)
     for one, name, keep in ((llama, "llama", slice(0, 2)), (qwen, "qwen", slice(2, 4))):
@@ -92,7 +92,7 @@ def open_ping(tree: Tree) -> None:
 
 
 def lock(tree: Tree) -> None:
-    """The filter that docs/envoy.md shows for API keys."""
+    """The filter that docs/how-to/plain-envoy.md shows for API keys."""
     [shown] = [block.partition("```")[0] for block in DOCS.split("```yaml\n") if "api_key_auth" in block][-1:]
     filters = next(find(tree, "http_filters"))
     names = [each["name"] for each in filters]
@@ -100,7 +100,7 @@ def lock(tree: Tree) -> None:
 
 
 def first_tokens_in_the_log(tree: Tree) -> None:
-    """Adds what docs/envoy.md says that `learn` needs."""
+    """Adds what docs/how-to/plain-envoy.md says that `learn` needs."""
     [tag] = re.findall(r"custom_tags: \[\{tag: (\S+), value: \"(\S+)\"\}\]", DOCS)
     for logs in find(tree, "access_log"):
         for log in logs:

@@ -80,7 +80,7 @@ class PrefixCacheSettings(StrategySettings):
     """Whose constants the costs are made of; the nearest does, only their proportions matter."""
     learn: bool = False
     """Learn the constants, beginning with those of `engine`, from the time to the first token: what the
-    access log tells (docs/envoy.md says how), else `signals`. Endpoints slower than others are found, too."""
+    access log tells (see docs/how-to/plain-envoy.md), else `signals`. Finds slow endpoints, too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, as vLLM says when it starts; omitted: the engine's. `signals` correct
     it. Too few costs hits; too many costs agents with long contexts most."""
