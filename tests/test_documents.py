@@ -58,12 +58,7 @@ def test_a_place_is_the_line_of_the_deepest_node_that_is_there() -> None:
 
     assert [
         document.at(place) for place in [(), ("a",), ("a", "b_c", 1), ("a", "union", "b-c", 1, "d", 9)]
-    ] == [
-        "f:1",
-        "f:1",
-        "f:4",
-        "f:4",
-    ]
+    ] == ["f:1", "f:1", "f:4", "f:4"]
 
 
 def test_a_key_may_replace_what_is_merged_into_its_mapping() -> None:

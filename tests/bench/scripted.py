@@ -10,8 +10,8 @@ import orjson
 from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat
-from extproc.bench.processors.processor import ChatQuery, Processor, Wiring
-from extproc.bench.record import Record, RunClock
+from extproc.bench.processors.processor import ChatQuery, Wiring
+from extproc.bench.record import Clock, Record, RunClock
 from extproc.bench.spec.tree import Target
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -25,15 +25,13 @@ Script = Sequence[tuple[float, bytes]]
 class ScriptedServer:
     """Answers one request per connection with the script, then closes it.
 
-    Keeps what it was sent, and when it really wrote: on a busy machine that is later than the script's
-    time, and not the client's fault.
+    Keeps what it was sent, and how far its script is: `now_s` is a clock for the client that is never late.
     """
 
     script: Script
     port: int = 0
     requests: list[bytes] = field(default_factory=list)
-    received_s: float = 0.0
-    written_s: list[float] = field(default_factory=list)
+    now_s: float = 0.0
     answering: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,14 +56,10 @@ class ScriptedServer:
         head = await reader.readuntil(b"\r\n\r\n")
         size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         self.requests.append(head + await reader.readexactly(size))
-        loop = asyncio.get_running_loop()
-        due_s = self.received_s = loop.time()
         for wait_s, data in self.script:
-            # From an absolute time, so that the script's own lateness does not add up.
-            due_s += wait_s
-            await asyncio.sleep(due_s - loop.time())
+            await asyncio.sleep(wait_s)
+            self.now_s += wait_s
             writer.write(data)
-            self.written_s.append(loop.time())
 
 
 @asynccontextmanager
@@ -80,29 +74,24 @@ async def scripted(script: Script) -> AsyncIterator[ScriptedServer]:
 
 @asynccontextmanager
 async def http_client(
-    port: int, processor: Processor | None = None, target: Target | None = None, api_key: str | None = None
+    port: int, target: Target | None = None, api_key: str | None = None, clock: Clock | None = None
 ) -> AsyncIterator[HttpClient]:
-    wiring = Wiring(f"http://127.0.0.1:{port}", target or Target(), api_key, RunClock())
-    client = HttpClient(wiring, processor or OpenAIChat())
+    wiring = Wiring(f"http://127.0.0.1:{port}", target or Target(), api_key, clock or RunClock())
+    client = HttpClient(wiring, OpenAIChat())
     try:
         yield client
     finally:
         await client.close()
 
 
-async def ask_server(
-    script: Script, *, ask: ChatQuery = ASK, target: Target | None = None
-) -> tuple[Record, ScriptedServer]:
-    """Sends one request to a scripted server and returns what was recorded at both ends."""
-    record = Record(0, 0, 0, 0.0)
-    async with scripted(script) as server, http_client(server.port, target=target) as client:
-        await client.send(ask, record)
-    return record, server
-
-
 async def ask_once(script: Script, *, ask: ChatQuery = ASK, target: Target | None = None) -> Record:
-    """Sends one request to a scripted server and returns what the client recorded."""
-    record, _ = await ask_server(script, ask=ask, target=target)
+    """Sends one request to a scripted server; returns what the client recorded, by the script's clock."""
+    record = Record(0, 0, 0, 0.0, estimated_input_tokens=3)
+    async with (
+        scripted(script) as server,
+        http_client(server.port, target=target, clock=lambda: server.now_s) as client,
+    ):
+        await client.send(ask, record)
     return record
 
 
@@ -118,11 +107,7 @@ ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content":
 USAGE = event(
     {
         "choices": [],
-        "usage": {
-            "prompt_tokens": 7,
-            "completion_tokens": 4,
-            "prompt_tokens_details": {"cached_tokens": 3},
-        },
+        "usage": {"prompt_tokens": 7, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}},
     }
 )
 DONE = b"data: [DONE]\n\n"

@@ -11,7 +11,6 @@ from extproc.bench.experiments.ab import (
     Trial,
     ab_html,
     ab_markdown,
-    label,
     run_trials,
     summarise_trials,
 )
@@ -100,23 +99,14 @@ async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
     assert len(trials) == 2
 
 
-async def test_arm_is_confirmed_after_each_run_that_is_measured() -> None:
-    world = World()
-    await run_trials(comparing(repeats=1), world.run, world)
-
-    assert [line.partition(",")[0] for line in world.log] == [
-        *("prepare round_robin", "round_robin", "confirm round_robin"),
-        *("prepare prefix_hash", "prefix_hash(load_factor=2)", "confirm prefix_hash"),
-    ]
-
-
-async def test_arm_whose_router_changed_late_is_measured_again_once() -> None:
+async def test_arm_is_confirmed_after_its_run_and_measured_again_once_if_its_router_changed() -> None:
     """As where a replica reads a minute late what was written since the run before."""
     world = World(late_changes=1)
     trials = await run_trials(comparing(repeats=1, prime="30s"), world.run, world)
 
     again = ["prepare round_robin", "round_robin, repeat 1 of 1: priming", "round_robin, repeat 1 of 1"]
     assert world.log[:8] == [*again, "confirm round_robin"] * 2
+    assert world.log[-1] == "confirm prefix_hash"
     assert [trial.arm for trial in trials] == ["round_robin", "prefix_hash(load_factor=2)"]
     with pytest.raises(LabError, match="were changed"):
         await run_trials(comparing(repeats=1), (twice := World(late_changes=2)).run, twice)
@@ -136,37 +126,30 @@ async def test_summary_pairs_the_arms_by_repeat() -> None:
     assert change.excludes_zero
 
 
-async def test_single_repeat_has_no_interval() -> None:
-    summary = await compared(World(), comparing(repeats=1))
-    change = summary.arms[1].changes["ttft_mean_ms"]
-
-    assert (change.low, change.high, change.count) == (None, None, 1)
-    assert not change.excludes_zero
-    assert "-75.0%" in ab_markdown(summary)
-
-
 async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> None:
-    (sure,) = (await compared(World(), comparing())).sentences
-    (unsure,) = (await compared(World(), comparing(repeats=2))).sentences
+    sure, unsure, single = [await compared(World(), comparing(repeats=count)) for count in (3, 2, 1)]
     broken = await compared(World(failure="timeout"), comparing())
+    change = single.arms[1].changes["ttft_mean_ms"]
 
-    assert sure == (
+    (sentence,) = sure.sentences
+    assert sentence == (
         "prefix_hash(load_factor=2) sends the first token 75 % sooner than round_robin (95 %: 75 to 75 %), "
         "on the same 2 endpoints, 3 repeats."
     )
-    assert "75 % sooner than round_robin (not certain yet: too few repeats for an interval)" in unsure
+    assert sentence in ab_markdown(sure)
+    assert (
+        "75 % sooner than round_robin (not certain yet: too few repeats for an interval)"
+        in unsure.sentences[0]
+    )
+    assert (change.low, change.high, change.count, change.excludes_zero) == (None, None, 1, False)
+    assert "-75.0%" in ab_markdown(single)
     assert broken.sentences == ()
-    assert sure in ab_markdown(await compared(World(), comparing()))
 
 
 @table(
     ("ttft", "tokens", "expected"),
     [
-        (
-            (-0.41, -0.48, -0.33),
-            0.3,
-            "41 % sooner than b (95 %: 33 to 48 %), with 1.30 times the tokens",
-        ),
+        ((-0.41, -0.48, -0.33), 0.3, "41 % sooner than b (95 %: 33 to 48 %), with 1.30 times the tokens"),
         ((0.5, 0.2, 0.8), 0.0, "sends the first token 50 % later than b (95 %: 20 to 80 %), 3 repeats."),
         ((-0.1, -0.3, 0.2), 0.0, "10 % sooner than b (not certain: 95 % lies between -30 and +20 %), 3"),
         ((0.01, -0.01, 0.03), 0.0, "sends the first token as soon as b"),
@@ -175,10 +158,7 @@ async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> Non
 def test_difference_is_told_in_one_sentence(
     ttft: tuple[float, float, float], tokens: float, expected: str
 ) -> None:
-    changes = {
-        "ttft_mean_ms": Interval(*ttft, 3),
-        "total_tok_per_s": Interval(tokens, tokens, tokens, 3),
-    }
+    changes = {"ttft_mean_ms": Interval(*ttft, 3), "total_tok_per_s": Interval(tokens, tokens, tokens, 3)}
     example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
 
     assert expected in str(tell_difference("a", "b", changes, example))
@@ -223,32 +203,26 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
 
 async def test_interrupted_comparison_says_how_far_it_came() -> None:
     """The run that was broken off is kept, as a partial one, and is no trial; no run comes after it."""
-    world, kept = World(), []
+    world, between, kept = World(), World(), []
 
     async def run(seeded: Spec, title: str) -> RunResult:
         made = await world.run(seeded, title)
         is_last = len(world.specs) == 3
         return replace(made, info=replace(made.info, interrupted_s=4.0 if is_last else None))
 
+    async def stop(seeded: Spec, title: str) -> RunResult:
+        if len(between.specs) == 4:
+            raise Interrupted
+        return await between.run(seeded, title)
+
     trials = await run_trials(comparing(), run, world, lambda trial, _: kept.append(trial))
-    summary = summarise_trials(trials, comparing().ab)
+    stopped = await run_trials(comparing(), stop, between)
 
     assert (len(trials), len(kept), len(world.specs)) == (2, 3, 3)
     assert kept[-1].report.verdict.kinds == ("partial",)
-    assert summary.faults == ("partial: interrupted after 2 of 6 runs",)
-
-
-async def test_comparison_stopped_between_two_runs_keeps_what_was_done() -> None:
-    world = World()
-
-    async def run(seeded: Spec, title: str) -> RunResult:
-        if len(world.specs) == 4:
-            raise Interrupted
-        return await world.run(seeded, title)
-
-    summary = summarise_trials(await run_trials(comparing(), run, world), comparing().ab)
-
-    assert summary.faults == ("partial: interrupted after 4 of 6 runs",)
+    for made, count in ((trials, 2), (stopped, 4)):
+        faults = summarise_trials(made, comparing().ab).faults
+        assert faults == (f"partial: interrupted after {count} of 6 runs",)
 
 
 async def test_unknown_baseline_is_refused() -> None:
@@ -257,53 +231,31 @@ async def test_unknown_baseline_is_refused() -> None:
 
 
 async def test_failed_runs_leave_figures_out_and_say_so() -> None:
-    world = World(failure="timeout")
-    summary = await compared(world, comparing())
+    summary = await compared(World(failure="timeout"), comparing())
 
     assert "ttft_mean_ms" not in summary.arms[0].figures
     assert "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100" in summary.faults[0]
     assert "not comparable" in ab_html(summary)
 
 
-async def test_table_has_every_figure_and_the_changes() -> None:
-    text = ab_markdown(await compared(World(), comparing()))
+async def test_table_has_every_figure_and_the_json_every_trial() -> None:
+    summary = await compared(World(), comparing())
+    text, fields = ab_markdown(summary), json.loads(report.encode_report(summary))
 
-    assert "| TTFT mean" in text
-    assert "101.0 ms [98.5 ms, 103.5 ms]" in text
-    assert "-75.0% [-75.0, -75.0]*" in text
-    assert "+0.0 points" in text
+    for part in ("| TTFT mean", "101.0 ms [98.5 ms, 103.5 ms]", "-75.0% [-75.0, -75.0]*", "+0.0 points"):
+        assert part in text
     assert "| hit rate" in text
-
-
-async def test_json_has_every_trial_and_a_versioned_schema() -> None:
-    fields = json.loads(report.encode_report(await compared(World(), comparing())))
-
     assert fields["schema"] == "extproc-bench-ab/2"
     assert [trial["repeat"] for trial in fields["trials"]] == [0, 0, 1, 1, 2, 2]
 
 
-def test_label_tells_arms_of_one_name_apart() -> None:
-    assert label(Component(name="least_load")) == "least_load"
-    assert (
-        label(Component.model_validate({"name": "prefix_hash", "positions": 64}))
-        == "prefix_hash(positions=64)"
+def test_student_quantile_agrees_with_the_tables() -> None:
+    """Published tables of Student's t, two-sided."""
+    asked = [(0.95, 1), (0.95, 2), (0.95, 9), (0.99, 3), (0.9, 30), (0.95, 120)]
+
+    assert [student_quantile(*each) for each in asked] == pytest.approx(
+        [12.706, 4.303, 2.262, 5.841, 1.697, 1.980], abs=6e-4
     )
-
-
-@table(
-    ("confidence", "freedom", "expected"),
-    # Published tables of Student's t, two-sided.
-    [
-        (0.95, 1, 12.706),
-        (0.95, 2, 4.303),
-        (0.95, 9, 2.262),
-        (0.99, 3, 5.841),
-        (0.9, 30, 1.697),
-        (0.95, 120, 1.980),
-    ],
-)
-def test_student_quantile_agrees_with_the_tables(confidence: float, freedom: int, expected: float) -> None:
-    assert student_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-4)
 
 
 def test_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -313,9 +265,6 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
 
     assert len(covered) == 2000
     assert math.isclose(np.mean(covered), 0.9, abs_tol=0.02)
-
-
-def test_interval_of_nothing_is_none() -> None:
     assert mean_interval([], 0.95) is None
 
 

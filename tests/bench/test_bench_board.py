@@ -20,15 +20,13 @@ def standing(
 def test_board_tells_requests_over_planned_ones_and_the_figures_of_all_so_far() -> None:
     board = StatusServer()
     board.begin("chat")
+    assert board.notice() == RunStatus(doing="chat")
     board.update(standing(50, 5.0, tuple(0.001 * i for i in range(1, 51))))
     board.update(standing(100, 10.0, tuple(0.001 * i for i in range(51, 101)), failed=10))
+    figures = {"req_per_s": 9.0, "failed": 0.1, "ttft_median_ms": 50.5, "ttft_p95_ms": 95.05}
 
     assert board.notice() == RunStatus(
-        doing="chat",
-        progress="50%",
-        finished=100,
-        planned=200,
-        figures={"req_per_s": 9.0, "failed": 0.1, "ttft_median_ms": 50.5, "ttft_p95_ms": 95.05},
+        doing="chat", progress="50%", finished=100, planned=200, figures=figures
     )
 
 
@@ -58,13 +56,6 @@ def test_progress_is_what_is_known_and_never_all_of_it(pace: Pace, share: float 
     pace.begin()
 
     assert pace.show(share) == shown
-
-
-def test_board_says_little_before_there_is_news() -> None:
-    board = StatusServer()
-    board.begin("chat")
-
-    assert board.notice() == RunStatus(doing="chat")
 
 
 async def test_board_is_read_over_http() -> None:

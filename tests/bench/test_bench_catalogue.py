@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -20,7 +19,7 @@ from extproc.bench.experiments.history import (
 from extproc.bench.record import RunResult
 from extproc.bench.report.headline import headlines
 from extproc.bench.report.outputs import write_reports
-from extproc.bench.report.report import Report, ReportError, build
+from extproc.bench.report.report import Report, ReportError, build, decode_report, encode_report
 from extproc.bench.spec.tree import Spec
 from tests.bench.synthetic import record, steady
 
@@ -33,29 +32,20 @@ def priced(run: RunResult, **fields: Any) -> RunResult:
     return replace(run, info=replace(run.info, spec=spec))
 
 
-def test_tokens_per_dollar_are_throughput_over_price() -> None:
-    """A tenth of a cent a second: 3.60 dollars an hour."""
-    said = build(priced(steady(100)))
+def test_tokens_per_dollar_are_throughput_over_price(tmp_path: Path) -> None:
+    """A tenth of a cent a second: 3.60 dollars an hour. The page names stack and labels."""
+    run = priced(steady(100))
+    said = build(run)
+    write_reports(run, said, tmp_path)
+    page = (tmp_path / "report.html").read_text()
 
     assert said.spending.total_tok_per_dollar == pytest.approx(said.measured.throughput.total_tps * 1000)
     assert said.spending.dollars == pytest.approx(said.whole.window.end_s / 1000, rel=1e-3)
     assert headlines(said)["tok/$"] == f"{said.measured.throughput.total_tps * 1000:,.0f}"
     assert (said.labels, said.stack["accelerator"]) == ({"team": "blue"}, "nvidia-l4")
-
-
-def test_without_price_nothing_is_said_of_it() -> None:
-    shown = headlines(build(steady(10)))
-
-    assert "tok/$" not in shown
-
-
-def test_report_names_stack_and_price(tmp_path: Path) -> None:
-    made = priced(steady(10))
-    write_reports(made, build(made), tmp_path)
-    page = (tmp_path / "report.html").read_text()
-
-    for part in ("nvidia-l4", "0.32.0", "blue"):
-        assert part in page
+    assert all(part in page for part in ("nvidia-l4", "0.32.0", "blue"))
+    assert decode_report(encode_report(said)) == said
+    assert "tok/$" not in headlines(build(steady(10)))
 
 
 def entry(number: int, *, at: str = "", is_valid: bool = True, kind: str = "k", **figures: float) -> Entry:
@@ -87,16 +77,13 @@ def test_noise_of_earlier_runs_widens_what_is_allowed() -> None:
     assert regressions(*noisy, entry(6, ttft_median_ms=150.0)) == ["ttft_median_ms"]
 
 
-def test_only_valid_runs_of_the_kind_count_and_only_the_last_few() -> None:
+def test_only_the_last_few_valid_runs_of_the_kind_count_in_order_of_time() -> None:
     old = [entry(i, req_per_s=100.0) for i in range(1, 4)]
     recent = [entry(i) for i in range(4, 9)]
 
     assert regressions(*old, *recent, entry(9, req_per_s=1.0, is_valid=False)) == []
     assert regressions(*old, *recent, entry(9)) == []
     assert len(trace_lines([entry(1), entry(2, kind="other", req_per_s=1.0)], tolerance=0.05, runs=5)) == 2
-
-
-def test_order_is_that_of_time_not_of_files() -> None:
     assert regressions(entry(9, at="2026-11-09", req_per_s=1.0), entry(1, at="2026-11-01")) == ["req_per_s"]
 
 
@@ -112,38 +99,25 @@ def test_history_finds_a_new_version_that_is_slower(tmp_path: Path) -> None:
     """Three nights of one version, then one of the next that answers half a second later."""
     for day in (1, 2, 3):
         save(tmp_path, priced(steady(200)), day)
-    slower = priced(
-        steady(200, first_token_s=None, chunk_s=[]),
-        stack={**STACK, "version": "0.33.0", "price-per-hour": 3.6},
-    )
+    equal = CliRunner().invoke(bench, ["history", str(tmp_path)])
     late = [
         record(i, i / 10, first_token_s=i / 10 + 1.0, chunk_s=[i / 10 + 1.0 + s / 10 for s in range(11)])
         for i in range(200)
     ]
+    slower = priced(steady(200), stack={**STACK, "version": "0.33.0"})
     save(tmp_path, replace(slower, records=tuple(late)), 4)
-
     done = CliRunner().invoke(bench, ["history", str(tmp_path)])
 
+    assert equal.exit_code == 0, equal.output
+    assert "benchmark, llama" in equal.stdout
     assert done.exit_code == 4
-    assert "TTFT median" in done.stdout
-    assert "WORSE" in done.stdout
-    assert "0.33.0" in done.stdout
-
-
-def test_history_of_equal_runs_is_good(tmp_path: Path) -> None:
-    for day in (1, 2):
-        save(tmp_path, steady(200), day)
-    done = CliRunner().invoke(bench, ["history", str(tmp_path)])
-
-    assert done.exit_code == 0, done.output
-    assert "benchmark, llama" in done.stdout
+    assert all(part in done.stdout for part in ("TTFT median", "WORSE", "0.33.0"))
 
 
 def test_history_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    done = CliRunner().invoke(bench, ["history", str(tmp_path)])
 
-    assert isinstance(done.exception, ReportError)
+    assert isinstance(CliRunner().invoke(bench, ["history", str(tmp_path)]).exception, ReportError)
 
 
 def test_invalid_and_lonely_runs_are_named() -> None:
@@ -163,9 +137,3 @@ def test_arms_of_one_comparison_are_no_versions_of_one_thing() -> None:
     assert len({each.kind for each in entries}) == 2
     assert [each.name for each in entries] == ["benchmark, prefix_cache", "benchmark, least_load"]
     assert enter_report(arms[0], "x").kind == entries[0].kind
-
-
-def test_report_is_read_back_with_its_stack() -> None:
-    said = build(priced(steady(10)))
-
-    assert msgspec.json.decode(msgspec.json.encode(said), type=Report) == said

@@ -10,7 +10,7 @@ from extproc.bench.experiments.run import check_target, run
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.processors.http import Keys
-from extproc.bench.spec.tree import Spec, Target
+from extproc.bench.spec.tree import Target
 from extproc.errors import SettingsError
 from tests.bench.running import Silence, answer, build_spec, serving
 from tests.tables import table
@@ -56,10 +56,7 @@ def test_refusal_reads_the_file_again_but_not_for_every_request(tmp_path: Path) 
 
 @table(
     ("target", "fault"),
-    [
-        ({"token-file": "/no/such/file"}, "No such file"),
-        ({"token-file": "/dev/null"}, "no token in it"),
-    ],
+    [({"token-file": "/no/such/file"}, "No such file"), ({"token-file": "/dev/null"}, "no token in it")],
 )
 async def test_target_without_a_token_cannot_be_run(target: dict[str, Any], fault: str) -> None:
     spec = build_spec(1, {"req-rate": 1, "total-prompts": 1}, target={"model": "m", **target})
@@ -73,34 +70,31 @@ def test_only_one_way_to_show_who_asks_is_taken() -> None:
         Target.model_validate({"token-file": "a", "api-key-env": "K"})
 
 
-@table(
-    ("spec", "said"),
-    [
-        ({"target": {"sign": {"service": "s", "region": "r"}}}, "sign was removed in 0.2: send requests"),
-        ({"target": {"token-command": ["x"]}}, "token-command was removed in 0.2: have the command write"),
-        ({"dcgm": ["127.0.0.1:9400"]}, "dcgm was removed in 0.2: Prometheus has"),
-    ],
-)
-def test_field_that_was_removed_says_what_to_do_instead(spec: dict[str, Any], said: str) -> None:
-    traffic = {"traffic-shape": {"req-rate": 1, "total-prompts": 1}}
-    with pytest.raises(ValueError, match=said):
-        Spec.model_validate({"endpoint": "h", "performance": traffic, **spec})
+BURSTGPT = {"shape": "trace", "dataset": {"name": "trace", "layout": "burstgpt"}}
+SINE = {"req-rate": 1, "shape": {"name": "sine", "period": 8}}
 
 
 @table(
-    ("traffic", "said"),
+    ("traffic", "fields", "said"),
     [
-        ({"stages": [{"vus": 2, "duration": 1}]}, "stages was removed in 0.2: give a req-rate"),
-        ({"req-rate": 1, "shape": {"name": "sine", "period": 8}}, "sine was removed in 0.2: give `steps`"),
+        ({}, {"target": {"sign": {"service": "s"}}}, "sign was removed in 0.2: send requests"),
         (
-            {"shape": "trace", "dataset": {"name": "trace", "layout": "burstgpt"}},
-            "burstgpt was removed in 0.2",
+            {},
+            {"target": {"token-command": ["x"]}},
+            "token-command was removed in 0.2: have the",
         ),
+        ({}, {"dcgm": ["127.0.0.1:9400"]}, "dcgm was removed in 0.2: Prometheus has"),
+        ({"stages": [{"vus": 2, "duration": 1}]}, {}, "stages was removed in 0.2: give a req-rate"),
+        (SINE, {}, "sine was removed in 0.2: give `steps`"),
+        (BURSTGPT, {}, "burstgpt was removed in 0.2"),
     ],
 )
-def test_traffic_that_was_removed_says_what_to_do_instead(traffic: dict[str, Any], said: str) -> None:
+def test_field_that_was_removed_says_what_to_do_instead(
+    traffic: dict[str, Any], fields: dict[str, Any], said: str
+) -> None:
+    rate = {} if traffic else {"req-rate": 1}
     with pytest.raises((ValueError, SettingsError), match=said):
-        build_workload(build_spec(1, {"total-prompts": 1, **traffic}), build_registry())
+        build_workload(build_spec(1, {"total-prompts": 1, **rate, **traffic}, **fields), build_registry())
 
 
 @pytest.mark.slow

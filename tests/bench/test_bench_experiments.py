@@ -97,14 +97,11 @@ def test_saturate_finds_the_rate_that_a_slow_server_can_serve(slow_server: int, 
 @pytest.mark.slow
 def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
-    ab = {
+    ab: dict[str, object] = {
         "arms": ["random", "least_load"],
         "command": ["sh", "-c", f"echo {{strategy}} >> {asked}"],
-        "flush": [],
-        "repeats": 1,
-        "prime": 0.2,
-        "tolerance": 10,
     }
+    ab |= {"flush": [], "repeats": 1, "prime": 0.2, "tolerance": 10}
     told = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab)
 
     assert told.exit_code == 0, told.output

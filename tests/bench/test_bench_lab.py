@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -141,21 +142,15 @@ async def test_router_that_somebody_changed_during_a_run_ends_the_comparison_eve
     await lab.confirm(PREFIX_HASH)
 
 
-async def test_arm_that_is_in_force_already_is_not_waited_for(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
-    lab = lab_of(http, router)
-    await lab.prepare(PREFIX_HASH)
-    router.polls_until_seen = 1000
-    await lab.prepare(PREFIX_HASH)
-
-
-async def test_arms_that_differ_in_settings_only_are_told_apart(
+async def test_arm_is_waited_for_unless_it_is_in_force_with_its_settings(
     http: aiohttp.ClientSession, router: Router
 ) -> None:
     """1. prefix_hash is in force. 2. The same with other settings: `/pools` cannot tell, `/config` does."""
     lab = lab_of(http, router)
     await lab.prepare(PREFIX_HASH)
+    router.polls_until_seen = 1000
+    await lab.prepare(PREFIX_HASH)
+    assert router.polls_until_seen == 1000
     router.polls_until_seen = 2
     await lab.prepare(Component(name="prefix_hash"))
 
@@ -183,13 +178,19 @@ async def test_lab_waits_for_the_last_replica_that_a_name_has(
     assert all(str(each).startswith(second.address) for each in told[:3])
 
 
-async def test_router_that_is_not_found_has_nothing_in_force(http: aiohttp.ClientSession) -> None:
-    async def resolve(_host: str, _port: int) -> list[str]:
+async def test_router_without_an_address_has_nothing_in_force(http: aiohttp.ClientSession) -> None:
+    async def fail(_host: str, _port: int) -> list[str]:
         raise OSError("Name or service not known")
 
-    told = await Replicas(http, "router:9090", None, resolve).look(ROUND_ROBIN)
+    async def find_none(_host: str, _port: int) -> list[str]:
+        return []
+
+    told = await Replicas(http, "router:9090", None, fail).look(ROUND_ROBIN)
 
     assert told == "the router is not found: ab.admin: router:9090: Name or service not known"
+    assert await Replicas(http, "router:9090", None, find_none).look(ROUND_ROBIN) is not None
+    assert await resolve("127.0.0.1", 80) == ["127.0.0.1:80"]
+    assert set(await resolve("localhost", 80)) <= {"127.0.0.1:80", "[::1]:80"}
 
 
 async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_before_anything_is_changed(
@@ -201,16 +202,28 @@ async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_before_any
     assert router.path.read_text() == SETTINGS
 
 
-async def test_router_without_replicas_has_nothing_in_force(http: aiohttp.ClientSession) -> None:
-    async def resolve(_host: str, _port: int) -> list[str]:
-        return []
+@pytest.mark.parametrize(
+    ("state", "fields", "fault"),
+    [
+        ({"refuses": True}, {}, "refused prefix_hash"),
+        (
+            {"polls_until_seen": 1000},
+            {"switch_timeout": 0.3},
+            r"prefix_hash: after 0.3 s .* has another strategy in force",
+        ),
+        # It may be about to start: it is asked again until the time is up.
+        ({}, {"admin": "127.0.0.1:1", "switch_timeout": 0.3}, "ClientConnectorError"),
+        ({}, {"pool": "three"}, "no pool 'three'"),
+        ({"flush_status": 404}, {}, "VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+async def test_router_or_cache_that_does_not_do_as_told_ends_the_comparison(
+    state: dict[str, Any], fields: dict[str, Any], fault: str, http: aiohttp.ClientSession, router: Router
+) -> None:
+    vars(router).update(state)
 
-    assert await Replicas(http, "router:9090", None, resolve).look(ROUND_ROBIN) is not None
-
-
-async def test_every_address_of_a_name_is_found() -> None:
-    assert await resolve("127.0.0.1", 80) == ["127.0.0.1:80"]
-    assert set(await resolve("localhost", 80)) <= {"127.0.0.1:80", "[::1]:80"}
+    with pytest.raises(LabError, match=fault):
+        await lab_of(http, router, [router.address], **fields).prepare(PREFIX_HASH)
 
 
 def test_single_value_that_a_router_tells_as_a_list_is_the_same() -> None:
@@ -219,30 +232,6 @@ def test_single_value_that_a_router_tells_as_a_list_is_the_same() -> None:
     assert is_alike({"name": "prefix_hash", "key": ["conversation"]}, asked)
     assert not is_alike({"name": "prefix_hash"}, asked)
     assert not is_alike({**asked, "load_factor": 2}, asked)
-
-
-async def test_refused_strategy_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:
-    router.refuses = True
-
-    with pytest.raises(LabError, match="refused prefix_hash"):
-        await lab_of(http, router).prepare(PREFIX_HASH)
-
-
-async def test_router_that_never_reads_its_settings_ends_the_comparison(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
-    router.polls_until_seen = 1000
-
-    with pytest.raises(LabError, match=r"prefix_hash: after 0.3 s .* has another strategy in force"):
-        await lab_of(http, router, switch_timeout=0.3).prepare(PREFIX_HASH)
-
-
-async def test_router_that_cannot_be_reached_ends_the_comparison(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
-    """It may be about to start: it is asked again until the time is up."""
-    with pytest.raises(LabError, match="ClientConnectorError"):
-        await lab_of(http, router, admin="127.0.0.1:1", switch_timeout=0.3).prepare(PREFIX_HASH)
 
 
 async def test_lab_that_is_told_to_end_waits_no_longer(http: aiohttp.ClientSession, router: Router) -> None:
@@ -254,35 +243,15 @@ async def test_lab_that_is_told_to_end_waits_no_longer(http: aiohttp.ClientSessi
         await Lab(http, build_switch(ab), ab, (), stop).prepare(PREFIX_HASH)
 
 
-async def test_unknown_pool_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:
-    with pytest.raises(LabError, match="no pool 'three'"):
-        await lab_of(http, router, pool="three").prepare(PREFIX_HASH)
-
-
 async def test_every_cache_is_emptied_before_each_arm(http: aiohttp.ClientSession, router: Router) -> None:
+    """What a request still holds is emptied a moment later."""
     lab = lab_of(http, router, [router.address, f"http://{router.address}/"])
     await lab.prepare(PREFIX_HASH)
+    assert router.flushes == 2
+    router.flush_failures = 4
     await lab.prepare(ROUND_ROBIN)
 
-    assert router.flushes == 4
-
-
-async def test_cache_that_a_request_still_holds_is_emptied_a_moment_later(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
-    router.flush_failures = 2
-    await lab_of(http, router, [router.address]).prepare(PREFIX_HASH)
-
-    assert router.flushes == 3
-
-
-async def test_cache_that_is_not_emptied_ends_the_comparison(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
-    router.flush_status = 404
-
-    with pytest.raises(LabError, match="VLLM_SERVER_DEV_MODE=1"):
-        await lab_of(http, router, [router.address]).prepare(PREFIX_HASH)
+    assert router.flushes == 2 + 2 + 2
 
 
 async def test_settings_file_is_restored_with_its_comments(
@@ -304,7 +273,9 @@ async def test_first_pool_is_switched_where_none_is_named(tmp_path: Path) -> Non
     assert yaml.safe_load(path.read_text())["pools"][0]["strategy"] == {"name": "round_robin"}
 
 
-async def test_command_is_told_the_strategy(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_command_is_told_the_strategy_and_ends_the_comparison_where_it_fails(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
     told = tmp_path / "told"
     ab = Ab(command=("sh", "-c", f"echo {{strategy}} > {told}"))
     lab = Lab(http, build_switch(ab), ab, ())
@@ -312,13 +283,8 @@ async def test_command_is_told_the_strategy(http: aiohttp.ClientSession, tmp_pat
     await lab.restore()
 
     assert told.read_text() == "round_robin\n"
-
-
-async def test_failing_command_ends_the_comparison_with_what_it_said() -> None:
-    switch = CommandSwitch(["sh", "-c", "echo no such deployment >&2; exit 7"])
-
     with pytest.raises(LabError, match="sh ended with 7: no such deployment"):
-        await switch.put(ROUND_ROBIN)
+        await CommandSwitch(["sh", "-c", "echo no such deployment >&2; exit 7"]).put(ROUND_ROBIN)
 
 
 async def test_arm_is_asked_for_on_the_board_where_a_spec_has_no_way_of_its_own(

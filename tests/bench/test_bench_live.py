@@ -89,32 +89,22 @@ def test_metrics_stay_up_while_they_linger_and_a_signal_ends_that() -> None:
     assert "extproc_bench_e2e_seconds_count 1.0" in scraped[0]
 
 
-async def answer_plainly(request: aiohttp.web.Request) -> aiohttp.web.Response:
-    await request.read()
-    return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE)
-
-
 async def tell_counters(request: aiohttp.web.Request) -> aiohttp.web.Response:
     del request
     return aiohttp.web.Response(text="vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 1\n")
 
 
 @pytest.mark.slow
-async def test_server_that_is_a_vllm_itself_is_the_endpoint() -> None:
-    async with serving(chat=answer_plainly, metrics=tell_counters) as port:
-        result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
-
-    assert {record.endpoint for record in result.records} == {f"127.0.0.1:{port}"}
-
-
-@pytest.mark.slow
-async def test_header_wins_over_the_address_that_was_asked() -> None:
+@table("header", [None, "10.0.0.1:8000"])
+async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_tells_another(
+    header: str | None,
+) -> None:
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
-        plain = await answer_plainly(request)
-        plain.headers["x-served-by"] = "10.0.0.1:8000"
-        return plain
+        await request.read()
+        headers = {"x-served-by": header} if header else {}
+        return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
 
     async with serving(chat=answer, metrics=tell_counters) as port:
         result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
 
-    assert {record.endpoint for record in result.records} == {"10.0.0.1:8000"}
+    assert {record.endpoint for record in result.records} == {header or f"127.0.0.1:{port}"}

@@ -16,34 +16,15 @@ from tests.tables import table
 
 def late(index: int = 0) -> Record:
     """Asked for at 1 s, held by the cap until 3 s, taken up at 3.25 s, written at 3.5 s."""
-    return record(
-        index,
-        1.0,
-        admitted_s=3.0,
-        started_s=3.25,
-        sent_s=3.5,
-        first_token_s=4.0,
-        end_s=6.0,
-        chunk_s=[4.0, 4.5, 6.0],
-    )
+    begun = {"admitted_s": 3.0, "started_s": 3.25, "sent_s": 3.5}
+    return record(index, 1.0, **begun, first_token_s=4.0, end_s=6.0, chunk_s=[4.0, 4.5, 6.0])
 
 
-@table(
-    ("name", "expected"),
-    [
-        ("ttft", 3.0),
-        ("ttft_sent", 0.5),
-        ("e2e", 5.0),
-        ("e2e_sent", 2.5),
-        ("tpot", 0.2),
-        ("ntpot", 5.0 / 11),
-        ("time_per_token", 2.5 / 11),
-        ("lag", 0.25),
-        ("held", 2.0),
-    ],
-)
-def test_measure_follows_its_definition(name: str, expected: float) -> None:
-    assert metrics.MEASURES[name](late()) == pytest.approx(expected)
+def test_measure_follows_its_definition() -> None:
+    expected = {"ttft": 3.0, "ttft_sent": 0.5, "e2e": 5.0, "e2e_sent": 2.5, "tpot": 0.2, "lag": 0.25}
+    expected |= {"ntpot": 5.0 / 11, "time_per_token": 2.5 / 11, "held": 2.0}
+
+    assert {name: metrics.MEASURES[name](late()) for name in expected} == pytest.approx(expected)
 
 
 @table(
@@ -91,9 +72,6 @@ def test_stats_are_exact_for_any_sample(values: list[float]) -> None:
     assert len(values) == stats.count
     assert stats.mean == pytest.approx(mean)
     assert stats.std**2 == pytest.approx(math.fsum((1000 * v - mean) ** 2 for v in values) / len(values))
-
-
-def test_stats_of_nothing_are_none() -> None:
     assert Stats.of([]) is None
 
 
@@ -117,42 +95,23 @@ def test_latencies_cover_completed_requests_only() -> None:
 
 def test_throughput_of_the_whole_run_is_totals_per_duration() -> None:
     run = steady(100)
-
     whole = metrics.throughput(run.records, metrics.whole_run(run))
+    figures = (whole.requests_rps, whole.output_tps, whole.total_tps, whole.in_flight)
 
-    assert whole.requests_rps == pytest.approx(100 / 11.4)
-    assert whole.output_tps == pytest.approx(1100 / 11.4)
-    assert whole.total_tps == pytest.approx((1100 + 10_000) / 11.4)
-    assert whole.in_flight == pytest.approx(100 * 1.5 / 11.4)
+    assert figures == pytest.approx([each / 11.4 for each in (100, 1100, 1100 + 10_000, 100 * 1.5)])
 
 
 def test_throughput_of_the_steady_window_excludes_ramp_and_stragglers() -> None:
-    run = steady(100)
+    records = steady(100).records
+    inside = metrics.measure(records, Window(3.0, 9.0), Slo())
+    flow = inside.throughput
+    only = metrics.throughput([record(0, 0.0, chunk_s=[0.5, 1.5], output_tokens=10)], Window(1.0, 2.0))
 
-    steady_part = metrics.throughput(run.records, Window(3.0, 9.0))
-
-    assert steady_part.started_rps == pytest.approx(10, rel=0.03)
-    assert steady_part.requests_rps == pytest.approx(10, rel=0.03)
-    assert steady_part.output_tps == pytest.approx(110, rel=0.03)
-    assert steady_part.in_flight == pytest.approx(15, rel=0.01)
-
-
-def test_tokens_arriving_outside_the_window_do_not_count() -> None:
-    only = record(0, 0.0, chunk_s=[0.5, 1.5], output_tokens=10)
-
-    inside = metrics.throughput([only], Window(1.0, 2.0))
-
-    assert inside.output_tps == pytest.approx(5)
-    assert inside.input_tps == 0
-
-
-def test_littles_law_holds_on_a_steady_run() -> None:
-    run = steady(200)
-    inside = metrics.measure(run.records, Window(5.0, 15.0), Slo())
-
-    predicted = inside.throughput.started_rps * inside.latency_ms["e2e_sent"].mean / 1000
-
-    assert inside.throughput.in_flight == pytest.approx(predicted, rel=0.02)
+    assert (flow.started_rps, flow.requests_rps, flow.output_tps) == pytest.approx((10, 10, 110), rel=0.03)
+    assert flow.in_flight == pytest.approx(15, rel=0.01)
+    e2e_s = inside.latency_ms["e2e_sent"].mean / 1000
+    assert flow.in_flight == pytest.approx(flow.started_rps * e2e_s, rel=0.03)  # Little's law
+    assert (only.output_tps, only.input_tps) == pytest.approx((5, 0))
 
 
 @table(
@@ -174,17 +133,11 @@ def test_goodput_counts_failures_in_its_denominator(slo: Slo, good: int) -> None
     assert metrics.Goodput(good, good / 4, good / 10) == goodput
 
 
-def test_goodput_judges_from_the_intended_start() -> None:
+def test_goodput_judges_from_the_intended_start_and_a_single_token_breaks_no_tpot_limit() -> None:
     assert not metrics.is_good(late(), Slo(ttft_ms=1000))
     assert metrics.is_good(late(), Slo(ttft_ms=3000))
-
-
-def test_goodput_is_absent_without_limits() -> None:
-    assert metrics.goodput([record(0, 0.0)], Slo(), 1.0) is None
-
-
-def test_single_token_breaks_no_tpot_limit() -> None:
     assert metrics.is_good(record(0, 0.0, output_tokens=1, chunk_s=[0.5]), Slo(tpot_ms=1, itl_ms=1))
+    assert metrics.goodput([record(0, 0.0)], Slo(), 1.0) is None
 
 
 def test_hit_rate_weighs_by_tokens_and_skips_requests_that_do_not_tell() -> None:
@@ -205,42 +158,21 @@ def test_token_totals_show_how_far_the_estimate_is_off() -> None:
     assert totals.estimate_error == pytest.approx(10 / 111)
 
 
-def test_whole_run_holds_the_last_request_even_if_it_failed_at_once() -> None:
-    run = result([failed(0, 10.0)], duration_s=10.0)
+def test_whole_run_holds_the_last_request_and_an_empty_run_no_latency() -> None:
+    run, empty = result([failed(0, 10.0)], duration_s=10.0), result([], duration_s=0.0)
+    nothing = metrics.measure(empty.records, metrics.whole_run(empty), Slo(ttft_ms=1))
 
     assert metrics.measure(run.records, metrics.whole_run(run), Slo()).counts.offered == 1
-
-
-def test_empty_run_has_figures_of_zero_and_no_latency() -> None:
-    run = result([], duration_s=0.0)
-
-    nothing = metrics.measure(run.records, metrics.whole_run(run), Slo(ttft_ms=1))
-
-    assert nothing.throughput.total_tps == 0
-    assert nothing.goodput is None
-    assert nothing.latency_ms == {}
+    assert (nothing.throughput.total_tps, nothing.goodput, nothing.latency_ms) == (0, None, {})
 
 
 def test_groups_tell_turns_endpoints_and_hit_buckets_apart() -> None:
-    records = [
-        record(0, 0.0, cached_tokens=0),
-        record(1, 0.0, cached_tokens=20),
-        record(2, 0.0, cached_tokens=100),
-        record(3, 0.0, cached_tokens=None, endpoint=None),
-        failed(4, 0.0),
-    ]
+    cached = [record(index, 0.0, cached_tokens=tokens) for index, tokens in enumerate((0, 20, 100))]
+    groups = Groups.of([*cached, record(3, 0.0, cached_tokens=None, endpoint=None), failed(4, 0.0)])
 
-    groups = Groups.of(records)
-
-    assert [(row.label, row.requests, row.failed) for row in groups.turns] == [
-        ("turn 1", 3, 1),
-        ("turn 2", 2, 0),
-    ]
+    turns = [(row.label, row.requests, row.failed) for row in groups.turns]
+    assert turns == [("turn 1", 3, 1), ("turn 2", 2, 0)]
     assert [row.label for row in groups.endpoints] == ["10.0.0.0:8000", "10.0.0.1:8000", "unknown"]
-    assert [(row.label, row.requests) for row in groups.hits] == [
-        ("0 %", 1),
-        ("under 25 %", 1),
-        ("75-100 %", 1),
-        ("unknown", 2),
-    ]
+    hits = {row.label: row.requests for row in groups.hits}
+    assert hits == {"0 %": 1, "under 25 %": 1, "75-100 %": 1, "unknown": 2}
     assert math.isclose(groups.turns[0].hit_rate or 0, 0.5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.bench.experiments.watch import FleetWatch, add_up, read_gauges
 from extproc.bench.load.journal import close_journal, open_journal, read_journal
 from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
-from extproc.bench.record import FleetSample, Record
+from extproc.bench.record import FleetSample, Record, RunResult
 from extproc.bench.report import report
 from extproc.bench.report.headline import summary_text
 from extproc.bench.report.run_page import html_report
@@ -47,9 +47,6 @@ def ready(*counts: tuple[float, int]) -> list[FleetSample]:
     return [FleetSample(at_s, count, None, None, None) for at_s, count in counts]
 
 
-# Its parts.
-
-
 @table(
     ("spike", "expected"),
     [
@@ -57,40 +54,25 @@ def ready(*counts: tuple[float, int]) -> list[FleetSample]:
         ({"burst": 10}, [("spike", 0, 10), ("after", 10, 100)]),
         ({"burst": 50, "after": 80}, [("before", 0, 80), ("spike", 80, 100)]),
         (
-            {"burst": 10, "after": 20, "every": 60},
-            [
-                ("before", 0, 20),
-                ("spike 1", 20, 30),
-                ("after spike 1", 30, 80),
-                ("spike 2", 80, 90),
-                ("after spike 2", 90, 100),
-            ],
+            {"burst": 20, "after": 20, "every": 60},
+            [("before", 0, 20), ("spike 1", 20, 40), ("after spike 1", 40, 80), ("spike 2", 80, 100)],
         ),
+        (None, []),
     ],
 )
-def test_spikes_part_a_run(spike: dict[str, float], expected: list[tuple[str, float, float]]) -> None:
-    assert parts(shape(traffic_spike=spike)) == expected
+def test_spikes_part_a_run(spike: dict[str, float] | None, expected: list[tuple[str, float, float]]) -> None:
+    found = list_stretches(shape(traffic_spike=spike), 100)
 
-
-def test_even_load_has_no_parts() -> None:
-    assert parts(shape()) == []
-
-
-# How it was taken.
+    assert [(part.name, part.start_s, part.end_s) for part in found] == expected
 
 
 def test_seconds_are_missed_in_which_too_few_requests_were_good() -> None:
+    due = [record(i, i / 20, first_token_s=i / 20 + (3 if i == 0 else 0.1)) for i in range(20)]
+
     assert find_missed(slow_from(30, 45), LIMIT) == list(range(30, 45))
     assert find_missed(slow_from(0, 0), LIMIT) == []
     assert find_missed(slow_from(30, 45), Slo()) is None
-
-
-def test_one_bad_request_of_twenty_misses_no_second() -> None:
-    due = [
-        record(index, index / 20, first_token_s=index / 20 + (3 if index == 0 else 0.1))
-        for index in range(20)
-    ]
-
+    # One bad request of twenty is allowed, one of nineteen is not.
     assert find_missed(due, LIMIT) == []
     assert find_missed([due[0], *due[2:]], LIMIT) == [0]
 
@@ -108,20 +90,15 @@ def test_reaction_and_recovery_count_from_the_rise() -> None:
     assert (rise.reaction_s, rise.recovery_s) == (12.0, 15.0)
 
 
-def test_rise_that_is_never_recovered_from_has_no_time() -> None:
+def test_rise_has_no_time_where_nothing_recovers_and_zero_where_nothing_was_missed() -> None:
     stretches = list_stretches(shape(traffic_spike={"burst": 10, "after": 30}), 100)
-    found = measure_elasticity(slow_from(31, 100), stretches, LIMIT, ready((0, 2), (50, 2)), 100.0)
+    never = measure_elasticity(slow_from(31, 100), stretches, LIMIT, ready((0, 2), (50, 2)), 100.0)
+    at_once = measure_elasticity(slow_from(0, 0), stretches, LIMIT, [], 100.0)
 
-    assert found
-    assert (found.responses[0].reaction_s, found.responses[0].recovery_s) == (None, None)
-
-
-def test_rise_that_missed_nothing_was_recovered_from_at_once() -> None:
-    stretches = list_stretches(shape(traffic_spike={"burst": 10, "after": 30}), 100)
-    found = measure_elasticity(slow_from(0, 0), stretches, LIMIT, [], 100.0)
-
-    assert found
-    assert (found.responses[0].recovery_s, found.endpoint_seconds) == (0.0, None)
+    assert never
+    assert (never.responses[0].reaction_s, never.responses[0].recovery_s) == (None, None)
+    assert at_once
+    assert (at_once.responses[0].recovery_s, at_once.endpoint_seconds) == (0.0, None)
 
 
 def test_seconds_missed_before_the_next_spike_belong_to_their_own() -> None:
@@ -136,35 +113,23 @@ def test_seconds_missed_before_the_next_spike_belong_to_their_own() -> None:
     ]
 
 
-def spiked() -> Any:
-    tree = {
-        "endpoint": "127.0.0.1:1",
-        "performance": {
-            "traffic_shape": {"req_rate": 1, "duration": 100, "traffic_spike": {"burst": 10, "after": 30}},
-            "slo": {"ttft_ms": 1000},
-        },
-    }
+def spiked() -> RunResult:
+    shape = {"req_rate": 1, "duration": 100, "traffic_spike": {"burst": 10, "after": 30}}
+    tree = {"endpoint": "127.0.0.1:1", "performance": {"traffic_shape": shape, "slo": {"ttft_ms": 1000}}}
     made = result(slow_from(31, 45), duration_s=101.0, of=Spec.model_validate(tree))
-    info = replace(made.info, fleet=tuple(ready((0, 2), (42, 3))))
-    return replace(made, info=info)
+    return replace(made, info=replace(made.info, fleet=tuple(ready((0, 2), (42, 3)))))
 
 
-def test_report_has_phases_that_hold_every_request_once() -> None:
+def test_report_has_phases_that_hold_every_request_once_and_every_format_tells_them() -> None:
     run = spiked()
     said = report.build(run)
+    text, html = summary_text(said), html_report(run, said)
 
     assert [phase.name for phase in said.phases] == ["before", "spike", "after"]
     assert sum(phase.figures.counts.offered for phase in said.phases) == 100
     assert [phase.slo_seconds_missed for phase in said.phases] == [0, 9, 5]
     assert [phase.ready for phase in said.phases] == [2, None, 3]
     assert report.decode_report(report.encode_report(said)) == said
-
-
-def test_every_format_tells_the_phases() -> None:
-    run = spiked()
-    said = report.build(run)
-    text, html = summary_text(said), html_report(run, said)
-
     assert "recovery, spike...............: 15.0 s" in text
     assert "| spike " in text
     assert "Endpoints ready" in html
@@ -178,8 +143,6 @@ def test_journal_keeps_what_was_seen_of_the_endpoints(tmp_path: Path) -> None:
 
     assert read_journal(path).info.fleet == run.info.fleet
 
-
-# Watching the endpoints.
 
 EXPOSITION = """# HELP vllm:num_requests_running Number
 vllm:num_requests_running{engine="0",model_name="a b"} 3.0
@@ -278,14 +241,10 @@ async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str
 async def test_without_a_router_those_are_ready_that_answer(world: tuple[str, dict[str, int]]) -> None:
     address, _ = world
     samples = await watched(Watching(every=0.1), [address, "127.0.0.1:1"], 1)
+    away = await watched(Watching(every=0.1, admin="127.0.0.1:1"), (), 1)
 
     assert (samples[0].ready, samples[0].running) == (1, 7)
-
-
-async def test_router_that_is_away_is_no_endpoint_ready() -> None:
-    samples = await watched(Watching(every=0.1, admin="127.0.0.1:1"), (), 1)
-
-    assert samples[0].ready == 0
+    assert away[0].ready == 0
 
 
 def test_watching_nothing_is_refused() -> None:

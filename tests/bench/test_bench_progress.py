@@ -4,16 +4,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
-from extproc.bench.progress import (
-    Display,
-    Exporter,
-    Goal,
-    GoalProgress,
-    Pace,
-    RunSnapshot,
-    roughly,
-    watching,
-)
+from extproc.bench.progress import Display, Exporter, Goal, GoalProgress, Pace, RunSnapshot, roughly, watching
 from tests.tables import table
 
 SNAPSHOT = RunSnapshot(
@@ -34,17 +25,14 @@ def text_of(display: Display) -> str:
 
 
 def test_display_shows_sent_in_flight_errors_ttft_and_lag() -> None:
-    display = Display("a run")
+    display, idle = Display("a run"), Display("idle")
+    assert "TTFT" in text_of(idle)
+    idle.update(replace(SNAPSHOT, at_s=-0.2, finished=0, goal=Goal(seconds=60)))
     display.update(SNAPSHOT)
 
-    shown = text_of(display)
-
     for part in ("1,200", "34", "timeout 2", "p50 300.0 ms", "p50 1.00 ms", "a run"):
-        assert part in shown
-
-
-def test_display_without_samples_shows_dashes() -> None:
-    assert "TTFT" in text_of(Display("idle"))
+        assert part in text_of(display)
+    assert "left" not in text_of(idle)  # it has not begun
 
 
 def test_watching_tells_all_and_ends_with_the_last_state_on_the_console() -> None:
@@ -81,34 +69,17 @@ def test_display_shows_how_much_is_done_and_how_long_the_rest_takes(goal: Goal, 
     assert " ".join(line.strip("│ ").split()) == f"time {' '.join(shown.split())}"
 
 
-def test_display_shows_nothing_left_before_a_run_has_begun() -> None:
-    display = Display("a run")
-    display.update(replace(SNAPSHOT, at_s=-0.2, finished=0, goal=Goal(seconds=60)))
-
-    assert "left" not in text_of(display)
-
-
 def test_experiment_says_which_run_of_how_many_and_how_long_the_rest_takes() -> None:
     """Two of four runs and half of the third took 100 s: the other three eighths take 60 s."""
     now_s = [1000.0]
-    pace = Pace(4, lambda: now_s[0])
+    pace, search = Pace(4, lambda: now_s[0]), Pace(12, is_known=False)
     for _ in range(3):
         pace.begin()
     now_s[0] += 100
+    search.begin()
 
     assert pace.render(0.5) == "run 3 of 4, 62%, 60 s left"
     assert pace.render(None) == "run 3 of 4, 50%, 2 min left"
-
-
-def test_search_that_may_end_early_promises_no_time() -> None:
-    pace = Pace(12, is_known=False)
-    pace.begin()
-
-    assert pace.render(0.5) == "run 1 of at most 12"
-
-
-@table(
-    ("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3540, "59 min"), (7500, "2 h 05 min")]
-)
-def test_times_are_said_roughly(seconds: float, said: str) -> None:
-    assert roughly(seconds) == said
+    assert search.render(0.5) == "run 1 of at most 12"  # it may end early
+    said = {0.4: "0 s", 89: "89 s", 90: "2 min", 3540: "59 min", 7500: "2 h 05 min"}
+    assert {seconds: roughly(seconds) for seconds in said} == said

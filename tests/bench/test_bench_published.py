@@ -8,11 +8,8 @@ from tests.tables import table
 TABLE = Path(__file__).parents[2] / "extproc" / "simulator" / "fleet" / "kubeai-8xl4.csv"
 
 
-def test_on_time_client_below_capacity_leaves_nothing_in_flight() -> None:
+def test_on_time_client_leaves_nothing_in_flight_below_capacity_and_drains_evenly_above() -> None:
     assert on_time_in_flight(rate=10, cap=100, count=1000, throughput=20) == 0.0
-
-
-def test_on_time_client_that_sends_all_at_once_drains_evenly() -> None:
     assert on_time_in_flight(rate=1e9, cap=1e9, count=1000, throughput=10) == pytest.approx(500, rel=0.01)
 
 

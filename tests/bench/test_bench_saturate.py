@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from extproc.bench.experiments.saturate import (
     saturation_markdown,
     summarise_rungs,
 )
-from extproc.bench.record import Window
+from extproc.bench.record import Record, Window
 from extproc.bench.report import report
 from extproc.bench.spec.tree import Ladder
 from tests.bench.synthetic import failed, record, result
@@ -22,26 +22,21 @@ LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
 SPAN_S = 40.0
 
 
+def build_rung(rate: float, records: Sequence[Record], duration_s: float) -> Rung:
+    run = result(records, duration_s=duration_s, window=Window(5.0, SPAN_S))
+    return Rung(rate, report.build(run))
+
+
 def rung(rate: float, capacity: float, *, lag_s: float = 0.0) -> Rung:
     """A server of `capacity` requests/s that needs 50 ms, asked on time for `SPAN_S`; a queue beyond."""
-    records = []
-    free_s = 0.0
+    records, free_s = [], 0.0
     for index in range(round(rate * SPAN_S)):
         at = index / rate
         free_s = max(free_s, at) + 1 / capacity
         end = free_s + 0.05
-        records.append(
-            record(
-                index,
-                at,
-                started_s=at + lag_s,
-                first_token_s=end - 0.01,
-                end_s=end,
-                chunk_s=[end - 0.01, end],
-            )
-        )
-    run = result(records, duration_s=max(made.end_s or 0 for made in records), window=Window(5.0, SPAN_S))
-    return Rung(rate, report.build(run))
+        times = {"started_s": at + lag_s, "first_token_s": end - 0.01, "end_s": end}
+        records.append(record(index, at, **times, chunk_s=[end - 0.01, end]))
+    return build_rung(rate, records, max(made.end_s or 0 for made in records))
 
 
 def climb(measure: Callable[[float], Rung], ladder: Ladder = LADDER) -> tuple[list[float], Saturation]:
@@ -63,9 +58,14 @@ def test_inflection_point_of_a_known_server_is_found_within_the_precision(capaci
 
 
 def test_ladder_doubles_until_saturation_and_then_halves_the_gap() -> None:
-    rates, _ = climb(lambda rate: rung(rate, 13.0))
+    rates, found = climb(lambda rate: rung(rate, 13.0))
 
+    text = saturation_markdown(found)
     assert rates == [1, 2, 4, 8, 16, 12, 14, 13]
+    assert "Inflection point at 13.00 req/s" in text
+    assert text.count("saturated") == 2
+    assert "Inflection point" in saturation_html(found)
+    assert json.loads(report.encode_report(found))["schema"] == "extproc-bench-saturation/2"
 
 
 def test_little_law_tells_steady_rungs_from_growing_queues() -> None:
@@ -87,9 +87,7 @@ def test_ladder_ends_where_the_client_is_the_limit() -> None:
 
 def dead(rate: float) -> Rung:
     """A server that is not there."""
-    made = [failed(index, index / rate, "connect") for index in range(round(rate * SPAN_S))]
-    run = result(made, duration_s=SPAN_S, window=Window(5.0, SPAN_S))
-    return Rung(rate, report.build(run))
+    return build_rung(rate, [failed(i, i / rate, "connect") for i in range(round(rate * SPAN_S))], SPAN_S)
 
 
 def refusing(rate: float, capacity: float) -> Rung:
@@ -100,8 +98,7 @@ def refusing(rate: float, capacity: float) -> Rung:
         is_served = int(index * capacity / rate) != int((index - 1) * capacity / rate) or rate <= capacity
         times = {"first_token_s": at + 0.04, "end_s": at + 0.05, "chunk_s": [at + 0.04, at + 0.05]}
         kept.append(record(index, at, **times) if is_served else failed(index, at, "http 503"))
-    run = result(kept, duration_s=SPAN_S + 0.05, window=Window(5.0, SPAN_S))
-    return Rung(rate, report.build(run))
+    return build_rung(rate, kept, SPAN_S + 0.05)
 
 
 def test_dead_server_ends_the_search_at_its_first_rung_with_a_fault() -> None:
@@ -117,17 +114,13 @@ def test_dead_server_ends_the_search_at_its_first_rung_with_a_fault() -> None:
     assert 'class="banner bad"' in saturation_html(found)
 
 
-def test_search_that_was_broken_off_is_partial() -> None:
+def test_search_that_was_broken_off_is_partial_and_one_without_a_sound_rung_ends() -> None:
     found = summarise_rungs([rung(1, 13.0), rung(2, 13.0)], LADDER)
+    rates, failing = climb(lambda rate: refusing(rate, rate / 2))
 
     assert found.faults == ("partial: interrupted before the rung of 4.00 req/s",)
-
-
-def test_server_that_fails_at_every_rate_has_no_inflection_point() -> None:
-    rates, found = climb(lambda rate: refusing(rate, rate / 2))
-
     assert rates == [1]
-    assert "21 of 40 requests failed" in found.faults[0]
+    assert "21 of 40 requests failed" in failing.faults[0]
 
 
 @table("capacity", [5.0, 13.0])
@@ -170,25 +163,11 @@ def test_windows_of_a_few_latencies_are_told() -> None:
     assert any("at 4.00 req/s: short window: its 3.0 s are 2.0 times" in remark for remark in found.remarks)
 
 
-def test_ladder_ends_after_its_steps() -> None:
-    rates, found = climb(lambda rate: rung(rate, 1000), Ladder(start=1, factor=2, steps=3))
+def test_ladder_ends_after_its_steps_or_below_its_first_rung() -> None:
+    rates, fast = climb(lambda rate: rung(rate, 1000), Ladder(start=1, factor=2, steps=3))
+    _, slow = climb(lambda rate: rung(rate, 1.5), Ladder(start=4, factor=2, steps=1))
 
     assert rates == [1, 2, 4]
-    assert "No saturation up to 4.00 req/s" in saturation_markdown(found)
-
-
-def test_server_too_slow_for_the_first_rung_is_told_so() -> None:
-    _, found = climb(lambda rate: rung(rate, 1.5), Ladder(start=4, factor=2, steps=1))
-
-    assert found.inflection_rps is None or found.inflection_rps < 4
-    assert "begin below 4.00 req/s" in saturation_markdown(found)
-
-
-def test_reports_name_the_inflection_point() -> None:
-    _, found = climb(lambda rate: rung(rate, 13.0))
-
-    text = saturation_markdown(found)
-    assert "Inflection point at 13.00 req/s" in text
-    assert text.count("saturated") == 2
-    assert "Inflection point" in saturation_html(found)
-    assert json.loads(report.encode_report(found))["schema"] == "extproc-bench-saturation/2"
+    assert "No saturation up to 4.00 req/s" in saturation_markdown(fast)
+    assert slow.inflection_rps is None or slow.inflection_rps < 4
+    assert "begin below 4.00 req/s" in saturation_markdown(slow)

@@ -32,15 +32,11 @@ def read_prompts(spec: Spec) -> list[tuple[str, int]]:
 @pytest.fixture
 def sharegpt(tmp_path: Path) -> Path:
     """Twelve conversations of four messages, told apart by their number, and one that is too short."""
-    rows = [
-        {
-            "conversations": [
-                {"from": ("human", "gpt")[turn % 2], "value": f"{turn} of {row} " + "word " * (8 + row)}
-                for turn in range(4)
-            ]
-        }
-        for row in range(12)
-    ]
+
+    def say(row: int, turn: int) -> dict[str, str]:
+        return {"from": ("human", "gpt")[turn % 2], "value": f"{turn} of {row} " + "word " * (8 + row)}
+
+    rows = [{"conversations": [say(row, turn) for turn in range(4)]} for row in range(12)]
     path = tmp_path / "sharegpt.json"
     path.write_bytes(orjson.dumps([*rows, {"conversations": [{"from": "human", "value": "alone"}]}]))
     return path

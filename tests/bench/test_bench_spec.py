@@ -37,17 +37,16 @@ def test_proposed_resource_is_read_as_it_is() -> None:
     assert traffic.input_length == Distribution(value=1024)
     assert traffic.traffic_spike is not None
     assert traffic.traffic_spike.burst == 600.0
+    # Its length is known only when its prompts are: then the plan and the verdict say so.
+    assert traffic.traffic_spike.covers(100.0)
+    with pytest.raises(SettingsError, match=r"model-type: .*diffusion models are not supported"):
+        parse_spec(RESOURCE.replace("instruction-tuned-llm", "diffusion"))
 
 
 def test_underscores_mean_the_same_as_dashes() -> None:
     assert parse_spec(RESOURCE.replace("-", "_").replace("share_gpt", "share-gpt")).traffic == (
         parse_spec(RESOURCE).traffic.model_copy(update={"model_type": "instruction_tuned_llm"})
     )
-
-
-def test_diffusion_is_refused_in_clear_words() -> None:
-    with pytest.raises(SettingsError, match=r"model-type: .*diffusion models are not supported"):
-        parse_spec(RESOURCE.replace("instruction-tuned-llm", "diffusion"))
 
 
 def test_every_fault_is_told_with_its_place() -> None:
@@ -60,94 +59,80 @@ def test_every_fault_is_told_with_its_place() -> None:
         assert place in told
 
 
-def test_text_that_is_not_yaml_is_a_settings_error() -> None:
-    with pytest.raises(SettingsError, match="not YAML"):
-        parse_spec("{")
+def test_durations_and_rates_read_their_unit() -> None:
+    durations = {"10m": 600, "250ms": 0.25, "1.5 s": 1.5, "2h": 7200, "3": 3}
+    rates = {"10 qps": 10, "600/m": 10, "5req/s": 5, "inf": math.inf, ".5": 0.5}
+
+    assert {text: parse_duration(text) for text in durations} == durations
+    assert {text: parse_rate(text) for text in rates} == rates
+    for text in ("", "10 apples", "-3s", "1e3"):
+        with pytest.raises(ValueError, match="is not a"):
+            parse_duration(text)
+        with pytest.raises(ValueError, match="is not a"):
+            parse_rate(text)
 
 
-@table(("text", "seconds"), [("10m", 600), ("250ms", 0.25), ("1.5 s", 1.5), ("2h", 7200), ("3", 3)])
-def test_durations_read_their_unit(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-@table(("text", "rate"), [("10 qps", 10), ("600/m", 10), ("5req/s", 5), ("inf", math.inf), (".5", 0.5)])
-def test_rates_read_their_unit(text: str, rate: float) -> None:
-    assert parse_rate(text) == rate
-
-
-@table("text", ["", "10 apples", "-3s", "1e3"])
-def test_other_texts_are_neither_rate_nor_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a"):
-        parse_duration(text)
-    with pytest.raises(ValueError, match="is not a"):
-        parse_rate(text)
+CLOSED: dict[str, object] = {"req_rate": None, "vus": 2}
+COUNTED: dict[str, object] = {"duration": None, "total_prompts": 5}
 
 
 @table(
     ("fields", "fault"),
     [
-        ({"total_prompts": 5}, "give req-rate"),
-        ({"req_rate": 1}, "give total-prompts, duration or both"),
-        ({"req_rate": 1, "vus": 2, "total_prompts": 5}, "vus is a closed loop"),
-        ({"req_rate": "inf", "duration": 5}, "infinite req-rate needs total-prompts"),
-        ({"req_rate": 1, "duration": 5, "preset": "poetry"}, "no preset 'poetry'"),
-        ({"req_rate": 1, "duration": 5, "input_length": {"kind": "lognormal"}}, "lacks its parameters"),
-        ({"req_rate": 1, "duration": 5, "input_length": {"value": 5, "min": 3, "max": 2}}, "above max"),
-        ({"vus": 2, "duration": 5, "max_concurrency": 3}, "leave out max-concurrency"),
+        ({"req_rate": None, "duration": None, "total_prompts": 5}, "give req-rate"),
+        ({"duration": None}, "give total-prompts, duration or both"),
+        ({"vus": 2, "total_prompts": 5}, "vus is a closed loop"),
+        ({"req_rate": "inf"}, "infinite req-rate needs total-prompts"),
+        ({"preset": "poetry"}, "no preset 'poetry'"),
+        ({"input_length": {"kind": "lognormal"}}, "lacks its parameters"),
+        ({"input_length": {"value": 5, "min": 3, "max": 2}}, "above max"),
+        (CLOSED | {"max_concurrency": 3}, "leave out max-concurrency"),
+        (CLOSED | {"traffic_spike": {"burst": 1}}, "closed loop has no schedule, so that traffic"),
+        (CLOSED | {"shape": {"name": "ramp", "to": 5, "over": 5}}, "so that shape would do"),
+        (CLOSED | {"arrivals": "poisson"}, "so that arrivals would do nothing"),
+        (COUNTED | {"req_rate": "inf", "arrivals": "poisson"}, "all requests start at once"),
+        ({"shape": "trace"}, "trace's own times, so that req-rate"),
+        ({"burstiness": 0.5}, "`arrivals: gamma` only"),
+        ({"burstiness": 0.5, "arrivals": "poisson"}, "gamma"),
+        (COUNTED | {"graceful_stop": 5}, "duration, which is not given"),
+        ({"traffic_spike": {"burst": 10, "every": 5}}, "every 5 s never ends"),
+        ({"traffic_spike": {"burst": 10, "every": 10}}, "never ends"),
+        ({"traffic_spike": {"burst": 60}}, "lasts the whole run of 60 s"),
+        ({"traffic_spike": {"burst": 5, "after": 60}}, "begins after 60 s"),
+        ({"req_rate": 5, "traffic_spike": {"burst": 5, "req_rate": 4}}, "is no spike above"),
         (
-            {"vus": 2, "duration": 5, "traffic_spike": {"burst": 1}},
-            "closed loop has no schedule, so that traffic",
-        ),
-        ({"vus": 2, "duration": 5, "shape": {"name": "ramp", "to": 5, "over": 5}}, "so that shape would do"),
-        ({"vus": 2, "duration": 5, "arrivals": "poisson"}, "so that arrivals would do nothing"),
-        ({"req_rate": "inf", "total_prompts": 5, "arrivals": "poisson"}, "all requests start at once"),
-        ({"req_rate": 1, "duration": 5, "shape": "trace"}, "trace's own times, so that req-rate"),
-        ({"req_rate": 1, "duration": 5, "burstiness": 0.5}, "`arrivals: gamma` only"),
-        ({"req_rate": 1, "duration": 5, "burstiness": 0.5, "arrivals": "poisson"}, "gamma"),
-        ({"req_rate": 1, "total_prompts": 5, "graceful_stop": 5}, "duration, which is not given"),
-        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 10, "every": 5}}, "every 5 s never ends"),
-        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 10, "every": 10}}, "never ends"),
-        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 60}}, "lasts the whole run of 60 s"),
-        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 5, "after": 60}}, "begins after 60 s"),
-        ({"req_rate": 5, "duration": 60, "traffic_spike": {"burst": 5, "req_rate": 4}}, "is no spike above"),
-        (
-            {
-                "req_rate": 1,
-                "duration": 5,
-                "input_length": 9,
-                "dataset": {"name": "random", "turns": "sessions"},
-            },
+            {"input_length": 9, "dataset": {"name": "random", "turns": "sessions"}},
             "grows from turn to turn",
         ),
-        ({"req_rate": 1, "duration": 5, "input_length": -5}, "greater than or equal to 0"),
-        (
-            {"req_rate": 1, "duration": 5, "think_time": {"kind": "normal", "mean": 1, "std": -1}},
-            "or equal to 0",
-        ),
-        ({"req_rate": 1, "duration": 5, "think_time": {"kind": "lognormal", "mean": 0}}, "is above 0"),
-        ({"req_rate": 1, "duration": 5, "think_time": {"value": 5, "mean": 3}}, "does not read mean"),
-        ({"req_rate": 1, "duration": 5, "input_length": True}, "Input should be"),
-        ({"req_rate": 1, "duration": math.inf}, "finite number"),
-        ({"req_rate": math.nan, "duration": 5}, "greater than 0"),
+        ({"input_length": -5}, "greater than or equal to 0"),
+        ({"think_time": {"kind": "normal", "mean": 1, "std": -1}}, "or equal to 0"),
+        ({"think_time": {"kind": "lognormal", "mean": 0}}, "is above 0"),
+        ({"think_time": {"value": 5, "mean": 3}}, "does not read mean"),
+        ({"input_length": True}, "Input should be"),
+        ({"duration": math.inf}, "finite number"),
+        ({"req_rate": math.nan}, "greater than 0"),
     ],
 )
 def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault: str) -> None:
+    given = {"req_rate": 1, "duration": 60, **fields}
     with pytest.raises(ValueError, match=fault):
-        TrafficShape.model_validate(fields)
+        TrafficShape.model_validate({name: value for name, value in given.items() if value is not None})
 
 
-ADDRESSES = {
-    "127.0.0.1:8000": "http://127.0.0.1:8000",
-    "http://[::1]:8000/openai/": "http://[::1]:8000/openai",
-}
+@table(
+    ("address", "port", "expected"),
+    [
+        ("127.0.0.1:8000", 8000, "http://127.0.0.1:8000"),
+        ("http://[::1]:8000/openai/", 8000, "http://[::1]:8000/openai"),
+        ("https://api.example.com/openai/", None, "https://api.example.com/openai"),
+    ],
+)
+def test_endpoint_may_be_a_url_and_its_port_be_said_once_more(
+    address: str, port: int | None, expected: str
+) -> None:
+    tree = {"endpoint": address, "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}}}
 
-
-@table("address", ADDRESSES)
-def test_port_may_be_in_the_endpoint_and_be_said_once_more(address: str) -> None:
-    traffic = {"traffic-shape": {"req-rate": 1, "duration": 1}}
-    spec = Spec.model_validate({"endpoint": address, "port": 8000, "performance": traffic})
-
-    assert spec.base_url == ADDRESSES[address]
+    assert Spec.model_validate(tree | ({"port": port} if port else {})).base_url == expected
 
 
 @table(
@@ -160,6 +145,7 @@ def test_port_may_be_in_the_endpoint_and_be_said_once_more(address: str) -> None
         ("metadata: 5\nspec: {endpoint: 5}", "endpoint: expected a text"),
         ("[1, 2]", "give fields, such as"),
         ("just words", "give fields, such as"),
+        ("{", "not YAML"),
     ],
 )
 def test_messages_name_the_fault_and_no_class_of_exception(text: str, fault: str) -> None:
@@ -184,20 +170,6 @@ def test_file_that_is_no_text_is_told_with_its_name(tmp_path: Path) -> None:
         read_spec(tmp_path / "none.yaml")
 
 
-def test_preset_of_an_open_loop_can_be_run_as_a_closed_one() -> None:
-    traffic = TrafficShape.model_validate({"preset": "kubeai-8xl4", "max-concurrency": 800})
-
-    assert traffic.is_closed
-
-
-def test_spike_over_all_prompts_is_read_as_the_proposed_resource_says_it() -> None:
-    """Its length is known only when its prompts are: then the plan and the verdict say so."""
-    traffic = parse_spec(RESOURCE).traffic
-
-    assert traffic.traffic_spike is not None
-    assert traffic.traffic_spike.covers(100.0)
-
-
 def test_loop_is_closed_without_a_rate() -> None:
     assert TrafficShape(vus=320, total_prompts=1000).is_closed
     assert TrafficShape(max_concurrency=8, duration=1).is_closed
@@ -205,39 +177,21 @@ def test_loop_is_closed_without_a_rate() -> None:
 
 
 def test_preset_gives_way_to_what_the_section_says() -> None:
-    traffic = TrafficShape.model_validate(
-        {"preset": "summarization", "req-rate": 1, "duration": 5, "max-output-length": 7}
-    )
+    def read(preset: str, **fields: object) -> TrafficShape:
+        return TrafficShape.model_validate({"preset": preset, **fields})
 
-    assert traffic.dataset.name == "random"
-    assert traffic.input_length is not None
-    assert traffic.max_output_length == Distribution(value=7)
+    short = read("summarization", **{"req-rate": 1, "duration": 5, "max-output-length": 7})
+    own, opened = read("kubeai-k6"), read("kubeai-k6", **{"req-rate": 5})
+    closed = read("kubeai-8xl4-laptop", vus=8)
 
-
-def test_endpoint_may_be_a_url() -> None:
-    spec = Spec.model_validate(
-        {
-            "endpoint": "https://api.example.com/openai/",
-            "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}},
-        }
-    )
-
-    assert spec.base_url == "https://api.example.com/openai"
-
-
-def test_preset_yields_to_the_kind_of_loop_that_a_spec_asks_for() -> None:
-    own = TrafficShape.model_validate({"preset": "kubeai-k6"})
-    open_loop = TrafficShape.model_validate({"preset": "kubeai-k6", "req-rate": 5})
-    closed = TrafficShape.model_validate({"preset": "kubeai-8xl4-laptop", "vus": 8})
-
+    assert short.dataset.name == "random"
+    assert short.input_length is not None
+    assert short.max_output_length == Distribution(value=7)
+    assert read("kubeai-8xl4", **{"max-concurrency": 800}).is_closed
     assert (own.vus, own.req_rate) == (320, None)
-    assert (open_loop.vus, open_loop.req_rate) == (None, 5)
-    assert (closed.vus, closed.req_rate, closed.max_concurrency, closed.arrivals) == (
-        8,
-        None,
-        None,
-        "constant",
-    )
+    assert (opened.vus, opened.req_rate) == (None, 5)
+    assert (closed.vus, closed.req_rate, closed.max_concurrency) == (8, None, None)
+    assert closed.arrivals == "constant"
 
 
 @table(("slo", "is_refused"), [({"ttft-ms": 500}, True), ({"e2e-ms": 500}, False), ({}, False)])

@@ -27,13 +27,7 @@ def test_rates_add_up_to_the_requests() -> None:
 
 
 def test_slice_without_requests_has_no_latency() -> None:
-    records = [record(index, 0.0) for index in range(40)]
+    empty = cut_timeline([], 0.0)
 
-    assert np.isnan(cut_timeline(records, 30.0).ttft_p50_ms[-1])
-
-
-def test_run_without_requests_is_one_empty_slice() -> None:
-    at = cut_timeline([], 0.0)
-
-    assert at.at_s.size == 1
-    assert at.asked_rps.tolist() == [0.0]
+    assert np.isnan(cut_timeline([record(index, 0.0) for index in range(40)], 30.0).ttft_p50_ms[-1])
+    assert (empty.at_s.size, empty.asked_rps.tolist()) == (1, [0.0])

@@ -10,16 +10,13 @@ from extproc.bench.record import ClientStats, LoopSample, Record, RunInfo, RunRe
 from extproc.bench.spec.tree import Spec
 from tests.tables import table
 
-SPEC = Spec.model_validate(
-    {
-        "endpoint": "127.0.0.1",
-        "performance": {"traffic-shape": {"req-rate": 10, "duration": 10, "max-concurrency": 50}},
-    }
-)
 
-SPEC_WITHOUT_CAP = Spec.model_validate(
-    {"endpoint": "127.0.0.1", "performance": {"traffic-shape": {"req-rate": 10, "duration": 10}}}
-)
+def build_spec(**shape: object) -> Spec:
+    traffic = {"req-rate": 10, "duration": 10, **shape}
+    return Spec.model_validate({"endpoint": "127.0.0.1", "performance": {"traffic-shape": traffic}})
+
+
+SPEC, SPEC_WITHOUT_CAP = build_spec(**{"max-concurrency": 50}), build_spec()
 
 
 def build_run(*, lag_s: float = 0.001, latency_s: float = 0.5, missing: int = 0) -> RunResult:
@@ -52,17 +49,27 @@ def build_run(*, lag_s: float = 0.001, latency_s: float = 0.5, missing: int = 0)
     return RunResult(info, records)
 
 
+def with_info(run: RunResult, **changes: object) -> RunResult:
+    return replace(run, info=replace(run.info, **changes))  # type: ignore[arg-type]  # fields by name
+
+
 def with_client(run: RunResult, **changes: object) -> RunResult:
-    client = replace(run.info.clients[0], **changes)  # type: ignore[arg-type]  # fields by name
-    return replace(run, info=replace(run.info, clients=(client,)))
+    return with_info(run, clients=(replace(run.info.clients[0], **changes),))  # type: ignore[arg-type]
+
+
+def with_limits(run: RunResult, spec: Spec = SPEC, **limits: float) -> RunResult:
+    return with_info(run, spec=spec.model_copy(update={"limits": spec.limits.model_copy(update=limits)}))
+
+
+def without_cap(run: RunResult, window: Window) -> RunResult:
+    return with_info(run, spec=SPEC_WITHOUT_CAP, window=window)
 
 
 def test_run_that_kept_its_schedule_is_valid() -> None:
     verdict = judge(build_run())
 
     assert verdict.is_valid
-    assert str(verdict) == "valid"
-    assert verdict.remarks == ()
+    assert (str(verdict), verdict.remarks) == ("valid", ())
     assert verdict.figures.offered_rps == pytest.approx(10)
     assert verdict.figures.achieved_rps == pytest.approx(10)
     assert verdict.figures.littles_residual == pytest.approx(0, abs=0.01)
@@ -85,19 +92,47 @@ def test_client_that_was_the_limit_makes_a_run_invalid(run: RunResult, reason: s
     assert reason in "\n".join(verdict.reasons)
 
 
-def test_full_cap_is_a_remark_because_the_spec_asked_for_it() -> None:
-    verdict = judge(with_client(build_run(missing=20), cap_full_s=8.0))
+def broken_off(run: RunResult) -> RunResult:
+    """The run whose last 20 requests its end broke off."""
+    ends = (replace(record, failure="interrupted") for record in run.records[80:])
+    return replace(run, records=(*run.records[:80], *ends))
+
+
+@table(
+    ("run", "remark"),
+    [
+        # The spec asked for the cap.
+        (
+            with_client(build_run(missing=20), cap_full_s=8.0),
+            "the concurrency cap was full 80% of the time",
+        ),
+        (
+            with_client(build_run(), samples=tuple(LoopSample(i / 10, 0.0, i) for i in range(100))),
+            "not steady",
+        ),
+        (replace(build_run(), records=build_run().records[:99]), "few requests: 99 were measured"),
+        (without_cap(build_run(), Window(5.0, 7.0)), "few requests: 20 were measured"),
+        (
+            without_cap(build_run(), Window(5.0, 7.0)),
+            "short window: its 2.0 s are 4.0 times as long as a request",
+        ),
+        (broken_off(build_run()), "20 requests were broken off when graceful-stop was over"),
+        (with_info(build_run(), prompts=40), "40 prompts began again: 60% of the requests are repeats"),
+        (
+            with_info(build_run(), spec=build_spec(**{"max-concurrency": 50, "warm-up": 2})),
+            "warm-up and cool-down are not used",
+        ),
+    ],
+)
+def test_what_only_needs_saying_is_a_remark(run: RunResult, remark: str) -> None:
+    verdict = judge(run)
 
     assert verdict.is_valid
-    assert "the concurrency cap was full 80% of the time" in verdict.remarks[0]
+    assert any(remark in said for said in verdict.remarks), verdict.remarks
 
 
-def test_growing_queue_is_told_as_not_steady() -> None:
-    growing = tuple(LoopSample(i / 10, 0.0, i) for i in range(100))
-    verdict = judge(with_client(build_run(), samples=growing))
-
-    assert verdict.is_valid
-    assert "not steady" in verdict.remarks[0]
+def test_whole_window_needs_no_remark() -> None:
+    assert not judge(without_cap(build_run(), Window(0.0, 10.0))).remarks
 
 
 @table(
@@ -113,23 +148,12 @@ def test_growing_queue_is_told_as_not_steady() -> None:
     ],
 )
 def test_load_that_was_not_offered_is_never_a_plain_valid(asked_rps: float, text: str) -> None:
-    run = build_run()
-    verdict = judge(replace(run, info=replace(run.info, offered_rps=asked_rps)))
+    verdict = judge(with_info(build_run(), offered_rps=asked_rps))
     said = (*verdict.reasons, *verdict.remarks)
 
     assert verdict.text == text
     assert verdict.has_doubts == (text == "valid, with remarks")
     assert any(f"{asked_rps:.2f} req/s asked for, 10.00 due" in each for each in said) == (text != "valid")
-
-
-def test_run_of_few_requests_is_valid_with_remarks() -> None:
-    run = build_run()
-    records = tuple(record for record in run.records if record.index < 99)
-
-    verdict = judge(replace(run, records=records))
-
-    assert verdict.text == "valid, with remarks"
-    assert verdict.remarks[0].startswith("few requests: 99 were measured")
 
 
 def test_client_that_was_late_says_how_late_and_not_only_the_limit() -> None:
@@ -178,23 +202,16 @@ def test_one_request_in_a_hundred_may_fail(count: int, is_valid: bool) -> None:
 
 def test_failures_in_the_window_do_not_hide_behind_a_long_run() -> None:
     """Two of a hundred requests are within a limit of 3 %, two of the window's ten are not."""
-    run = fail(build_run(), 2, at_s=5.0)
-    limits = SPEC.limits.model_copy(update={"errors": 0.03})
-    info = replace(
-        run.info, window=Window(5.0, 6.0), spec=SPEC_WITHOUT_CAP.model_copy(update={"limits": limits})
-    )
+    run = with_limits(fail(build_run(), 2, at_s=5.0), SPEC_WITHOUT_CAP, errors=0.03)
 
-    assert judge(replace(run, info=replace(info, window=Window(0.0, 10.0)))).is_valid
-    assert "2 of 10 requests in the window failed (20.0%" in judge(replace(run, info=info)).reasons[0]
+    assert judge(with_info(run, window=Window(0.0, 10.0))).is_valid
+    reasons = judge(with_info(run, window=Window(5.0, 6.0))).reasons
+    assert "2 of 10 requests in the window failed (20.0%" in reasons[0]
 
 
-def test_limit_of_errors_is_the_specs() -> None:
-    run = fail(build_run(), 43)
-    limits = SPEC.limits.model_copy(update={"errors": 0.5})
-
-    assert judge(
-        replace(run, info=replace(run.info, spec=SPEC.model_copy(update={"limits": limits})))
-    ).is_valid
+def test_limits_of_the_spec_decide() -> None:
+    assert judge(with_limits(fail(build_run(), 43), errors=0.5)).is_valid
+    assert judge(with_limits(build_run(lag_s=0.08), lag_p99=0.1)).is_valid
 
 
 def test_causes_are_counted_and_the_rest_summed() -> None:
@@ -205,73 +222,17 @@ def test_causes_are_counted_and_the_rest_summed() -> None:
     assert reason.endswith("http 500 17, http 501 17, http 502 17, http 503 17, others 32")
 
 
-def without_cap(run: RunResult, window: Window) -> RunResult:
-    return replace(run, info=replace(run.info, spec=SPEC_WITHOUT_CAP, window=window))
-
-
-def test_warm_up_longer_than_the_run_measures_nothing() -> None:
-    verdict = judge(without_cap(build_run(), Window(12.0, 12.0)))
-
-    assert verdict.kinds == ("nothing measured",)
-    assert "leave nothing of it" in verdict.reasons[0]
-
-
 def test_window_without_a_completed_request_measures_nothing() -> None:
     run = build_run()
-    records = tuple(record for record in run.records if record.intended_s < 5)
+    late = judge(without_cap(run, Window(12.0, 12.0)))
+    empty = judge(without_cap(replace(run, records=run.records[:50]), Window(6.0, 9.0)))
 
-    verdict = judge(without_cap(replace(run, records=records), Window(6.0, 9.0)))
-
-    assert verdict.kinds == ("nothing measured",)
-
-
-def test_window_of_a_few_latencies_and_few_requests_are_told() -> None:
-    verdict = judge(without_cap(build_run(), Window(5.0, 7.0)))
-
-    assert verdict.is_valid
-    assert any("few requests: 20 were measured" in remark for remark in verdict.remarks)
-    assert any("short window: its 2.0 s are 4.0 times as long as a request" in r for r in verdict.remarks)
-    assert not judge(without_cap(build_run(), Window(0.0, 10.0))).remarks
-
-
-def test_request_that_the_runs_end_broke_off_has_not_failed() -> None:
-    run = build_run()
-    records = tuple(
-        replace(record, failure="interrupted") if record.index >= 80 else record for record in run.records
-    )
-
-    verdict = judge(replace(run, records=records))
-    assert verdict.is_valid
-    assert any("20 requests were broken off when graceful-stop was over" in r for r in verdict.remarks)
+    assert late.kinds == empty.kinds == ("nothing measured",)
+    assert "leave nothing of it" in late.reasons[0]
 
 
 def test_interrupted_run_is_partial_whatever_its_figures() -> None:
-    run = build_run()
-    verdict = judge(replace(run, info=replace(run.info, interrupted_s=7.0)))
+    verdict = judge(with_info(build_run(), interrupted_s=7.0))
 
     assert str(verdict) == "invalid: partial"
     assert verdict.reasons == ("interrupted after 7.0 s: the report holds what was done",)
-
-
-def test_prompts_that_began_again_are_told() -> None:
-    run = build_run()
-
-    verdict = judge(replace(run, info=replace(run.info, prompts=40)))
-    assert any("40 prompts began again: 60% of the requests are repeats" in r for r in verdict.remarks)
-
-
-def test_warm_up_that_a_queue_does_not_use_is_told() -> None:
-    traffic = SPEC.traffic.model_copy(update={"warm_up": 2.0})
-    performance = SPEC.performance.model_copy(update={"traffic_shape": traffic})
-    spec = SPEC.model_copy(update={"performance": performance})
-    run = build_run()
-
-    verdict = judge(replace(run, info=replace(run.info, spec=spec)))
-    assert any("warm-up and cool-down are not used" in remark for remark in verdict.remarks)
-
-
-def test_limits_of_the_spec_decide() -> None:
-    run = build_run(lag_s=0.08)
-    spec = SPEC.model_copy(update={"limits": SPEC.limits.model_copy(update={"lag_p99": 0.1})})
-
-    assert judge(replace(run, info=replace(run.info, spec=spec))).is_valid

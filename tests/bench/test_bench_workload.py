@@ -19,9 +19,13 @@ from extproc.errors import SettingsError
 from tests.tables import table
 
 
-def build(*, seed: int = 0, **traffic: Any) -> Workload:
-    spec = Spec.model_validate({"endpoint": "x", "seed": seed, "performance": {"traffic-shape": traffic}})
-    return build_workload(spec, build_registry())
+def read_spec(seed: int = 0, **traffic: Any) -> Spec:
+    tree = {"endpoint": "x", "seed": seed, "performance": {"traffic-shape": traffic}}
+    return Spec.model_validate(tree)
+
+
+def build(seed: int = 0, **traffic: Any) -> Workload:
+    return build_workload(read_spec(seed, **traffic), build_registry())
 
 
 def test_sessions_start_at_the_request_rate_over_their_turns() -> None:
@@ -37,17 +41,15 @@ def test_sessions_start_at_the_request_rate_over_their_turns() -> None:
 
 def test_prompts_start_at_the_request_rate() -> None:
     workload = build(req_rate=22, duration=10, dataset={"name": "synthetic", "turns": "prompts"})
+    counted = build(req_rate=10, duration=100, total_prompts=20, dataset="random")
+    at_once = build(req_rate="inf", total_prompts=5, dataset="random")
 
     assert workload.starts_s is not None
     assert len(workload.starts_s) == 220
     assert (workload.span_s, workload.offered_rps) == (10, 22)
-
-
-def test_count_that_ends_a_schedule_before_its_duration_sets_the_span() -> None:
-    workload = build(req_rate=10, duration=100, total_prompts=20, dataset="random")
-
-    assert workload.span_s == pytest.approx(2.0)
-    assert workload.offered_rps == pytest.approx(10)
+    # A count that ends a schedule before its duration sets the span.
+    assert (counted.span_s, counted.offered_rps) == pytest.approx((2.0, 10))
+    assert (at_once.starts_s, at_once.offered_rps) == ((0.0,) * 5, None)
 
 
 def test_closed_loop_has_no_schedule_and_runs_the_dataset_once_unless_told() -> None:
@@ -56,13 +58,6 @@ def test_closed_loop_has_no_schedule_and_runs_the_dataset_once_unless_told() -> 
 
     assert (once.starts_s, once.jobs, once.offered_rps) == (None, 7, None)
     assert (timed.jobs, timed.requests, len(timed.conversations)) == (None, None, 7)
-
-
-def test_all_at_once_offers_no_rate() -> None:
-    workload = build(req_rate="inf", total_prompts=5, dataset="random")
-
-    assert workload.starts_s == (0.0,) * 5
-    assert workload.offered_rps is None
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -95,73 +90,51 @@ def test_generated_dataset_never_begins_again(traffic: dict[str, Any], dataset: 
     assert len({turns[0].messages for turns in asked}) == len(asked)
 
 
-def test_dataset_that_is_bounded_is_cycled_as_it_was_told() -> None:
-    workload = build(req_rate=10, duration=20, dataset={"name": "random", "max_prompts": 50})
-
-    assert (workload.prompts, workload.asked) == (50, 200)
-
-
-def test_source_that_has_no_more_is_not_asked_for_ever() -> None:
+def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
     registry = build_registry()
     one = Conversation((ChatTurn((TurnMessage("user", "the only one"),), 1),))
     registry.datasets["one"] = lambda dataset, need, rng: [one]
+    only = build_workload(read_spec(req_rate=10, duration=5, dataset="one"), registry)
+    bounded = build(req_rate=10, duration=20, dataset={"name": "random", "max_prompts": 50})
 
-    spec = {
-        "endpoint": "x",
-        "performance": {"traffic-shape": {"req-rate": 10, "duration": 5, "dataset": "one"}},
-    }
-    workload = build_workload(Spec.model_validate(spec), registry)
-
-    assert (workload.prompts, workload.asked) == (1, 50)
-
-
-@table("traffic", [{"warm_up": 12}, {"warm_up": 6, "cool_down": 4}, {"cool_down": 10}])
-def test_run_of_which_nothing_would_be_measured_is_refused(traffic: dict[str, Any]) -> None:
-    bounds: tuple[dict[str, Any], ...] = ({"duration": 10}, {"total_prompts": 50})
-    for bound in bounds:
-        with pytest.raises(SettingsError, match="leave nothing of"):
-            build(req_rate=5, dataset="random", **bound, **traffic)
-
-
-def test_options_of_a_shape_are_told_in_plain_words() -> None:
-    with pytest.raises(SettingsError) as caught:
-        build(req_rate=5, duration=5, shape={"name": "ramp", "over": 5}, dataset="random")
-
-    assert str(caught.value) == "traffic-shape: to: is missing"
-
-
-def test_same_seed_same_workload() -> None:
-    traffic: dict[str, Any] = {
-        "req_rate": 5,
-        "total_prompts": 50,
-        "arrivals": "poisson",
-        "dataset": "synthetic",
-    }
-
-    assert build(**traffic) == build(**traffic)
+    assert (only.prompts, only.asked) == (1, 50)
+    assert (bounded.prompts, bounded.asked) == (50, 200)
 
 
 @table(
     ("traffic", "fault"),
     [
-        ({"req_rate": 1, "total_prompts": 5, "dataset": "nosuch"}, "no dataset 'nosuch'"),
-        ({"req_rate": 1, "total_prompts": 5, "shape": "zigzag"}, "no shape 'zigzag'"),
+        ({"dataset": "nosuch"}, "no dataset 'nosuch'"),
+        ({"shape": "zigzag"}, "no shape 'zigzag'"),
+        ({"shape": {"name": "ramp", "over": 5}}, "^traffic-shape: to: is missing$"),
+        ({"dataset": {"name": "random", "size": 1}}, "random: size: there is no such"),
         (
-            {"req_rate": 1, "total_prompts": 5, "dataset": {"name": "random", "size": 1}},
-            "random: size: there is no such",
-        ),
-        (
-            {"vus": 1, "dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}},
+            {"dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}},
             "min_mesages: there is no such",
         ),
-        ({"shape": "trace", "total_prompts": 5, "dataset": "random"}, "arrival times"),
+        ({"req_rate": None, "shape": "trace"}, "arrival times"),
         ({"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}}, "more than"),
         ({"req_rate": 0.001, "duration": 1, "arrivals": "poisson"}, "no start"),
+        *(
+            ({**bound, **window}, "leave nothing of")
+            for bound in ({"duration": 10}, {"total_prompts": 50})
+            for window in ({"warm_up": 12}, {"warm_up": 6, "cool_down": 4}, {"cool_down": 10})
+        ),
     ],
 )
 def test_workload_that_cannot_be_built_is_told(traffic: dict[str, Any], fault: str) -> None:
+    ends = {} if {"duration", "total_prompts"} & traffic.keys() else {"total_prompts": 5}
     with pytest.raises(SettingsError, match=fault):
-        build(**traffic)
+        build(**{"req_rate": 5, "dataset": "random", **ends, **traffic})
+
+
+def test_same_seed_same_workload() -> None:
+    first, again, other = (
+        build(seed, req_rate=5, total_prompts=50, arrivals="poisson", dataset="synthetic")
+        for seed in (0, 0, 1)
+    )
+
+    assert first == again != other
 
 
 @table(
@@ -175,24 +148,16 @@ def test_workload_that_cannot_be_built_is_told(traffic: dict[str, Any], fault: s
         ({"kind": "choice", "values": [1, 3]}, 2, 1),
     ],
 )
-def test_draws_have_the_mean_that_was_asked_for(
+def test_draws_have_the_mean_that_was_asked_for_and_tokens_are_clipped(
     fields: dict[str, Any], mean: float, deviation: float
 ) -> None:
     values = draw(Distribution.model_validate(fields), 40_000, np.random.default_rng(1))
-
-    assert float(np.mean(values)) == pytest.approx(mean, rel=0.02)
-    assert float(np.std(values)) == pytest.approx(deviation, rel=0.05)
-
-
-def test_draws_are_clipped_and_tokens_are_at_least_one() -> None:
     wild = Distribution(kind="normal", mean=0, std=50, max=9)
     tokens = draw_tokens(wild, 1000, np.random.default_rng(1))
 
+    assert float(np.mean(values)) == pytest.approx(mean, rel=0.02)
+    assert float(np.std(values)) == pytest.approx(deviation, rel=0.05)
     assert (min(tokens), max(tokens)) == (1, 9)
-
-
-def build_record(source: TokenSource) -> Record:
-    return Record(0, 0, 0, 0.0, text="three little words", token_source=source, output_tokens=9)
 
 
 class Words(ByteRuler):
@@ -203,7 +168,10 @@ class Words(ByteRuler):
 
 
 def test_tokenizer_counts_beside_the_server_and_instead_of_nobody() -> None:
-    told, untold = build_record(TokenSource.SERVER), build_record(TokenSource.ESTIMATE)
+    told, untold = (
+        Record(0, 0, 0, 0.0, text="three little words", token_source=source, output_tokens=9)
+        for source in (TokenSource.SERVER, TokenSource.ESTIMATE)
+    )
     recount([told, untold], [(TurnMessage("user", "a b"),)] * 2, Words())
 
     assert (told.output_tokens, told.estimated_output_tokens) == (9, 3)
@@ -236,34 +204,21 @@ def test_conversations_that_end_a_run_are_counted_in_requests() -> None:
     assert (more.jobs, more.requests) == (12, sum(sizes) + sum(sizes[:5]))
 
 
-def test_preset_of_the_k6_run_ends_with_its_threads_or_is_cut_off() -> None:
-    threads = build(preset="kubeai-k6")
-    spec = Spec.model_validate(
-        {"endpoint": "x", "performance": {"traffic-shape": {"preset": "kubeai-k6-2xl4"}}}
-    )
+def test_presets_of_published_runs_end_as_those_did() -> None:
+    """k6's with its threads, or cut off; the archived pair's goes through 400 prompts ten times."""
+    threads, pair = build(preset="kubeai-k6"), build(preset="kubeai-8xl4-laptop")
+    small = read_spec(preset="kubeai-k6-2xl4").traffic
 
     assert (threads.jobs, threads.requests) == (1000, threads.prompts)
-    assert (spec.traffic.vus, spec.traffic.duration, spec.traffic.graceful_stop) == (80, 600, 30)
-
-
-def test_preset_of_the_archived_pair_goes_through_400_prompts_ten_times() -> None:
-    workload = build(preset="kubeai-8xl4-laptop")
-
-    assert (workload.requests, len(workload.starts_s or ())) == (4000, 4000)
-    assert workload.conversations[:400] == workload.conversations[400:800]
+    assert (small.vus, small.duration, small.graceful_stop) == (80, 600, 30)
+    assert (pair.requests, len(pair.starts_s or ())) == (4000, 4000)
+    assert pair.conversations[:400] == pair.conversations[400:800]
 
 
 @table(("made", "end_s"), [(20, 1.9), (19, 100)])
 def test_window_of_users_ends_with_their_last_request_or_with_the_time(made: int, end_s: float) -> None:
     """20 requests were to be made within 100 s: if they were not, time ended the run."""
-    spec = Spec.model_validate(
-        {
-            "endpoint": "x",
-            "performance": {
-                "traffic-shape": {"vus": 2, "total_prompts": 20, "duration": 100, "dataset": "random"}
-            },
-        }
-    )
+    spec = read_spec(vus=2, total_prompts=20, duration=100, dataset="random")
     workload = build_workload(spec, build_registry())
     window = find_window(spec, workload, [Record(index, index, 0, index / 10) for index in range(made)])
 

@@ -266,9 +266,7 @@ async def publishing() -> AsyncIterator[str]:
         "/openapi/v3/apis/extproc.dev/v1alpha1": {
             "openapi": "3.0.0",
             "info": {"title": "Kubernetes", "version": "v1.36"},
-            "paths": {
-                "/apis/extproc.dev/v1alpha1/namespaces/{namespace}/benchmarks": {"post": operation},
-            },
+            "paths": {"/apis/extproc.dev/v1alpha1/namespaces/{namespace}/benchmarks": {"post": operation}},
             "components": {"schemas": {name: {**SCHEMA, "x-kubernetes-group-version-kind": [kind]}}},
         },
     }

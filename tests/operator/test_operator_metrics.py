@@ -1,13 +1,7 @@
 """Benchmarks as metrics."""
 
 from extproc.operator.web import PHASES
-from tests.operator.statuses import (
-    body_of,
-    everything,
-    nightly,
-    scrape,
-    searching,
-)
+from tests.operator.statuses import body_of, everything, nightly, scrape, searching
 
 
 async def test_metrics_say_what_the_statuses_say() -> None:

@@ -128,11 +128,7 @@ def test_end_of_a_run_is_a_verdict_or_a_failure(
     assert world.condition("Failed")[0] == failed
     assert (
         world.status["faults"]
-        == {
-            "Valid": [],
-            "Invalid": ["late"],
-            "Failed": [words or "BackoffLimitExceeded"],
-        }[phase]
+        == {"Valid": [], "Invalid": ["late"], "Failed": [words or "BackoffLimitExceeded"]}[phase]
     )
 
 

@@ -13,14 +13,7 @@ from extproc.operator.page import build_runs_page
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import fill_registry, find_report
 from extproc.router.cluster.kube_api import WatchLost
-from tests.operator.statuses import (
-    body_of,
-    get,
-    nightly,
-    scrape,
-    served,
-    write_report,
-)
+from tests.operator.statuses import body_of, get, nightly, scrape, served, write_report
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),

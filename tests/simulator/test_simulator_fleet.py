@@ -46,10 +46,7 @@ def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
 
 
 def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
-    sessions = [
-        planned(1, (100, 200)),
-        planned(2, (100, 5), (200, 5, 1.0)),
-    ]
+    sessions = [planned(1, (100, 200)), planned(2, (100, 5), (200, 5, 1.0))]
     run = simulate_fleet(Setup([PROFILE], 1, Routing(), Traffic()), sessions)
     stepwise, sent = Engine(PROFILE), run.flights[2].sent_at
     stepwise.add_hashed("0", 100, range(18), 200, now=0)
