@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, quantiles
 from tempfile import TemporaryDirectory
@@ -126,15 +126,8 @@ def read_chunk(line: bytes) -> dict[str, Any]:
 
 
 def plan(options: argparse.Namespace) -> list[dict[str, Any]]:
-    cell = MatrixCell(
-        arm="prefix_cache",
-        workload="C",
-        load=options.load,
-        endpoints=ENDPOINTS,
-        warmup_s=options.warmup_s,
-        measured_s=options.measured_s,
-        seed=options.seed,
-    )
+    asked = {name: getattr(options, name) for name in ("load", "warmup_s", "measured_s", "seed")}
+    cell = MatrixCell(arm="prefix_cache", workload="C", endpoints=ENDPOINTS, **asked)
     _, *lines = export_run(cell.simulate()).splitlines()
     return [orjson.loads(line) for line in lines]
 
@@ -154,14 +147,7 @@ def measure(arm: Arm, planned: Sequence[dict[str, Any]], options: argparse.Names
         with Simulators(directory, free_ports(ENDPOINTS), "--speed", str(options.speed)) as simulators:
             simulators.wait_until(simulators.is_ready, LONG_S)
             pools = [pool(simulators.addresses, {"name": "prefix_cache"})]
-            with run_fronts(
-                directory,
-                pools,
-                simulators.ports,
-                gateways=arm.gateways,
-                services=arm.services,
-                carrier=arm.carrier,
-            ) as fronts:
+            with run_fronts(directory, pools, simulators.ports, **asdict(arm)) as fronts:
                 talking = asyncio.run(talk([front.gateway.url for front in fronts], planned, options))
         if late := simulators.log.read_text().count("the simulation is"):
             print(f"endpoints were {late} times late for their own time", file=sys.stderr)

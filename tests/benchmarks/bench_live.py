@@ -7,28 +7,21 @@ process with nobody looking. `python -m tests.benchmarks.bench_live`.
 import asyncio
 import gc
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic, process_time
 
-from msgspec.json import encode
-
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.service.live.build_state import StateBuilder
-from extproc.router.service.live.recorder import Recorder, Recording
-from extproc.router.telemetry import Metrics
-from tests.benchmarks.bench_pick import picks
-from tests.benchmarks.report import Row, report, time_us
-from tests.router.service.live_service import Live, finish, looking
+from tests.benchmarks.report import Row, report
+from tests.router.service.live_service import Live, looking
 from tests.stack.service import pool
 from tests.waiting import until
 
 ENDPOINTS = 1_000
 ROUNDS = 9
 ROUND_S = 2.0
-PICTURE = f"  one state of {ENDPOINTS:,} endpoints: drawn, as JSON"
 
 
 async def fill(live: Live) -> None:
@@ -41,29 +34,10 @@ async def fill(live: Live) -> None:
         await asyncio.sleep(0)
 
 
-def cpu_ms(once: Callable[[], object]) -> list[float]:
-    """Of each of some calls."""
-    samples = []
-    for _ in range(30):
-        start_s = process_time()
-        once()
-        samples.append(1_000 * (process_time() - start_s))
-    return samples[5:]
-
-
-def longest_ms(builder: StateBuilder, live: Live) -> float:
-    """CPU time of the longest of a state's steps: the loop serves nobody else meanwhile."""
-    longest_s, start_s = 0.0, process_time()
-    for _ in builder.build(live.app, monotonic()):
-        longest_s = max(longest_s, process_time() - start_s)
-        start_s = process_time()
-    return 1_000 * max(longest_s, process_time() - start_s)
-
-
-async def shares(rounds: int) -> list[float]:
+async def shares() -> list[float]:
     """Per cent of a core that this process takes, over rounds of some seconds."""
     samples = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         start_s, start_cpu_s = monotonic(), process_time()
         await asyncio.sleep(ROUND_S)
         samples.append(100 * (process_time() - start_cpu_s) / (monotonic() - start_s))
@@ -88,40 +62,20 @@ async def viewers(live: Live, count: int) -> AsyncGenerator[None]:
 async def looked_at() -> Sequence[Row]:
     addresses = [f"10.{n // 250}.0.{n % 250}:80" for n in range(ENDPOINTS)]
     pools = [pool(addresses, {"name": "prefix_cache"}, probe=False)]
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         async with looking(Path(folder), pools) as live:
             await fill(live)
             gc.freeze()  # as the service does when it has started
-            builder = StateBuilder(Recording(monotonic))
-            drawing = cpu_ms(lambda: encode(finish(builder.build(live.app, monotonic()))))
-            turns = [longest_ms(builder, live) for _ in range(30)][5:]
-            size = len(encode(finish(builder.build(live.app, monotonic()))))
-            idle = await shares(ROUNDS)
-            async with viewers(live, 1):
-                one = await shares(ROUNDS)
-            async with viewers(live, 16):
-                many = await shares(ROUNDS)
-            recording = Recording(monotonic)
-            decision = live.request("once more")
-    metrics = Metrics()
-    recorder = Recorder(metrics, recording)
-    counted = time_us(lambda: metrics.routed(decision, 1e-5), 2_000)
-    recorded = time_us(lambda: recorder.routed(decision, 1e-5), 2_000)
-    return [
-        Row("CPU, nobody looks", idle, "% of a core"),
-        Row("CPU, one viewer", one, "% of a core"),
-        Row("CPU, 16 viewers", many, "% of a core"),
-        Row(PICTURE, drawing, "ms of CPU"),
-        Row("  its longest step", turns, "ms of CPU"),
-        Row("  its size", [size / 1_000], "kB"),
-        Row("a decision counted, nobody looks", counted, "µs"),
-        Row("a decision counted and recorded", recorded, "µs"),
-    ]
+            for name, count in (("nobody looks", 0), ("one viewer", 1), ("16 viewers", 16)):
+                async with viewers(live, count):
+                    rows.append(Row(f"CPU, {name}", await shares(), "% of a core"))
+    return rows
 
 
 def main() -> None:
-    pick = Row("the whole pick, 2 KB body, 100 endpoints", time_us(picks(100)), "µs")
-    report("live", [*asyncio.run(looked_at()), pick], reference=pick.name)
+    rows = asyncio.run(looked_at())
+    report("live", rows, reference=rows[0].name)
 
 
 if __name__ == "__main__":

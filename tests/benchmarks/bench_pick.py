@@ -8,36 +8,35 @@ import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 
 import orjson
 from msgspec.structs import replace
 
 from extproc.errors import Overloaded
-from extproc.router.budget import Budget
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.queue import Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.router.stream.codec import encode
-from extproc.router.stream.events import RequestBody, RequestHeaders, StreamConfig
-from extproc.router.stream.session import Session
 from tests.benchmarks.report import Row, report, time_us
 
 OUTSIDE = Outside(random.Random(1), lambda: 0.0)
 STRATEGY = PrefixHash(OUTSIDE)
 COUNTS = (8, 100, 1_000)
+STRATEGIES: tuple[Callable[[], Strategy], ...] = (
+    lambda: PrefixCache(OUTSIDE, kv_tokens=4_000_000),
+    lambda: PrefixHash(OUTSIDE),
+)
 BODIES = 512
 # Bytes of a chat, and how many questions it has had answered.
-CHATS = ((2_000, 3), (8_000, 8), (100_000, 30), (400_000, 40))
+CHATS = ((2_000, 3), (8_000, 8), (32_000, 20), (100_000, 30), (400_000, 40))
 PREMIUM = {OBJECTIVE[1]: "premium", FAIRNESS_ID[1]: "somebody"}
 # What a request says, and whether the pool is full.
 RANKED: tuple[tuple[str, dict[str, str], bool], ...] = (
@@ -168,29 +167,6 @@ def _resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def sessions(count: int, *, limit: int | None = None, holds: bool = False) -> Callable[[], None]:
-    """A whole stream without the socket: decode, session, encode, close.
-
-    `holds`: its pool, which is not full, would hold requests.
-    """
-    picker = build_picker(count)
-    pool = picker.routes["llama"].pool
-    pool.max_in_flight = limit
-    if holds:
-        pool.hold(Queue(QueueLimits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None))
-    headers = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"}, config=StreamConfig())
-    events = cycle([RequestBody(body) for body in bodies()])
-
-    def once() -> None:
-        session = Session(picker, new_request_id=lambda: "id")
-        for event in (headers, next(events)):
-            for reply in session.on(event):
-                encode(reply)
-        session.close()
-
-    return once
-
-
 def arrivals(count: int) -> Callable[[], Snapshot]:
     """One more endpoint: the snapshot with it, built in a thread."""
     known = endpoints(count + 1)
@@ -218,46 +194,21 @@ def main() -> None:
     memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
     rows = [Row(f"pick, 2 KB body, {count} endpoints", time_us(picks(count)), "µs") for count in COUNTS]
     rows += [
-        Row(f"pick, {what}, {count} endpoints", time_us(picks), "µs")
+        Row(f"pick, {what}, {count} endpoints", time_us(ranked_picks(count, headers, is_full=is_full)), "µs")
         for what, headers, is_full in RANKED
         for count in (8, 1_000)
-        for picks in [ranked_picks(count, headers, is_full=is_full)]
     ]
-    rows += [
-        Row(f"stream without socket, {count} endpoints", time_us(sessions(count)), "µs") for count in COUNTS
-    ]
-    rows += [
-        Row(f"the same, its pool {what}, {count} endpoints", time_us(once), "µs")
-        for count in COUNTS
-        for what, once in (
-            ("may hold requests", sessions(count, holds=True)),
-            ("has a limit", sessions(count, limit=64)),
-            ("has a limit and may hold", sessions(count, limit=64, holds=True)),
-        )
-    ]
-    rows += [
-        Row(f"arrival at {count} endpoints: snapshot, in a thread", time_us(arrivals(count), 20), "µs")
-        for count in COUNTS
-    ]
-    rows += [
-        Row(f"arrival at {count} endpoints: install, on the loop", time_us(installs(count), 50), "µs")
-        for count in COUNTS
-    ]
-    rows += [
-        Row(f"pick by {strategy.name}, {size // 1_000} KB chat, {count} endpoints", time_us(picks), "µs")
-        for size, turns in CHATS
-        for count in (8, 1_000)
-        for strategy in (PrefixCache(OUTSIDE, kv_tokens=4_000_000), PrefixHash(OUTSIDE))
-        for picks in [chat_picks(strategy, count, size, turns)]
-    ]
-    rows += [
-        row
-        for size, turns in CHATS
-        for row in (
-            Row(f"blocks of a {size // 1_000} KB chat, hashed", time_us(hashing(size, turns)), "µs"),
-            Row(f"orjson.loads of a {size // 1_000} KB chat", time_us(reading(size, turns)), "µs"),
-        )
-    ]
+    for count in COUNTS:
+        arrival = f"arrival at {count} endpoints"
+        rows.append(Row(f"{arrival}: snapshot, in a thread", time_us(arrivals(count), 20), "µs"))
+        rows.append(Row(f"{arrival}: install, on the loop", time_us(installs(count), 50), "µs"))
+    for size, turns in CHATS:
+        chat = f"{size // 1_000} KB chat"
+        for count, build in product((8, 1_000), STRATEGIES):
+            picks_ = chat_picks(strategy := build(), count, size, turns)
+            rows.append(Row(f"pick by {strategy.name}, {chat}, {count} endpoints", time_us(picks_), "µs"))
+        rows.append(Row(f"blocks of a {chat}, hashed", time_us(hashing(size, turns)), "µs"))
+        rows.append(Row(f"orjson.loads of a {chat}", time_us(reading(size, turns)), "µs"))
     report("pick", rows + memory, reference=rows[0].name)
 
 

@@ -36,19 +36,8 @@ PUBLISHED = files("extproc.simulator.fleet") / "kubeai-8xl4.csv"
 # meet the same eight endpoints each time: affinity by accident.
 ARMS = {"random": "round_robin", "least_load": "least_load", "prefix_hash": "prefix_hash"}
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
-HEADER = (
-    "strategy, cap",
-    "tok/s",
-    "theirs",
-    "ratio",
-    "TTFT mean s",
-    "theirs",
-    "ITL mean ms",
-    "theirs",
-    "hit rate",
-    "verdict",
-    "theirs",
-)
+FIGURES = ("tok/s", "theirs", "ratio", "TTFT mean s", "theirs", "ITL mean ms", "theirs")
+HEADER = ("strategy, cap", *FIGURES, "hit rate", "verdict", "theirs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ of them in a letter. CPU time, not the clock's. Reference in the same run: the w
 import random
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle
 from time import process_time_ns
 from typing import Final
 
@@ -42,24 +42,18 @@ class Gateway:
 
     def __init__(self, me: int) -> None:
         self.now = 0.0
-        self.pool = Pool(
-            "llama", PrefixCache(Outside(random.Random(me), lambda: self.now), kv_tokens=1_000_000)
-        )
+        outside = Outside(random.Random(me), lambda: self.now)
+        self.pool = Pool("llama", PrefixCache(outside, kv_tokens=1_000_000))
         self.pool.replace(endpoints(GATEWAYS))
         self.picker = Picker([Route(self.pool)])
         self.seal = Seal("cluster", SECRET, me)
-        self.share: Share | None = None
         self.me = me
-
-    def join(self) -> Share:
-        self.share = Share(self.pool, self.me)
-        return self.share
 
 
 def pair() -> tuple[Gateway, Share, Gateway, Share]:
     """Two that hear each other promptly."""
     one, other = Gateway(1), Gateway(2)
-    mine, theirs = one.join(), other.join()
+    mine, theirs = (Share(gateway.pool, gateway.me) for gateway in (one, other))
     for now in range(1, 5):
         for here, there in ((mine, theirs), (theirs, mine)):
             there.hear(here.heartbeat(now), now)
@@ -68,10 +62,13 @@ def pair() -> tuple[Gateway, Share, Gateway, Share]:
     return one, mine, other, theirs
 
 
+def queries(size: int, turns: int) -> list[Query]:
+    return [Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)]
+
+
 def picking(size: int, turns: int) -> Callable[[], None]:
     """A whole pick and its end, which nobody is told of."""
-    picker = Gateway(1).picker
-    asks = cycle([Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
+    picker, asks = Gateway(1).picker, cycle(queries(size, turns))
 
     def once() -> None:
         picker.pick(next(asks)).pick.release()
@@ -82,78 +79,62 @@ def picking(size: int, turns: int) -> Callable[[], None]:
 def telling(size: int, turns: int) -> Callable[[], None]:
     """What a pick and its end add for who tells of them: written, and sealed."""
     one, mine, _, _ = pair()
-    asks = [Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)]
-    picks = cycle([one.picker.pick(ask).pick for ask in asks])
+    picks = cycle([one.picker.pick(ask).pick for ask in queries(size, turns)])
     mine.letters(4.0)
-    outbox = mine.outbox
 
     def once() -> None:
         pick = next(picks)
-        outbox.picked(pick)
-        outbox.ended(pick)
+        mine.outbox.picked(pick)
+        mine.outbox.ended(pick)
         for letter in mine.letters(4.0):
             one.seal.close(letter)
 
     return once
 
 
-def told(size: int, turns: int, requests: int) -> list[Letter]:
-    """Letters about all chats again and again: each tells of so many requests."""
+def told_of(size: int, turns: int) -> list[Letter]:
+    """Letters about all chats again and again: each tells of one request."""
     one, mine, _, _ = pair()
-    asks = cycle([Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
+    asks = cycle(queries(size, turns))
     letters: list[Letter] = []
-    for _ in range(12_000 // requests):
-        for _ in range(requests):
-            one.picker.pick(next(asks)).pick.release()
+    for _ in range(12_000):
+        one.picker.pick(next(asks)).pick.release()
         letters += mine.letters(4.0)
     return letters
 
 
-def hearing(size: int, turns: int, requests: int) -> Callable[[], None]:
+def hearing(size: int, turns: int) -> Callable[[], None]:
     """A sealed letter opened and heard; a heartbeat's worth of numbers is kept, as it would be."""
     one, _, _, theirs = pair()
-    sealed = iter([one.seal.close(letter) for letter in told(size, turns, requests)])
+    sealed = iter([one.seal.close(letter) for letter in told_of(size, turns)])
     reader = Seal("cluster", SECRET, 2)
 
-    def once() -> None:
-        theirs.hear(reader.open(next(sealed)), 4.0)
-
-    return once
+    return lambda: theirs.hear(reader.open(next(sealed)), 4.0)
 
 
 def beating(count: int) -> Callable[[], None]:
     """A heartbeat of a pool with so many endpoints, half of them busy: written, sealed, opened and heard."""
     one, mine, _, theirs = pair()
     one.pool.replace(endpoints(count))
-    names = cycle(one.pool.snapshot.names)
-    for name in islice(names, count // 2):
+    for name in one.pool.snapshot.names[: count // 2]:
         mine.outbox.picked(Pick(one.pool, "", COLD, one.pool.snapshot.ready[name], (), _Nothing()))
     reader = Seal("cluster", SECRET, 2)
 
-    def once() -> None:
-        theirs.hear(reader.open(one.seal.close(mine.heartbeat(4.0))), 4.0)
-
-    return once
+    return lambda: theirs.hear(reader.open(one.seal.close(mine.heartbeat(4.0))), 4.0)
 
 
 def main() -> None:
     cpu_us = partial(time_us, clock_ns=process_time_ns)
     rows: list[Row] = []
     for name, size, turns in CHATS:
-        told_us, heard_us = cpu_us(telling(size, turns), 400), cpu_us(hearing(size, turns, 1), 400)
-        each_us = [
-            (told + (GATEWAYS - 1) * heard) / GATEWAYS for told, heard in zip(told_us, heard_us, strict=True)
-        ]
-        length = len(Seal("cluster", SECRET, 1).close(told(size, turns, 1)[0]))
+        told_us, heard_us = cpu_us(telling(size, turns), 400), cpu_us(hearing(size, turns), 400)
+        pairs = zip(told_us, heard_us, strict=True)
+        each_us = [(told + (GATEWAYS - 1) * heard) / GATEWAYS for told, heard in pairs]
+        length = len(Seal("cluster", SECRET, 1).close(told_of(size, turns)[0]))
         rows += [
             Row(f"{name}: pick and end, told to nobody", cpu_us(picking(size, turns), 200), "µs"),
             Row(f"{name}: told, in a sealed letter of {length} bytes", told_us, "µs"),
             Row(f"{name}: heard, in a letter of its own", heard_us, "µs"),
-            Row(
-                f"{name}: heard, in a letter of eight",
-                [sample / 8 for sample in cpu_us(hearing(size, turns, 8), 50)],
-                "µs",
-            ),
             Row(f"{name}: each of {GATEWAYS} gateways, for each request of all", each_us, "µs"),
         ]
     rows += [Row(f"heartbeat, {count} endpoints", cpu_us(beating(count), 100), "µs") for count in (8, 1_000)]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import orjson
 import uvloop
 
+from tests.stack.client import chat_body
 from tests.stack.gateway import Gateway, Tree, edited, find, load
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
@@ -62,16 +62,13 @@ def cpu_s(pid: int) -> float:
 
 def build_requests() -> list[bytes]:
     """Returns whole HTTP/1.1 requests, each a conversation of its own."""
-    return [
-        _request(f"prompt {number}: " + "lorem ipsum " * (PROMPT_CHARS // 12)) for number in range(PROMPTS)
+    text = "lorem ipsum " * (PROMPT_CHARS // 12)
+    bodies = [
+        chat_body([{"role": "user", "content": f"prompt {number}: {text}"}], stream=True, max_tokens=100)
+        for number in range(PROMPTS)
     ]
-
-
-def _request(prompt: str) -> bytes:
-    message = {"role": "user", "content": prompt}
-    body = orjson.dumps({"model": "m", "messages": [message], "stream": True, "max_tokens": 100})
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+    return [head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body for body in bodies]
 
 
 async def _client(port: int, requests: Sequence[bytes], turns: Iterator[int], took_s: list[float]) -> None:
@@ -95,30 +92,21 @@ async def _drive(port: int, total: int, clients: int, requests: Sequence[bytes])
     return took_s
 
 
-def measure(arm: Arm, total: int, clients: int, requests: Sequence[bytes] = ()) -> Round:
-    """Drives `total` requests through an arm; all of them must have been routed by whom it asks.
-
-    `requests` are whole ones, of which each is sent again and again; without any, `build_requests`'.
-    """
+def measure(arm: Arm, total: int, clients: int) -> Round:
+    """Drives `total` requests through an arm; all of them must have been routed by whom it asks."""
     port = int(arm.gateway.url.rpartition(":")[2])
     pids = [arm.server.pid if arm.server else None, arm.gateway.pid]
     passed_by = _passed_by(arm)
     before = [cpu_s(pid) if pid else 0.0 for pid in pids]
     began = time.perf_counter()
-    took_s = uvloop.run(_drive(port, total, clients, requests or build_requests()))
+    took_s = uvloop.run(_drive(port, total, clients, build_requests()))
     all_s = time.perf_counter() - began
-    used = [(cpu_s(pid) if pid else 0.0) - was for pid, was in zip(pids, before, strict=True)]
-    assert passed_by == _passed_by(arm), f"{arm.name}: requests that nobody routed"
-    p50_s, p99_s = np.percentile(took_s, [50, 99])
-    return Round(
-        arm=arm.name,
-        requests_per_s=total / all_s,
-        server_us=used[0] * 1e6 / total,
-        envoy_us=used[1] * 1e6 / total,
-        mean_ms=1_000 * sum(took_s) / total,
-        p50_ms=1_000 * float(p50_s),
-        p99_ms=1_000 * float(p99_s),
+    server_us, envoy_us = (
+        ((cpu_s(pid) if pid else 0.0) - was) * 1e6 / total for pid, was in zip(pids, before, strict=True)
     )
+    assert passed_by == _passed_by(arm), f"{arm.name}: requests that nobody routed"
+    mean_ms, p50_ms, p99_ms = (1_000 * float(s) for s in (np.mean(took_s), *np.percentile(took_s, [50, 99])))
+    return Round(arm.name, total / all_s, server_us, envoy_us, mean_ms, p50_ms, p99_ms)
 
 
 def _passed_by(arm: Arm) -> int:
@@ -197,10 +185,10 @@ def _idle(transport: str) -> Build:
     return build
 
 
-def _service(strategy: str, transport: str) -> Build:
+def _service(strategy: str) -> Build:
     def build(directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
         service = Service(directory, port=port, admin_port=admin_port)
-        service.configure([pool(addresses, {"name": strategy})], transport=transport)
+        service.configure([pool(addresses, {"name": strategy})])
         return service
 
     return build
@@ -230,15 +218,12 @@ FIRST_RELEASE = "114fac9"
 ALONE = "Envoy alone"
 IDLE, IDLE_NATIVE = "do nothing, grpc.aio", "do nothing, native"
 NATIVE, NATIVE_BODILESS = "extproc", "extproc, no bodies"
-GRPCIO, GRPCIO_BODILESS = "extproc on grpcio", "extproc on grpcio, no bodies"
 FIRST, FIRST_BODILESS = "first release", "first release, no bodies"
 SERVERS: dict[str, Build] = {
     IDLE: _idle("grpcio"),
     IDLE_NATIVE: _idle("native"),
-    NATIVE: _service("prefix_hash", "native"),
-    NATIVE_BODILESS: _service("round_robin", "native"),
-    GRPCIO: _service("prefix_hash", "grpcio"),
-    GRPCIO_BODILESS: _service("round_robin", "grpcio"),
+    NATIVE: _service("prefix_hash"),
+    NATIVE_BODILESS: _service("round_robin"),
     FIRST: _first_release("prefix_hash"),
     FIRST_BODILESS: _first_release("round_robin"),
 }
@@ -253,12 +238,12 @@ def _wait_for_listener(server: Process, port: int) -> None:
 
 
 def build_gateway(
-    directory: Path, port: int, admin_port: int, ext_proc: int, endpoints: Sequence[int], *, otlp: int = 0
+    directory: Path, port: int, admin_port: int, ext_proc: int, endpoints: Sequence[int]
 ) -> Gateway:
-    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0, and sends traces to `otlp`."""
+    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0."""
     moved = dict(zip(SHIPPED_PORTS, (port, admin_port, ext_proc, 9090, *endpoints), strict=True))
     edits = [drop_access_log, drop_health_checks] if ext_proc else [drop_access_log, drop_ext_proc]
-    tree = edited(load("standalone.yaml", marks="otlp" if otlp else ""), moved | {4318: otlp}, edits)
+    tree = edited(load("standalone.yaml"), moved, edits)
     return Gateway(directory, tree, port=port, admin_port=admin_port)
 
 

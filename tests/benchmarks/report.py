@@ -45,7 +45,7 @@ def report(title: str, rows: Sequence[Row], *, reference: str) -> None:
     """Prints a table and, with `--json PATH`, writes the same figures."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    path = parser.parse_args().json
+    path = parser.parse_known_args()[0].json
     base = next(row for row in rows if row.name == reference).median
     table = Table(title=title)
     for heading in ("", "min", "median", "max", "unit", "ratio"):

@@ -14,10 +14,7 @@ from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.http.apis.fields import ChatMessage, render
 from extproc.simulator.http.tokens import FourByteTokenizer
 from tests.benchmarks.export import export_run
-
-CELL = MatrixCell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
-# A question of one token in its frame; a later one has the end of the answer before it.
-SHORTEST_FIRST, SHORTEST = 15, 18
+from tests.tables import table
 
 
 def read(content: bytes, folder: Path) -> list[Conversation]:
@@ -41,7 +38,8 @@ def count_prompts(conversation: Conversation) -> list[int]:
 
 
 def test_bench_reads_the_sessions_with_their_times_lengths_and_pauses(tmp_path: Path) -> None:
-    run = CELL.simulate()
+    cell = MatrixCell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
+    run = cell.simulate()
     conversations = read(export_run(run), tmp_path)
 
     assert [one.arrival_s for one in conversations] == [flight.due_at for flight in first_turns(run)]
@@ -50,41 +48,14 @@ def test_bench_reads_the_sessions_with_their_times_lengths_and_pauses(tmp_path: 
         assert told == [(turn.output_tokens, turn.think_s) for turn in flight.session.turns]
 
 
-@pytest.mark.parametrize("workload", ["T", "Tu", "H", "U", "A"])
+@table("workload", ["T", "Tu", "H", "U", "A"])
 def test_endpoint_counts_the_planned_tokens_of_a_prompt(workload: str, tmp_path: Path) -> None:
-    cell = MatrixCell(arm="least_load", workload=workload, endpoints=1, requests=60, load=0.5)
-    run = cell.simulate()
-    conversations = read(export_run(run), tmp_path)
-
-    counts = [count_prompts(conversation) for conversation in conversations]
+    run = MatrixCell(arm="least_load", workload=workload, endpoints=1, requests=60, load=0.5).simulate()
+    counts = [count_prompts(conversation) for conversation in read(export_run(run), tmp_path)]
     planned = [[turn.prompt_tokens for turn in flight.session.turns] for flight in first_turns(run)]
+
     if workload == "A":
         # Histories of very short messages are shorter than what frames them.
         assert sum(map(sum, counts)) == pytest.approx(sum(map(sum, planned)), rel=0.02)
     else:
         assert counts == planned
-
-
-def test_question_that_is_shorter_than_its_frame_is_made_up_for_by_the_next(tmp_path: Path) -> None:
-    run = CELL.simulate()
-    conversations = read(export_run(run), tmp_path)
-
-    for conversation, flight in zip(conversations, first_turns(run), strict=True):
-        least = SHORTEST_FIRST
-        for count, turn in zip(count_prompts(conversation), flight.session.turns, strict=True):
-            assert count == max(turn.prompt_tokens, least)
-            least = count + turn.output_tokens + SHORTEST
-
-
-def test_tenants_share_their_instructions_and_no_more(tmp_path: Path) -> None:
-    run = MatrixCell(arm="least_load", workload="T", endpoints=1, requests=60, load=0.5).simulate()
-    by_tenant: dict[int, set[str]] = {}
-    questions = []
-    for conversation, flight in zip(read(export_run(run), tmp_path), first_turns(run), strict=True):
-        system, question = conversation.turns[0].messages
-        by_tenant.setdefault(flight.asked.messages[0].text, set()).add(system.content)
-        questions.append(question.content)
-
-    assert all(len(texts) == 1 for texts in by_tenant.values())
-    assert len(set.union(*by_tenant.values())) == len(by_tenant) > 1
-    assert len(set(questions)) == len(questions)
