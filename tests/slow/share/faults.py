@@ -1,7 +1,7 @@
 """What may be wrong with what carries letters, between real gateways."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -17,12 +17,13 @@ GATEWAYS = 4
 FAULTS = ("slow", "lossy", "halves", "flooded", "restarted", "dead")
 """Of the slow and the dead one gateways find out only after a while."""
 SLOW_S = 1.0
-STUCK_S = 3_600.0
 LOSS = 0.1
 
 
 class Carriage:
-    """Gateways over relays."""
+    """Gateways over relays, `hops` of them from one to another."""
+
+    hops = 1
 
     def __init__(self, services: Sequence[Sharing], relays: Sequence[Relay]) -> None:
         self.services = services
@@ -48,38 +49,24 @@ class Carriage:
             LONG_S,
         )
 
-    def slow(self) -> None:
-        for relay in self.relays:
-            relay.delay_s = SLOW_S
-
-    def stick(self) -> None:
-        for relay in self.relays:
-            relay.delay_s = STUCK_S
-
-    def lose(self) -> None:
-        for relay in self.relays:
-            relay.loss = LOSS
-
-    def die(self) -> None:
-        for relay in self.relays:
-            relay.die()
-
     def heal(self) -> None:
         for relay in self.relays:
             relay.heal()
 
     @asynccontextmanager
     async def having(self, fault: str) -> AsyncGenerator[None]:
-        """Has one of `FAULTS`, or is "stuck", and no more afterwards."""
-        begin: Mapping[str, Callable[[], None]] = {
-            "slow": self.slow,
-            "stuck": self.stick,
-            "lossy": self.lose,
-            "halves": self.part,
-            "restarted": self.restart,
-            "dead": self.die,
-        }
-        begin.get(fault, lambda: None)()
+        """Has one of `FAULTS`, and no more afterwards."""
+        if fault == "halves":
+            self.part()
+        elif fault == "restarted":
+            self.restart()
+        for relay in self.relays:
+            if fault == "slow":
+                relay.delay_s = SLOW_S / self.hops
+            elif fault == "lossy":
+                relay.loss = LOSS
+            elif fault == "dead":
+                relay.die()
         mad = asyncio.create_task(self.rave()) if fault == "flooded" else None
         try:
             yield
@@ -125,6 +112,8 @@ class OverMesh(Carriage):
 
 
 class OverNats(Carriage):
+    hops = 2  # to the server, and from there
+
     def __init__(self, services: Sequence[Sharing], brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
         ports = free_ports(GATEWAYS)
@@ -134,11 +123,6 @@ class OverNats(Carriage):
             password.write_text("password")
             access = {"user": "gateway", "password": {"file": str(password)}}
             service.share(**share_settings(nats={"servers": [f"nats://127.0.0.1:{relay.port}"], **access}))
-
-    def slow(self) -> None:
-        """Half of it to the server, half of it from there."""
-        for relay in self.relays:
-            relay.delay_s = SLOW_S / 2
 
     def part(self) -> None:
         for relay in self.relays[GATEWAYS // 2 :]:

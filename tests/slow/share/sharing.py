@@ -11,7 +11,6 @@ from typing import Any, cast
 import grpc.aio
 import orjson
 
-from extproc.router.feedback.access_log import METHOD as LOG
 from extproc.router.stream.events import Continue, Phase, RequestBody
 from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import Went, headers
@@ -88,14 +87,6 @@ class Proxy:
     @asynccontextmanager
     async def asking(self, place: int, messages: Sequence[str]) -> AsyncGenerator[str]:
         """Yields the endpoint, when there is room for the request; it is in flight until the end."""
-        async with self.asked(place, messages) as message:
-            reply = read(message)
-            assert isinstance(reply, Went)
-            yield str(reply.address)
-
-    @asynccontextmanager
-    async def asked(self, place: int, messages: Sequence[str]) -> AsyncGenerator[bytes]:
-        """As `asking`; yields the service's whole answer."""
         roles = ("user", "assistant")
         chat = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(messages)]
         call = self._channels[place].stream_stream(PROCESS, None, None)(None)
@@ -106,14 +97,9 @@ class Proxy:
         await call.write(write(RequestBody(body, True)))
         while asks_for_time(message := cast("bytes", await call.read())):
             pass
-        yield message
-        await call.done_writing()
-        await call.read()
-
-    async def log(self, place: int, message: bytes) -> None:
-        """Tells of requests by the access log of one connection."""
-        call = self._channels[place].stream_stream(LOG, None, None)(None)
-        await call.write(message)
+        reply = read(message)
+        assert isinstance(reply, Went)
+        yield str(reply.address)
         await call.done_writing()
         await call.read()
 

@@ -51,7 +51,7 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
     """Nobody waits for the server.
 
     1. It is not there: picks are picks. 2. It comes: a pick counts everywhere. 3. It dies: picks go on, and
-    the others' counts are gone. 4. It is back: all is as before.
+    the others' counts are gone. 4. It is back: all is as before. 5. A fourth comes and ends: nobody is lost.
     """
     one, two, _ = three
     one.pick("before").release()
@@ -66,6 +66,10 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
         await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
         pick.release()
         await until(lambda: not any(gateway.pool.book.total for gateway in three))
+        async with Gateway(4, over(broker)).running():
+            await until(lambda: all(gateway.neighbours.active == 3 for gateway in three))
+        await until(lambda: all(gateway.neighbours.active == 2 for gateway in three))
+        assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]
 
 
 async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Path) -> None:
@@ -186,13 +190,3 @@ async def _rave(broker: Broker, gateway: Gateway) -> None:
             await asyncio.sleep(0)
     finally:
         await client.close()
-
-
-async def test_who_ends_says_farewell(broker: Broker, three: list[Gateway]) -> None:
-    with broker:
-        fourth = Gateway(4, over(broker))
-        async with fourth.running():
-            await until(lambda: all(gateway.neighbours.active == 3 for gateway in three))
-        await until(lambda: all(gateway.neighbours.active == 2 for gateway in three))
-
-        assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]
