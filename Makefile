@@ -136,10 +136,6 @@ bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
 bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside its figures
 	$(BIN)/python -m tests.benchmarks --out build/bench seed
 
-.PHONY: bench-cells
-bench-cells: $(READY)  ## Ask simulated endpoints through Envoy in real time what the simulator says of five workloads
-	$(BIN)/python -m tests.benchmarks --out build/bench cells
-
 .PHONY: bench-gateways
 bench-gateways: $(READY)  ## One gateway, two that share their picks, two that do not: real Envoys, hit rate and TTFT
 	$(BIN)/python -m tests.benchmarks --out build/bench gateways
