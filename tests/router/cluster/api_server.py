@@ -318,3 +318,10 @@ def write_kubeconfig(path: Path, url: str, token: Path) -> None:
         "current-context": "x",
     }
     path.write_text(json.dumps(tree))
+
+
+def write_access(folder: Path, url: str) -> Path:
+    """Writes a token that every server takes at first, and a kubeconfig with it; returns that."""
+    (folder / "token").write_text("token-1")
+    write_kubeconfig(folder / "kubeconfig", url, folder / "token")
+    return folder / "kubeconfig"

@@ -2,14 +2,18 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.cluster.source import Sink, Source
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
@@ -48,6 +52,46 @@ async def running(
         yield pools
     finally:
         await pools.stop()
+
+
+class Told:
+    """A source that tells what the test tells it, then stays or, in its first runs, fails."""
+
+    def __init__(self, *lists: Sequence[str], failures: int = 0) -> None:
+        self._lists = lists
+        self._failures = failures
+
+    async def run(self, sink: Sink) -> None:
+        for names in self._lists:
+            sink.replace([Endpoint(name, f"10.0.0.{ord(name) - 96}:80") for name in names])
+            await asyncio.sleep(0)
+        self._failures -= 1
+        if self._failures >= 0:
+            raise RuntimeError("a bug")
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def keeping(
+    source: Source,
+    strategy: Strategy,
+    clock: Callable[[], float] | None = None,
+    metrics: Metrics | None = None,
+) -> AsyncIterator[tuple[PoolKeeper, list[list[str]]]]:
+    """A pool's keeper with this source, and the names of each list that it published."""
+    published: list[list[str]] = []
+
+    def on_change(_: str, endpoints: Sequence[Endpoint]) -> None:
+        published.append([endpoint.name for endpoint in endpoints])
+
+    pool = Pool("llama", strategy)
+    keeper = PoolKeeper(pool, metrics or Metrics(), clock=clock or Clock(), on_change=on_change)
+    task = asyncio.create_task(keeper.run(source))
+    try:
+        yield keeper, published
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def health_at(port: int, name: str = EXT_PROC) -> str:

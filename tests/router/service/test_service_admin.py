@@ -1,125 +1,105 @@
 """The admin port: what it shows, how long it waits, how many it lets in."""
 
 import asyncio
-import gzip
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from time import perf_counter
+from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from extproc.router.app import Application, Start
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
-from extproc.router.service.admin import build_admin
-from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
+from extproc.router.service.connection_limit import ConnectionLimit
 from extproc.router.service.process import Shares, raise_limit, share
-from tests.stack.ports import free_ports
-from tests.stack.service import pool
+from tests.router.service.live_service import Live, looking
 from tests.tables import table
 from tests.waiting import until
 
 PLAIN = {"accept-encoding": "identity"}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    port: int
-    limit: ConnectionLimit
-    session: aiohttp.ClientSession
+async def connect(live: Live, ip: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    port = int(live.url.rpartition(":")[2])
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(ip, 0))
 
 
-@asynccontextmanager
-async def serving(directory: Path, limit: ConnectionLimit) -> AsyncGenerator[Served]:
-    path = directory / "extproc.yaml"
-    path.write_text(yaml.safe_dump({"pools": [pool(["127.0.0.1:8001", "127.0.0.1:8002"])]}))
-    [port] = free_ports(1)
-    app = Application(Start.of_file(path))
-    app.start()
-    admin = build_admin(app, app.metrics.registry, limit)
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    """What is heard before a connection is closed."""
     try:
-        async with (
-            serve_admin(admin, f"127.0.0.1:{port}", limit),
-            aiohttp.ClientSession(
-                f"http://127.0.0.1:{port}", auto_decompress=False, headers=PLAIN
-            ) as session,
-        ):
-            yield Served(port, limit, session)
-    finally:
-        await app.pools.stop()
-
-
-async def closed_after_s(reader: asyncio.StreamReader) -> float:
-    start_s = perf_counter()
-    async with asyncio.timeout(10):
-        with suppress(ConnectionError):
-            await reader.read()
-    return perf_counter() - start_s
+        async with asyncio.timeout(60):
+            return await reader.read()
+    except ConnectionError:
+        return b""
 
 
 async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimit(8)) as served:
-        async with served.session.get("/metrics") as plain:
-            text = (await plain.read()).decode()
-        async with served.session.get("/metrics", headers={"accept": OPENMETRICS}) as asked:
-            openmetrics = (await asked.read()).decode()
+    async with looking(tmp_path) as live:
+        async with live.session.get("/metrics", headers=PLAIN) as plain:
+            text = await plain.text()
+        async with live.session.get("/metrics", headers=PLAIN | {"accept": OPENMETRICS}) as asked:
+            openmetrics = await asked.text()
+        async with live.session.get("/metrics", headers={"accept-encoding": "br, gzip"}) as zipped:
+            unzipped = await zipped.text()
 
-    assert plain.content_type == "text/plain"
-    assert asked.content_type == "application/openmetrics-text"
+    assert [answer.content_type for answer in (plain, asked)] == [
+        "text/plain",
+        "application/openmetrics-text",
+    ]
     assert openmetrics.endswith("# EOF\n")
     families = openmetrics_parser.text_string_to_metric_families(openmetrics)  # type: ignore[no-untyped-call]
     names = {family.name for family in families}
     # An Info is `extproc` in the one, `extproc_info` in the other.
     assert {family.name for family in parse_text(text)} >= names - {"extproc"}
+    assert [answer.headers.get("content-encoding") for answer in (plain, zipped)] == [None, "gzip"]
+    assert "extproc_info" in unzipped
 
 
-async def test_metrics_are_zipped_where_that_is_taken(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimit(8)) as served:
-        async with served.session.get("/metrics", headers={"accept-encoding": "br, gzip"}) as answer:
-            zipped = await answer.read()
-        async with served.session.get("/metrics") as answer:
-            assert "content-encoding" not in answer.headers
+@pytest.mark.parametrize(
+    ("sent", "limit", "heard"),
+    [
+        (b"", {"head_s": 0.2}, b""),
+        (HEALTHZ[:-2] + b"x: ", {"head_s": 0.2}, b""),
+        (HEALTHZ + HEALTHZ[:-2] + b"x: ", {"idle_s": 0.2}, b"HTTP/1.1 200 OK\r\n"),
+        (POST, {"answer_s": 0.2}, b"HTTP/1.1 408 Request Timeout\r\n"),
+    ],
+    ids=["nothing", "half a head", "half a second head", "half a body"],
+)
+async def test_who_does_not_end_is_not_waited_for(
+    tmp_path: Path, sent: bytes, limit: dict[str, float], heard: bytes
+) -> None:
+    patient: dict[str, Any] = {"head_s": 600, "idle_s": 600, "answer_s": 600} | limit
+    async with looking(tmp_path, limit=ConnectionLimit(8, **patient)) as live:
+        reader, writer = await connect(live)
+        writer.write(sent)
 
-    assert b"extproc_info" in gzip.decompress(zipped)
-
-
-@pytest.mark.parametrize("start", [b"", b"GET /metrics HTTP/1.1\r\nhost: x\r\nx: "])
-async def test_a_head_that_does_not_end_is_not_waited_for(tmp_path: Path, start: bytes) -> None:
-    async with serving(tmp_path, ConnectionLimit(8, head_s=0.2)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(start)
-
-        assert await closed_after_s(reader) < 5
+        assert (await until_closed(reader)).startswith(heard)
         writer.close()
 
 
-async def test_a_second_head_that_does_not_end_is_not_waited_for_either(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimit(8, idle_s=0.2)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: ")
+class Watched:
+    """`Picker.find`, which goes on when it is let, and how it was called."""
 
-        assert await closed_after_s(reader) < 5
-        writer.close()
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.running = self.most = 0
+        self.threads: list[int] = []
+        real = Picker.find
 
+        def find(picker: Picker, ask: Query, plan: RequestPlan | None = None) -> Found:
+            self.threads.append(threading.get_ident())
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.go_on.wait(60)
+            self.running -= 1
+            return real(picker, ask, plan)
 
-async def test_a_body_that_does_not_end_is_not_waited_for(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimit(8, answer_s=0.2)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
-
-        async with asyncio.timeout(10):
-            assert await reader.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
-        writer.close()
+        patch.setattr(Picker, "find", find)
 
 
 async def test_idle_guests_make_room_and_who_waits_for_an_answer_stays(
@@ -129,28 +109,20 @@ async def test_idle_guests_make_room_and_who_waits_for_an_answer_stays(
 
     2. A scraper comes: it is answered. 3. So is the open request.
     """
-    go_on, real = threading.Event(), Picker.find
-
-    def find(picker: Picker, ask: Query, plan: RequestPlan | None = None) -> Found:
-        go_on.wait(60)
-        return real(picker, ask, plan)
-
-    monkeypatch.setattr(Picker, "find", find)
-    async with serving(tmp_path, ConnectionLimit(8, answer_s=60)) as served:
-        explained = asyncio.create_task(served.session.post("/explain", json={"prompt": "y"}))
-        await until(lambda: served.limit.connections)
+    find = Watched(monkeypatch)
+    async with looking(tmp_path, limit=ConnectionLimit(8, answer_s=60)) as live:
+        explained = asyncio.create_task(live.session.post("/explain", json={"prompt": "y"}))
+        await until(lambda: live.limit.connections)
         guests = []
         for _ in range(16):
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", served.port, local_addr=("127.0.0.2", 0)
-            )
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            reader, writer = await connect(live, "127.0.0.2")
+            writer.write(HEALTHZ)
             assert b" 200 " in await reader.readline()
             guests.append(writer)
-        async with aiohttp.request("GET", f"http://127.0.0.1:{served.port}/metrics") as answer:
+        async with aiohttp.request("GET", f"{live.url}/metrics") as answer:
             status = answer.status
-        connections = len(served.limit.connections)
-        go_on.set()
+        connections = len(live.limit.connections)
+        find.go_on.set()
         explanation = await explained
         for writer in guests:
             writer.close()
@@ -160,86 +132,55 @@ async def test_idle_guests_make_room_and_who_waits_for_an_answer_stays(
 
 
 async def test_connections_beyond_the_limit_are_closed_and_others_are_served(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimit(3)) as served:
-        async with served.session.get("/healthz") as answer:
+    async with looking(tmp_path, limit=ConnectionLimit(3)) as live:
+        async with live.session.get("/healthz") as answer:
             await answer.read()
-        flood = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
-        closed = [asyncio.create_task(closed_after_s(reader)) for reader, _ in flood]
+        flood = [await connect(live) for _ in range(20)]
+        closed = [asyncio.create_task(until_closed(reader)) for reader, _ in flood]
         await asyncio.wait(closed, timeout=1)
 
         assert [task.done() for task in closed] == [True] * 17 + [False] * 3
-        async with served.session.get("/healthz") as answer:
+        async with live.session.get("/healthz") as answer:
             assert answer.status == 200
 
         for task in closed:
             task.cancel()
         for _, writer in flood:
             writer.close()
-        await until(lambda: len(served.limit.connections) <= 1)
-        async with aiohttp.request("GET", f"http://127.0.0.1:{served.port}/healthz") as answer:
+        await until(lambda: len(live.limit.connections) <= 1)
+        async with aiohttp.request("GET", f"{live.url}/healthz") as answer:
             assert answer.status == 200
 
 
 async def test_a_body_that_explains_too_much_is_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path, ConnectionLimit(8)) as served:
-        async with served.session.post("/explain", data=BytesIO(b" " * 1_048_577)) as answer:
+    async with looking(tmp_path) as live:
+        async with live.session.post("/explain", data=BytesIO(b" " * 1_048_577)) as answer:
             assert answer.status == 413
-        async with served.session.post("/explain", json={"model": "x", "prompt": "y"}) as answer:
+        async with live.session.post("/explain", json={"model": "x", "prompt": "y"}) as answer:
             assert (await answer.json())["pool"] == "vllm"
 
 
-async def test_a_body_is_read_off_the_loop_to_be_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-
-    def find(picker: Picker, ask: Query, plan: RequestPlan | None = None) -> Found:
-        threads.append(threading.get_ident())
-        return real(picker, ask, plan)
-
-    real = Picker.find
-    monkeypatch.setattr(Picker, "find", find)
-    async with (
-        serving(tmp_path, ConnectionLimit(8)) as served,
-        served.session.post("/explain", json={"prompt": "y"}) as answer,
-    ):
-        assert answer.status == 200
-
-    assert threads
-    assert threading.get_ident() not in threads
-
-
-async def test_one_request_is_explained_at_a_time_and_few_wait(
+async def test_one_request_is_explained_at_a_time_off_the_loop_and_few_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The first is in its thread, eight wait for it, three are sent away. 2. It ends: all are answered."""
-    running, most, go_on = 0, 0, threading.Event()
-
-    def find(picker: Picker, ask: Query, plan: RequestPlan | None = None) -> Found:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        go_on.wait(60)
-        running -= 1
-        return real(picker, ask, plan)
-
-    real = Picker.find
-    monkeypatch.setattr(Picker, "find", find)
-    async with serving(tmp_path, ConnectionLimit(32, answer_s=60)) as served:
+    find = Watched(monkeypatch)
+    async with looking(tmp_path, limit=ConnectionLimit(32, answer_s=60)) as live:
 
         async def explain() -> int:
-            async with served.session.post("/explain", json={"prompt": "y"}) as answer:
+            async with live.session.post("/explain", json={"prompt": "y"}) as answer:
                 return answer.status
 
         asked = [asyncio.create_task(explain()) for _ in range(12)]
         await until(lambda: sum(task.done() for task in asked) == 3)
         refused = [task.result() for task in asked if task.done()]
-        go_on.set()
+        find.go_on.set()
         statuses = await asyncio.gather(*asked)
 
     assert refused == [503] * 3
     assert sorted(statuses) == [200] * 9 + [503] * 3
-    assert most == 1
+    assert find.most == 1
+    assert threading.get_ident() not in find.threads
 
 
 # As Prometheus, the kubelet, port-forward, Compose and people send it; the last ones as a browser that was
@@ -255,13 +196,13 @@ HOSTS = {
 
 async def test_a_public_name_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "pod-7.example.com")
-    async with serving(tmp_path, ConnectionLimit(8)) as served:
+    async with looking(tmp_path) as live:
         for host, status in HOSTS.items():
             for path in ("/config", "/pools", "/", "/live/none"):
-                async with served.session.get(path, headers={"host": host}) as answer:
+                async with live.session.get(path, headers={"host": host}) as answer:
                     found = 200 if answer.status == 404 else answer.status
                     assert (host, found) == (host, status)
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await connect(live)
         writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
         old = await reader.readline()
         writer.close()

@@ -18,7 +18,7 @@ from extproc.errors import SettingsError
 from extproc.router.settings.picker_flags import WITHOUT_EFFECT, Flags, given_without_effect, picker_flags
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
-from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_access
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
 from tests.router.service.running import health_at
 from tests.stack.fetch import get_json
@@ -57,9 +57,6 @@ def test_flags_say_what_they_say_in_upstreams_picker() -> None:
     assert settings(replace(flags, secure_serving=False)).server.tls is None
     assert made.pools[0].max_in_flight is None
     assert settings(replace(flags, max_in_flight=8)).pools[0].max_in_flight == 8
-
-
-def test_a_name_that_is_none_is_told_with_its_flag() -> None:
     with pytest.raises(SettingsError, match=r"flags:1: pools.0.endpoints.inference_pool.name: 'a b'"):
         settings(Flags("a b"))
 
@@ -95,10 +92,8 @@ def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[An
 )
 def test_flags_are_read_in_all_their_forms(arguments: list[str], flags: Flags) -> None:
     assert read(*arguments) == (flags, [])
-
-
-def test_the_namespace_is_the_charts_variable_where_no_flag_says_it() -> None:
-    assert read("--pool-name=vllm", environment={"NAMESPACE": "prod"})[0].pool_namespace == "prod"
+    charts = read(*arguments, environment={"NAMESPACE": "prod"})[0]
+    assert charts == replace(flags, pool_namespace="prod"), "the chart's variable, where no flag says it"
 
 
 @table("form", [["--{}", "x"], ["--{}=x"], ["--{}=false"], ["--{}"], ["--{}", ""]])
@@ -108,18 +103,18 @@ def test_what_has_no_effect_here_is_taken_and_named(form: list[str]) -> None:
     assert read("--pool-name=vllm", *given) == (Flags("vllm"), [f"--{name}" for name in WITHOUT_EFFECT])
 
 
+EITHER = "give either a configuration FILE (--config) or --pool-name"
+
+
 @table(
     ("arguments", "said"),
     [
         (["serve", "--pool-name=vllm", "--endpoint-selector=a=b"], "--endpoint-selector"),
-        (["serve"], "give either a configuration FILE (--config) or --pool-name"),
-        (
-            ["serve", f"--config={__file__}", "--pool-name=vllm"],
-            "give either a configuration FILE (--config) or --pool-name",
-        ),
+        (["serve"], EITHER),
+        (["serve", f"--config={__file__}", "--pool-name=vllm"], EITHER),
         (["serve", __file__, f"--config={__file__}"], "give the configuration file once"),
         (["--verison"], "No such option '--verison'. Did you mean '--version'?"),
-        (["--pool-namespace=prod"], "give either a configuration FILE (--config) or --pool-name"),
+        (["--pool-namespace=prod"], EITHER),
     ],
 )
 def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], said: str) -> None:
@@ -164,12 +159,12 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
     4. With our flag for a limit, the pool's objectives count.
     """
     grpc_port, health_port, admin_port = free_ports(3)
-    (tmp_path / "token").write_text("token-1")
-    write_kubeconfig(tmp_path / "kubeconfig", api.url, tmp_path / "token")
     ports = [f"--grpc-port={grpc_port}", f"--grpc-health-port={health_port}", f"--metrics-port={admin_port}"]
     command = [sys.executable, "-m", "extproc", *CHART, *ports, "--max-in-flight", "64"]
     url = f"http://127.0.0.1:{admin_port}"
-    with Process("extproc", command, tmp_path, {"KUBECONFIG": str(tmp_path / "kubeconfig")}) as process:
+    with Process(
+        "extproc", command, tmp_path, {"KUBECONFIG": str(write_access(tmp_path, api.url))}
+    ) as process:
         await asyncio.to_thread(process.wait_until, lambda: health_at(health_port) == "SERVING")
         await asyncio.to_thread(process.wait_until, lambda: get_json(f"{url}/pools")[0]["objectives"])
         [pool] = await asyncio.to_thread(get_json, f"{url}/pools")

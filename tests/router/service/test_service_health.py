@@ -39,33 +39,21 @@ def readiness() -> Readiness:
 
 
 @pytest.mark.parametrize("name", ["", "readiness", "inference-extension", EXT_PROC])
-def test_a_check_tells_whether_requests_can_be_routed(readiness: Readiness, name: str) -> None:
+def test_a_check_tells_whether_requests_can_be_routed_now(readiness: Readiness, name: str) -> None:
+    """Whenever it was looked at last."""
     before = readiness.ask(CHECK, name)
-    readiness.turn(is_ready=True)
+    readiness.is_ready = True
     after = readiness.ask(CHECK, name)
 
-    assert ["NOT_SERVING"] == told(before)
-    assert ["SERVING"] == told(after)
+    assert [["NOT_SERVING"], ["SERVING"]] == [told(before), told(after)]
     assert before.status is after.status is Status.OK
 
 
-def test_a_check_tells_what_holds_now_whenever_it_was_looked_at_last(readiness: Readiness) -> None:
-    before = readiness.ask(CHECK, EXT_PROC)
-    readiness.is_ready = True
-    after = readiness.ask(CHECK, EXT_PROC)
+def test_a_process_that_answers_lives_and_an_unknown_name_is_not_found(readiness: Readiness) -> None:
+    unknown = readiness.ask(CHECK, "nobody")
 
-    assert [["NOT_SERVING"], ["SERVING"]] == [told(before), told(after)]
-
-
-def test_a_process_that_answers_lives(readiness: Readiness) -> None:
     assert ["SERVING"] == told(readiness.ask(CHECK, "liveness"))
-
-
-def test_a_check_of_an_unknown_name_finds_nothing(readiness: Readiness) -> None:
-    call = readiness.ask(CHECK, "nobody")
-
-    assert call.status is Status.NOT_FOUND
-    assert call.sent == []
+    assert (unknown.status, unknown.sent) == (Status.NOT_FOUND, [])
 
 
 def test_a_watcher_hears_of_changes_alone(readiness: Readiness) -> None:
@@ -78,22 +66,17 @@ def test_a_watcher_hears_of_changes_alone(readiness: Readiness) -> None:
     assert call.status is other.status is None
 
 
-def test_a_watcher_of_an_unknown_name_is_told_so_and_stays(readiness: Readiness) -> None:
-    call = readiness.ask(WATCH, "nobody")
-    readiness.turn(is_ready=True)
-
-    assert ["SERVICE_UNKNOWN"] == told(call)
-    assert call.status is None
-
-
-def test_a_watcher_that_is_gone_hears_nothing(readiness: Readiness) -> None:
-    call = RecordedCall()
-    handler = readiness.health.routes()[WATCH](call)
+def test_a_watcher_of_an_unknown_name_is_told_so_and_one_that_is_gone_hears_nothing(
+    readiness: Readiness,
+) -> None:
+    unknown, gone = readiness.ask(WATCH, "nobody"), RecordedCall()
+    handler = readiness.health.routes()[WATCH](gone)
     handler.on_message(b"")
     handler.on_close()
     readiness.turn(is_ready=True)
 
-    assert ["NOT_SERVING"] == told(call)
+    assert (told(unknown), unknown.status) == (["SERVICE_UNKNOWN"], None)
+    assert ["NOT_SERVING"] == told(gone)
 
 
 @pytest.mark.parametrize("path", [CHECK, WATCH])

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.router.cluster.api_server import PODS, POOLS, ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import PODS, POOLS, ApiServer, serving, write_access
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.stack.fetch import answers, get
 from tests.stack.ports import free_ports
@@ -24,11 +24,9 @@ async def api() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def service(api: ApiServer, tmp_path: Path) -> AsyncIterator[Service]:
-    (tmp_path / "token").write_text("token-1")
-    write_kubeconfig(tmp_path / "kubeconfig", api.url, tmp_path / "token")
     port, admin_port = free_ports(2)
     service = Service(tmp_path, port=port, admin_port=admin_port)
-    pool = {"namespace": "default", "name": "vllm", "kubeconfig": str(tmp_path / "kubeconfig")}
+    pool = {"namespace": "default", "name": "vllm", "kubeconfig": str(write_access(tmp_path, api.url))}
     other = {"name": "other", "models": ["other"], "endpoints": {"static": ["10.0.9.9:8000"]}}
     service.configure([{"name": "vllm", "models": ["llama"], "endpoints": {"inference_pool": pool}}, other])
     with service:

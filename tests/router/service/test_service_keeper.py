@@ -1,60 +1,63 @@
-"""What a keeper tells of its pool, and when."""
+"""What a keeper tells of its pool, and when; with a clock and sources of the test's own."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from random import Random
+import random
+from collections.abc import Mapping
+from functools import partial
 
 import pytest
 
+from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink
 from extproc.router.logs import RateLimit
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
-from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside, Placement
+from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
+from extproc.router.routing.strategies.base import Outside, Placement, Strategy
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.telemetry import Metrics
 from tests.clock import Clock
+from tests.router.service.running import Told, keeping
 from tests.waiting import until
 
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+A, B, C = (Endpoint(name, f"10.0.0.{number}:80") for number, name in enumerate("abc", start=1))
 
-class Quiet:
-    """A source that has nothing to say yet."""
 
-    async def run(self, sink: object) -> None:
-        await asyncio.Event().wait()
+def hashing(positions: int = 4) -> PrefixHash:
+    return PrefixHash(OUTSIDE, positions=positions)
+
+
+def keeper_of(name: str = "llama", clock: Clock | None = None) -> PoolKeeper:
+    """One that runs nothing."""
+    pool = Pool(name, RoundRobin(OUTSIDE))
+    return PoolKeeper(pool, Metrics(), clock=clock or Clock(0.0), on_change=lambda *_: None)
+
+
+def uses(pool: Pool, strategy: Strategy) -> bool:
+    return pool.strategy is strategy
 
 
 async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty_pool() -> None:
     """An Envoy that outlived us would believe it and forget its endpoints."""
-    told: list[tuple[str, Sequence[Endpoint]]] = []
-    outside = Outside(Random(1), lambda: 0.0)
-    pool = Pool("llama", PrefixHash(outside))
-    keeper = PoolKeeper(
-        pool, Metrics(), clock=lambda: 0.0, on_change=lambda name, endpoints: told.append((name, endpoints))
-    )
-    task = asyncio.create_task(keeper.run(Quiet()))
-    try:
-        keeper.use(PrefixHash(outside, positions=8))
+    async with keeping(Told(), hashing()) as (keeper, published):
+        keeper.use(hashing(8))
         await asyncio.sleep(0.2)
-        before_the_list = list(told)
-        keeper.replace([Endpoint("default/a", "10.0.0.1:8000")])
-        await until(lambda: told)
-    finally:
-        task.cancel()
+        before_the_list = list(published)
+        keeper.replace([A])
+        await until(lambda: published)
 
-    assert before_the_list == []
-    assert told == [("llama", (Endpoint("default/a", "10.0.0.1:8000"),))]
+    assert (before_the_list, published) == ([], [["a"]])
     assert keeper.synced.is_set()
 
 
 async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """The API server's bookmarks and a file's polls say it again every minute, every five seconds."""
-    pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
-    keeper = PoolKeeper(pool, Metrics(), clock=lambda: 0.0, on_change=lambda _, __: None)
+    keeper = keeper_of()
     for _ in range(10):
         keeper.lacks("no_service", "Service default/vllm has no EndpointSlice")
     keeper.restarted("file_invalid", "endpoints.yaml: not YAML")
@@ -72,11 +75,7 @@ async def test_an_outage_of_many_pools_is_a_line_a_minute_for_each_kind_of_failu
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(0.0)
-    outside = Outside(Random(1), clock)
-    keepers = [
-        PoolKeeper(Pool(name, RoundRobin(outside)), Metrics(), clock=clock, on_change=lambda _, __: None)
-        for name in "abc"
-    ]
+    keepers = [keeper_of(name, clock) for name in "abc"]
     with caplog.filtering(RateLimit(clock)):
         for second in range(600):
             clock.now_s = second
@@ -88,10 +87,8 @@ async def test_an_outage_of_many_pools_is_a_line_a_minute_for_each_kind_of_failu
             keeper.confirm()
 
     lines = [(record.levelno, record.getMessage()) for record in caplog.records]
-    assert lines[0] == (
-        logging.WARNING,
-        "pool a: no word for 0 s (connection), what is known stays: no route",
-    )
+    first = "pool a: no word for 0 s (connection), what is known stays: no route"
+    assert lines[0] == (logging.WARNING, first)
     assert 9 <= len([line for level, line in lines if level == logging.WARNING]) <= 10
     assert 9 <= len([line for level, line in lines if level == logging.ERROR]) <= 10
     assert lines[-3:] == [(logging.INFO, f"pool {name} is heard of again, after 599 s") for name in "abc"]
@@ -99,34 +96,23 @@ async def test_an_outage_of_many_pools_is_a_line_a_minute_for_each_kind_of_failu
 
 async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
     """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
-    told: list[Sequence[Endpoint]] = []
-    now_s = 0.0
-    pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
-    keeper = PoolKeeper(
-        pool, Metrics(), clock=lambda: now_s, on_change=lambda _, endpoints: told.append(endpoints)
-    )
-    task = asyncio.create_task(keeper.run(Quiet()))
-    one, two = Endpoint("default/a", "10.0.0.1:80"), Endpoint("default/b", "10.0.0.2:80")
-    try:
-        keeper.replace([one])
-        await until(lambda: told)
-        now_s = 60.0
+    clock = Clock(0.0)
+    async with keeping(Told(), hashing(), clock) as (keeper, published):
+        keeper.replace([A])
+        await until(lambda: published)
+        clock.now_s = 60.0
         keeper.lacks("no_service", "for a moment")
-        keeper.replace([one])
+        keeper.replace([A])
         confirmed = (keeper.age_s, keeper.fault)
         await asyncio.sleep(0.1)
-        keeper.replace([one, two])
-        await until(lambda: len(told) > 1)
-    finally:
-        task.cancel()
+        keeper.replace([A, B])
+        await until(lambda: len(published) > 1)
 
     assert confirmed == (0.0, None)
-    assert told == [(one,), (one, two)]
+    assert published == [["a"], ["a", "b"]]
 
 
 async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() -> None:
-    told: list[Sequence[Endpoint]] = []
-
     class Reluctant(PrefixHash):
         refusals = 1
 
@@ -136,43 +122,107 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
                 raise ValueError
             return super().place(ready, before)
 
-    pool = Pool("llama", Reluctant(Outside(Random(1), lambda: 0.0)))
-    keeper = PoolKeeper(
-        pool, Metrics(), clock=lambda: 0.0, on_change=lambda _, endpoints: told.append(endpoints)
-    )
-    task = asyncio.create_task(keeper.run(Quiet()))
-    try:
-        keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
+    async with keeping(Told(), Reluctant(OUTSIDE)) as (keeper, published):
+        keeper.replace([A])
         await until(lambda: keeper.fault)
-        keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
-        await until(lambda: told)
-    finally:
-        task.cancel()
+        keeper.replace([A])
+        await until(lambda: published)
 
-    assert pool.snapshot.names == ("default/a",)
+    assert keeper.pool.snapshot.names == ("a",)
+
+
+async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_heard() -> None:
+    """A name that UTF-8 cannot spell has no place on a ring."""
+    metrics = Metrics()
+    async with keeping(Told("ab"), hashing(), metrics=metrics) as (keeper, published):
+        await until(lambda: published)
+        keeper.replace([Endpoint("\ud800", "10.0.0.1:80")])
+        await until(lambda: restarts(metrics) == 1)
+
+        assert published == [["a", "b"]]
+        assert keeper.fault
+        assert "UnicodeEncodeError at" in keeper.fault.reason
+
+        keeper.replace([C])
+        await until(lambda: keeper.pool.snapshot.names == ("c",))
+
+        assert published == [["a", "b"], ["c"]]
+
+
+def restarts(metrics: Metrics) -> float | None:
+    labels = {"pool": "llama", "why": "internal"}
+    return metrics.registry.get_sample_value("extproc_watch_restarts_total", labels)
+
+
+async def test_a_source_that_fails_leaves_the_pool_as_it_is_and_is_run_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def nap(_: float) -> None:
+        await asyncio.sleep(0)
+
+    metrics, clock = Metrics(), Clock()
+    source = Restarting(Told("ab", failures=3), rng=random.Random(0), sleep=nap)
+    async with keeping(source, hashing(), clock, metrics) as (keeper, _):
+        await until(lambda: restarts(metrics) == 3 and keeper.fault is None and keeper.synced.is_set())
+        clock.now_s += 60
+
+        assert keeper.pool.snapshot.names == ("a", "b")
+        assert keeper.age_s == 60
+
+    record, *_ = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "RuntimeError at running.py:" in record.getMessage()
+    assert "a bug" not in caplog.text
+
+
+async def test_the_last_of_several_lists_counts_and_another_strategy_takes_over_with_its_placement() -> None:
+    async with keeping(Told("ab", "abc", "c", "ab"), hashing()) as (keeper, published):
+        pool, wanted = keeper.pool, hashing(7)
+        await until(lambda: published[-1:] == [["a", "b"]])
+        keeper.use(wanted)
+        assert isinstance(pool.snapshot.placement, Ring)
+        assert (pool.strategy is wanted) == (pool.snapshot.placement.positions_per_member == 7)
+
+        await until(lambda: pool.strategy is wanted)
+
+        assert pool.snapshot.placement == Ring("ab", positions=7)
+
+
+async def test_counts_outlive_every_change_of_strategy() -> None:
+    strategies = (LeastLoad(OUTSIDE), PrefixCache(OUTSIDE), PrefixHash(OUTSIDE), RoundRobin(OUTSIDE))
+    async with keeping(Told("ab"), hashing()) as (keeper, _):
+        pool = keeper.pool
+        await keeper.synced.wait()
+        picks = [pool.pick(PrefixHash(OUTSIDE).reading(1))]
+        for strategy in strategies:
+            keeper.use(strategy)
+            await until(partial(uses, pool, strategy))
+            picks.append(pool.pick(strategy.read(None, {}, "")))
+
+        assert pool.book.total == 5
+
+        for pick in picks:
+            pick.release()
+
+        assert pool.book.total == 0
 
 
 async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that_stays() -> None:
     """The build that began for the old one ends after the change, and must not bring it back."""
-    outside = Outside(Random(1), lambda: 0.0)
-    pool, wanted = Pool("llama", PrefixHash(outside, positions=4)), PrefixHash(outside, positions=8)
-    keeper = PoolKeeper(pool, Metrics(), clock=lambda: 0.0, on_change=lambda _, __: None)
+    wanted = hashing(8)
 
-    class Told:
+    class Changing:
         async def run(self, sink: Sink) -> None:
             sink.replace([Endpoint(f"default/{number}", f"10.0.{number}.1:80") for number in range(200)])
             await asyncio.sleep(0)  # the installer is woken, and its build begins in a thread
             await asyncio.sleep(0)
-            keeper.use(wanted)
+            sink.use(wanted)  # type: ignore[attr-defined]  # the sink is the keeper
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(keeper.run(Told()))
-    try:
+    async with keeping(Changing(), hashing()) as (keeper, _):
+        pool = keeper.pool
         await until(lambda: pool.strategy is wanted)
-        keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
-        await until(lambda: pool.snapshot.names == ("default/a",))
-    finally:
-        task.cancel()
+        keeper.replace([A])
+        await until(lambda: pool.snapshot.names == ("a",))
 
     assert pool.strategy is wanted
-    assert pool.snapshot.placement == Ring(["default/a"], positions=8)
+    assert pool.snapshot.placement == Ring(["a"], positions=8)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.router.service.live_service import events, looking, next_state
 from tests.stack.service import pool
 from tests.waiting import until
 
+POOL, ROW = ("name", "strategy", "in_flight"), ("name", "address", "state", "in_flight")
 PATIENCE = aiohttp.ClientTimeout(total=60)
 
 
@@ -54,33 +56,18 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
         while len(state.decisions) < 2:
             state = await next_state(told)
         said = await live.pools()
-
-    assert [(one.name, one.strategy, one.in_flight) for one in state.pools] == [
-        (one["name"], one["strategy"], one["in_flight"]) for one in said
-    ]
-    assert [
-        [(row.name, row.address, row.state, row.in_flight) for row in one.endpoints] for one in state.pools
-    ] == [
-        [(row["name"], row["address"], row["state"], row["in_flight"]) for row in one["endpoints"]]
-        for one in said
-    ]
-    assert state.pools[0].endpoints[0].first_byte_s == 0.25
-    assert {row.pool for row in state.decisions} == {"a", "b"}
-    assert (state.is_ready, state.faults) == (True, [])
-
-
-async def test_who_comes_later_is_told_what_was(tmp_path: Path) -> None:
-    async with looking(tmp_path) as live, live.session.get("/live") as answer:
-        told = events(answer)
-        await next_state(told)
-        live.request()
-        while not (await next_state(told)).decisions:
-            pass
         async with live.session.get("/live") as second:
             first_event = await anext(events(second))
 
-    assert first_event["event"] == "history"
-    assert '{"vllm":{"home":1}}' in first_event["data"]
+    pools_shown = [[getattr(one, name) for name in POOL] for one in state.pools]
+    assert pools_shown == [[one[name] for name in POOL] for one in said]
+    shown = [[getattr(row, name) for name in ROW] for one in state.pools for row in one.endpoints]
+    assert shown == [[row[name] for name in ROW] for one in said for row in one["endpoints"]]
+    assert state.pools[0].endpoints[0].first_byte_s == 0.25
+    assert {row.pool for row in state.decisions} == {"a", "b"}
+    assert (state.is_ready, state.faults) == (True, [])
+    assert first_event["event"] == "history", "who comes later is told what was"
+    assert '{"a":{"home":1},"b":{"least_load":1}}' in first_event["data"]
 
 
 async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
@@ -132,11 +119,16 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
 
 
 async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
-    async with asyncio.timeout(60):
+    """One that stays is shown out: else it would be told a state a second for as long as it likes."""
+    async with aiohttp.ClientSession(timeout=PATIENCE) as viewer:
         async with looking(tmp_path) as live:
-            answer = await live.session.get("/live")
+            answer = await viewer.get(f"{live.url}/live")
             await next_state(events(answer))
-        answer.close()
+        with suppress(aiohttp.ClientPayloadError):
+            rest = await answer.content.read()
+
+    assert rest.count(b"data: ") <= 2
+    assert live.limit.connections == {}
 
 
 async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(tmp_path: Path) -> None:

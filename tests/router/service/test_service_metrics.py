@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
+from extproc.router import telemetry
 from extproc.router.app import Application, Start
 from extproc.router.feedback.feedback_metrics import EXPECTED_CLASSES
 from extproc.router.routing.queue import QueueEnd
@@ -16,17 +17,7 @@ from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.reading import parse_settings
 from extproc.router.share.courier import RESULTS as SHARE_RESULTS
 from extproc.router.share.letters import Echo, Letter
-from extproc.router.telemetry import (
-    LOG_FAULTS,
-    OUTCOMES,
-    POOL_OUTCOMES,
-    RELOADS,
-    RESTARTS,
-    SPAN_RESULTS,
-    STREAM_FAULTS,
-    prompt_error_whys,
-)
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import ApiServer, serving, write_access
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.waiting import until
 
@@ -67,9 +58,7 @@ async def families(tmp_path: Path) -> list[Metric]:
     async with serving(ApiServer()) as server:
         server.put(pool_object())
         server.put(running_pod("p", "10.0.0.4"))
-        (tmp_path / "token").write_text("token-1")
-        write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
-        text = SETTINGS.replace("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        text = SETTINGS.replace("KUBECONFIG", str(write_access(tmp_path, server.url)))
         (tmp_path / "secret").write_text("a secret of 16 bytes or more")
         return await _first_scrape(Application(Start(parse_settings(text, {}), tmp_path / "extproc.yaml")))
 
@@ -108,11 +97,9 @@ def told() -> dict[str, tuple[str, set[str]]]:
 
 def shown(families: list[Metric]) -> Iterator[tuple[str, tuple[str, set[str]]]]:
     for family in families:
-        name = {"counter": f"{family.name}_total", "info": f"{family.name}_info"}.get(
-            family.type, family.name
-        )
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        yield name, ("gauge" if family.type == "info" else family.type, labels)
+        yield family.name + suffix, ("gauge" if family.type == "info" else family.type, labels)
 
 
 async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric]) -> None:
@@ -122,34 +109,25 @@ async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric
 
 
 async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[Metric]) -> None:
-    names = {sample.name for family in families for sample in family.samples}
-    names |= {name for name, _ in shown(families)}
+    """And the process as they say; no series tells when another one began."""
+    samples = {sample.name for family in families for sample in family.samples}
+    names = {name for name, _ in shown(families)}
 
-    assert sorted(set(re.findall(r"extproc_\w+", TEXT)) - names) == []
-
-
-async def test_the_process_is_shown_as_the_docs_say(families: list[Metric]) -> None:
-    names = {name for name, _ in shown(families) if name.startswith("process_")}
-
-    assert names == set(re.findall(r"`(process_\w+)`", TEXT))
+    assert sorted(set(re.findall(r"extproc_\w+", TEXT)) - names - samples) == []
+    assert {name for name in names if name.startswith("process_")} == set(
+        re.findall(r"`(process_\w+)`", TEXT)
+    )
+    assert [name for name in samples if name.endswith("_created")] == []
 
 
 def test_every_label_value_is_in_the_docs() -> None:
     from extproc.errors import PromptError  # noqa: PLC0415  # with every error that exists by now
 
     values = {
-        *OUTCOMES,
-        *POOL_OUTCOMES,
-        *RELOADS,
-        *chain(*RESTARTS.values()),
-        *STREAM_FAULTS,
-        *LOG_FAULTS,
-        *SPAN_RESULTS,
-        *SHARE_RESULTS,
-        *EXPECTED_CLASSES,
-        *STRATEGIES.reasons,
-        *QueueEnd,
-        *prompt_error_whys(PromptError),
+        *(*telemetry.OUTCOMES, *telemetry.POOL_OUTCOMES, *telemetry.RELOADS, *telemetry.STREAM_FAULTS),
+        *(*telemetry.LOG_FAULTS, *telemetry.SPAN_RESULTS, *chain(*telemetry.RESTARTS.values())),
+        *(*SHARE_RESULTS, *EXPECTED_CLASSES, *STRATEGIES.reasons, *QueueEnd),
+        *telemetry.prompt_error_whys(PromptError),
     }
 
     assert sorted(value for value in values if f"`{value}`" not in TEXT) == []
@@ -186,13 +164,5 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_saved_prefill_seconds_total", {"pool": "mixtral", "reason": "session"}),
     ):
         assert samples[name, *sorted(labels.items())] == 0
-    assert (
-        "extproc_picks_total",
-        ("pool", "qwen"),
-        ("reason", "home"),
-        ("strategy", "round_robin"),
-    ) not in samples
-
-
-async def test_no_series_tells_when_another_one_began(families: list[Metric]) -> None:
-    assert [s.name for family in families for s in family.samples if s.name.endswith("_created")] == []
+    theirs = {"pool": "qwen", "reason": "home", "strategy": "round_robin"}
+    assert ("extproc_picks_total", *sorted(theirs.items())) not in samples

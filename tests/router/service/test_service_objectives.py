@@ -1,6 +1,7 @@
 """The priorities of pools: from their settings, and from an InferencePool's objectives."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.service.pools import Pools
 from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import ApiServer, serving, write_access
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
 from tests.router.service.running import build_pools, synced
 from tests.waiting import until
@@ -25,21 +26,21 @@ def ask(name: str) -> Query:
     return Query("GET", "/", {"x-gateway-inference-objective": name})
 
 
+@dataclass
 class Cluster:
     """An API server with an InferencePool of one pod, and the service's pools that follow it."""
 
-    def __init__(self, server: ApiServer, kubeconfig: Path, pools: Pools, metrics: Metrics) -> None:
-        self.server = server
-        self.pools = pools
-        self.metrics = metrics
-        self._kubeconfig = kubeconfig
+    server: ApiServer
+    kubeconfig: Path
+    pools: Pools
+    metrics: Metrics
 
     @property
     def pool(self) -> Pool:
         return self.pools["a"].pool
 
     def configure(self, fields: str) -> None:
-        source = f"inference_pool: {{namespace: default, name: vllm, kubeconfig: {self._kubeconfig}}}"
+        source = f"inference_pool: {{namespace: default, name: vllm, kubeconfig: {self.kubeconfig}}}"
         text = f"pools: [{{name: a, endpoints: {{{source}}}{fields}}}]"
         self.pools.apply(parse_settings(text, {}).pools)
 
@@ -49,7 +50,6 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    (tmp_path / "token").write_text("token-1")
     metrics = Metrics()
     pools = build_pools(tmp_path, metrics=metrics)
     async with serving(ApiServer()) as server:
@@ -57,8 +57,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         server.put(running_pod("p", "10.0.0.1"))
         server.put(objective("batch", -10))
         server.put(objective("theirs", -10, pool="qwen"))
-        write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
-        yield Cluster(server, tmp_path / "kubeconfig", pools, metrics)
+        yield Cluster(server, write_access(tmp_path, server.url), pools, metrics)
         await pools.stop()
 
 
@@ -93,7 +92,7 @@ async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(clust
 
 
 async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluster: Cluster) -> None:
-    """1. No limit: nobody asks for them. 2. A limit: they are. 3. None again: they are forgotten."""
+    """1. No limit: nobody asks. 2. A limit. 3. None again: they are forgotten. 4. The pool goes."""
     cluster.configure("")
     await synced(cluster.pools)
     assert cluster.server.of(OBJECTIVES).queries == []
@@ -103,8 +102,12 @@ async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluste
     assert cluster.pools["a"].objectives.age_s is not None
     cluster.configure("")
 
-    assert cluster.pool.admission.priorities == {}
-    assert cluster.pools["a"].objectives.age_s is None
+    assert [cluster.pool.admission.priorities, cluster.pools["a"].objectives.age_s] == [{}, None]
+
+    cluster.configure(", max_in_flight: 1")
+    await cluster.until(batch=-10)
+    cluster.pools.apply(parse_settings("pools: [{name: b, endpoints: {static: []}}]", {}).pools)
+    await until(lambda: not cluster.server.of(OBJECTIVES).watchers)
 
 
 async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(cluster: Cluster) -> None:
@@ -119,10 +122,3 @@ async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(c
     labels = {"pool": "a", "why": "forbidden"}
     await until(lambda: cluster.metrics.registry.get_sample_value(RESTARTS, labels))
     assert cluster.pools["a"].objectives.age_s is None
-
-
-async def test_a_pool_that_goes_is_followed_no_more(cluster: Cluster) -> None:
-    cluster.configure(", max_in_flight: 1")
-    await cluster.until(batch=-10)
-    cluster.pools.apply(parse_settings("pools: [{name: b, endpoints: {static: []}}]", {}).pools)
-    await until(lambda: not cluster.server.of(OBJECTIVES).watchers)

@@ -1,162 +1,15 @@
-"""Pools and their keepers, with a clock and sources of the test's own."""
+"""Pools as the settings say, with a clock of the test's own."""
 
-import asyncio
-import logging
-import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import orjson
 import pytest
 
 from extproc.errors import NoEndpoint
-from extproc.router.cluster.restarting import Restarting
-from extproc.router.cluster.source import Sink, Source
-from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Query
-from extproc.router.routing.pool import Pool
-from extproc.router.routing.ring import Ring
-from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
-from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
-from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.router.service.keeper import PoolKeeper
-from extproc.router.telemetry import Metrics
 from tests.clock import Clock
 from tests.router.service.running import build_pools, configure, running, synced
 from tests.waiting import until
-
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
-
-
-class Told:
-    """A source that tells what the test tells it, then stays or, in its first runs, fails."""
-
-    def __init__(self, *lists: Sequence[str], failures: int = 0) -> None:
-        self._lists = lists
-        self._failures = failures
-
-    async def run(self, sink: Sink) -> None:
-        for names in self._lists:
-            sink.replace([Endpoint(name, f"10.0.0.{ord(name) - 96}:80") for name in names])
-            await asyncio.sleep(0)
-        self._failures -= 1
-        if self._failures >= 0:
-            raise RuntimeError("a bug")
-        await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def keeping(
-    source: Source, metrics: Metrics, clock: Clock
-) -> AsyncIterator[tuple[PoolKeeper, list[list[str]]]]:
-    published: list[list[str]] = []
-    keeper = PoolKeeper(
-        Pool("llama", PrefixHash(OUTSIDE, positions=4)),
-        metrics,
-        clock=clock,
-        on_change=lambda _, endpoints: published.append([endpoint.name for endpoint in endpoints]),
-    )
-    task = asyncio.create_task(keeper.run(source))
-    await asyncio.wait_for(keeper.synced.wait(), 5)
-    yield keeper, published
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-def restarts(metrics: Metrics, why: str, pool: str = "llama") -> float | None:
-    labels = {"pool": pool, "why": why}
-    return metrics.registry.get_sample_value("extproc_watch_restarts_total", labels)
-
-
-def uses(pool: Pool, strategy: Strategy) -> bool:
-    return pool.strategy is strategy
-
-
-async def test_the_last_of_several_lists_counts() -> None:
-    async with keeping(Told("ab", "abc", "c"), Metrics(), Clock()) as (keeper, published):
-        await until(lambda: keeper.pool.snapshot.names == ("c",))
-
-        assert published[-1] == ["c"]
-
-
-async def test_a_source_that_fails_leaves_the_pool_as_it_is_and_is_run_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def nap(_: float) -> None:
-        await asyncio.sleep(0)
-
-    metrics, clock = Metrics(), Clock()
-    source = Restarting(Told("ab", failures=3), rng=random.Random(0), sleep=nap)
-    async with keeping(source, metrics, clock) as (keeper, _):
-        await until(lambda: restarts(metrics, "internal") == 3 and keeper.fault is None)
-        clock.now_s += 60
-
-        assert keeper.pool.snapshot.names == ("a", "b")
-        assert keeper.age_s == 60
-
-    record, *_ = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "RuntimeError at test_service_pools.py:" in record.getMessage()
-    assert "a bug" not in caplog.text
-
-
-async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_heard() -> None:
-    """A name that UTF-8 cannot spell has no place on a ring."""
-    metrics = Metrics()
-    async with keeping(Told("ab"), metrics, Clock()) as (keeper, published):
-        keeper.replace([Endpoint("\ud800", "10.0.0.1:80")])
-        await until(lambda: restarts(metrics, "internal") == 1)
-
-        assert published == [["a", "b"]]
-        assert keeper.fault
-        assert "UnicodeEncodeError at" in keeper.fault.reason
-
-        keeper.replace([Endpoint("c", "10.0.0.3:80")])
-        await until(lambda: keeper.pool.snapshot.names == ("c",))
-
-        assert published == [["a", "b"], ["c"]]
-
-
-async def test_another_strategy_takes_over_with_its_placement() -> None:
-    async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
-        pool, wanted = keeper.pool, PrefixHash(OUTSIDE, positions=7)
-        keeper.use(wanted)
-        assert isinstance(pool.snapshot.placement, Ring)
-        assert (pool.strategy is wanted) == (pool.snapshot.placement.positions_per_member == 7)
-
-        await until(lambda: pool.strategy is wanted)
-
-        assert pool.snapshot.placement == Ring("ab", positions=7)
-
-
-async def test_counts_outlive_every_change_of_strategy() -> None:
-    strategies = (LeastLoad(OUTSIDE), PrefixCache(OUTSIDE), PrefixHash(OUTSIDE), RoundRobin(OUTSIDE))
-    async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
-        pool = keeper.pool
-        picks = [pool.pick(PrefixHash(OUTSIDE).reading(1))]
-        for strategy in strategies:
-            keeper.use(strategy)
-            await until(partial(uses, pool, strategy))
-            picks.append(pool.pick(strategy.read(None, {}, "")))
-
-        assert pool.book.total == 5
-
-        for pick in picks:
-            pick.release()
-
-        assert pool.book.total == 0
-
-
-async def test_a_change_of_other_settings_keeps_the_ring() -> None:
-    async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
-        ring, wanted = keeper.pool.snapshot.placement, PrefixHash(OUTSIDE, positions=4, load_factor=2)
-        keeper.use(wanted)
-        await until(lambda: keeper.pool.strategy is wanted)
-
-        assert keeper.pool.snapshot.placement is ring
 
 
 async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> None:
@@ -188,10 +41,8 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
         for pick in (low, other):
             pick.release()
 
-    assert (None, -1, 0) == (
-        ordinary.standing,
-        *(pick.standing.priority for pick in (low, other) if pick.standing),
-    )
+    assert ordinary.standing is None
+    assert [-1, 0] == [pick.standing.priority for pick in (low, other) if pick.standing]
     assert len(pools["a"].pool.admission) == 0
 
 
@@ -205,17 +56,11 @@ async def test_a_list_that_grows_old_makes_the_service_of_one_pool_not_ready(tmp
     clock = Clock()
     async with running(text, tmp_path, clock) as pools:
         assert pools.faults() == ["pool a: no list of endpoints yet"]
-
         await pools["a"].keeper.synced.wait()
-
         assert pools.faults() == []
-
         clock.now_s += 31
-
         assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
-
         pools["a"].keeper.restarted("connection", "refused")
-
         assert pools.faults() == ["pool a: the list of endpoints is 31 s old: connection: refused"]
 
 
@@ -275,7 +120,10 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
         assert str(pools["b"].keeper.fault).startswith("file_unreadable: ")
 
 
-async def test_a_service_whose_only_pool_has_no_list_is_never_ready(tmp_path: Path) -> None:
+async def test_a_service_whose_only_pool_has_no_list_is_never_ready_nor_is_one_without_a_pool(
+    tmp_path: Path,
+) -> None:
+    assert build_pools(tmp_path).faults() == ["no pool yet"]
     clock = Clock()
     async with running(f"pools: [{B}]", tmp_path, clock) as pools:
         await until(lambda: pools["b"].keeper.fault is not None)
@@ -304,10 +152,6 @@ async def test_a_pool_that_is_added_without_a_list_leaves_the_service_ready(tmp_
 def request(model: str) -> Query:
     body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]})
     return Query("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
-
-
-async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:
-    assert build_pools(tmp_path).faults() == ["no pool yet"]
 
 
 @pytest.mark.parametrize(

@@ -101,26 +101,7 @@ def exit_status(service: Service) -> int:
     return service._child.wait(60)
 
 
-async def stop(service: Service, *, hold: bool, signals: int = 1) -> int:
-    """Ends the service with a request in flight, ended first unless `hold`; returns its status."""
-    async with grpc.aio.insecure_channel(service._listen) as channel:
-        call = await open_stream(service, channel)
-        for _ in range(signals):
-            service.send(signal.SIGTERM)
-            await asyncio.sleep(0.3)
-        if signals == 1:
-            assert service.health() != "SERVING"
-            assert service.is_running
-        if not hold:
-            await call.done_writing()
-        return await asyncio.to_thread(exit_status, service)
-
-
-async def test_a_drain_lets_requests_end(service: Service) -> None:
-    assert await stop(service, hold=False) == 0
-
-
-async def test_a_drain_refuses_new_streams(service: Service) -> None:
+async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Service) -> None:
     async with grpc.aio.insecure_channel(service._listen) as channel:
         held = await open_stream(service, channel)
         service.send(signal.SIGTERM)
@@ -134,29 +115,19 @@ async def test_a_drain_refuses_new_streams(service: Service) -> None:
         assert await asyncio.to_thread(exit_status, service) == 0
 
 
-@pytest.mark.slow
-async def test_a_drain_cuts_what_takes_too_long_and_says_so(service: Service) -> None:
-    service.stop()
-    service.configure([pool(ADDRESSES)], drain_s=1)
-    service.start()
-    service.wait_ready()
+@pytest.mark.parametrize(("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)])
+async def test_a_drain_that_takes_too_long_or_is_cut_by_a_second_signal_says_so(
+    service: Service, drain_s: int, signals: int
+) -> None:
+    service.apply([pool(ADDRESSES)], drain_s=drain_s)
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        await open_stream(service, channel)
+        for _ in range(signals):
+            assert service.is_running
+            service.send(signal.SIGTERM)
+            await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
 
-    assert await stop(service, hold=True) == 1
-
-
-async def test_a_second_signal_forces_the_end(service: Service) -> None:
-    service.stop()
-    service.configure([pool(ADDRESSES)], drain_s=600)
-    service.start()
-    service.wait_ready()
-
-    assert await stop(service, hold=True, signals=2) == 1
-
-
-def test_idle_service_ends_at_once(service: Service) -> None:
-    service.send(signal.SIGINT)
-
-    assert exit_status(service) == 0
+        assert await asyncio.to_thread(exit_status, service) == 1
 
 
 async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) -> None:
@@ -164,29 +135,21 @@ async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) ->
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)(b"")
         assert await watch.read() == b"\x08\x01"
 
-        service.send(signal.SIGTERM)
+        service.send(signal.SIGINT)
 
         assert await watch.read() == b"\x08\x02"
         assert await watch.code() == grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(exit_status, service) == 0
 
 
-def test_health_of_a_service_without_endpoints_yet_is_not_serving(service: Service, tmp_path: Path) -> None:
-    missing = {**pool([]), "endpoints": {"file": str(tmp_path / "missing.yaml")}}
-    service.configure([missing])
-    service.stop()
-    service.start()
-
-    wait_until(lambda: service.health("liveness") == "SERVING")
-    assert service.health() == service.health("readiness") == "NOT_SERVING"
-
-
-def test_a_service_without_endpoints_yet_says_why(service: Service) -> None:
+def test_a_service_without_endpoints_yet_is_not_serving_and_says_why(service: Service) -> None:
     service.configure([{**pool([]), "endpoints": {"file": "missing.yaml"}}])
     service.stop()
     service.start()
 
     wait_until(lambda: "file_unreadable" in (readyz(service) or ""))
+    assert service.health("liveness") == "SERVING"
+    assert service.health() == service.health("readiness") == "NOT_SERVING"
     assert readyz(service) == (
         f"pool vllm: no list of endpoints yet: file_unreadable: {service.config.parent}/missing.yaml: "
         "No such file or directory\n"
@@ -215,35 +178,27 @@ def readyz(service: Service) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("which", ["listen", "admin"])
-def test_an_occupied_address_is_an_error_that_names_it(service: Service, tmp_path: Path, which: str) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    port, admin_port = free_ports(2)
-    second = Service(other, port=port, admin_port=admin_port)
-    taken = service._listen if which == "listen" else service._admin
-    second.configure([pool(ADDRESSES)], **{which: taken})
-    second.start()
-
-    assert exit_status(second) == 2
-    assert f"server.{which}: cannot listen on {taken}" in second.log.read_text()
-
-
-def test_an_occupied_unix_socket_is_an_error_that_names_it(tmp_path: Path) -> None:
-    services = []
+@pytest.mark.parametrize("which", ["listen", "admin", "unix"])
+def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: str) -> None:
+    listen, services = f"unix:{tmp_path}/socket" if which == "unix" else None, []
     for name in ("first", "second"):
         directory = tmp_path / name
         directory.mkdir()
-        service = Service(directory, port=0, admin_port=free_ports(1)[0], listen=f"unix:{tmp_path}/socket")
-        service.configure([pool(ADDRESSES)])
-        services.append(service)
+        port, admin_port = free_ports(2)
+        services.append(Service(directory, port=port, admin_port=admin_port, listen=listen))
     first, second = services
+    first.configure([pool(ADDRESSES)])
+    taken = first._admin if which == "admin" else first._listen
+    second.configure([pool(ADDRESSES)], **{"admin" if which == "admin" else "listen": taken})
     with first:
         first.wait_ready()
         second.start()
 
         assert exit_status(second) == 2
-        assert "socket is in use by another process" in second.log.read_text()
+        said = (
+            "socket is in use by another process" if listen else f"server.{which}: cannot listen on {taken}"
+        )
+        assert said in second.log.read_text()
         assert first.is_ready()
     assert not (tmp_path / "socket").exists(), "it leaves no file behind"
 

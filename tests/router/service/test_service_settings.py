@@ -10,8 +10,6 @@ from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHashSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.service.wiring import build_probe
-from extproc.router.settings.endpoints import EndpointsSettings
 from extproc.router.settings.reading import REMOVED, load_settings, parse_settings
 from extproc.router.settings.server_settings import TlsSettings
 from extproc.router.settings.tree import Settings, list_settings
@@ -27,7 +25,7 @@ pools:
     adapters: [sql-lora]
     endpoints:
       static: [10.0.0.1:8000, "[fd00:0::1]:8000"]
-    strategy: {name: prefix_hash, prefix_chars: 50, load_floor: 0}
+    strategy: {name: prefix_hash, prefix_chars: 50, load_floor: 0, key: conversation}
   - name: qwen
     endpoints: {kubernetes: {namespace: default, service: vllm, port: http}}
     strategy: {name: round_robin}
@@ -36,6 +34,12 @@ pools:
 MINIMAL = "pools: [{name: a, endpoints: {static: ['10.0.0.1:8000']}}]"
 
 DNS = "endpoints: {dns: 'v:1'}"
+
+
+def pool_of(endpoints: str = "{dns: 'v:1'}", **fields: str) -> str:
+    """A file with one pool."""
+    more = "".join(f", {name}: {value}" for name, value in fields.items())
+    return f"pools: [{{name: a, endpoints: {endpoints}{more}}}]"
 
 
 def faults(text: str, **environment: str) -> str:
@@ -50,11 +54,9 @@ def test_a_full_file_is_read() -> None:
 
     assert llama.endpoints.static == ["10.0.0.1:8000", "[fd00::1]:8000"]
     assert isinstance(llama.strategy, PrefixHashSettings)
-    assert (llama.strategy.prefix_chars, llama.strategy.load_floor, llama.strategy.load_factor) == (
-        50,
-        0,
-        1.25,
-    )
+    read = llama.strategy
+    assert (read.prefix_chars, read.load_floor, read.load_factor) == (50, 0, 1.25)
+    assert read.key == ["conversation"]
     assert qwen.models is None
     assert qwen.endpoints.kubernetes is not None
 
@@ -90,10 +92,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
     [
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
-        (
-            "pools: [{name: a, endpoints: {kubernetes: {service: v, port: ['99999']}}}]",
-            "kubernetes: a port's number goes without quotes",
-        ),
+        (pool_of("{kubernetes: {service: v, port: ['99999']}}"), "a port's number goes without quotes"),
         (
             "pools: []\nserver: {drain_s: x}\npools: 1",
             "f.yaml:3: pools is given twice (line 1)\nf.yaml:3: pools: expected a list",
@@ -106,51 +105,47 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("server: {listn: x}", "server.listn: there is no such setting; did you mean listen?"),
         ("pools: [{name: a, endpoint: {static: []}}]", "pools.0.endpoints: is missing"),
         (
-            f"pools: [{{name: a, {DNS}, strategy: {{name: prefix_cach}}}}]",
+            pool_of(strategy="{name: prefix_cach}"),
             "pools.0.strategy: there is no prefix_cach; did you mean prefix_cache? (choose from ",
         ),
-        (f"pools: [{{name: a, {DNS}, strategy: 5}}]", "pools.0.strategy: expected a mapping"),
+        (pool_of(strategy="5"), "pools.0.strategy: expected a mapping"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
         ("server: {health: ':65536'}", "server.health: 65536 is not a port"),
         ("server: {pass_headers: [X-A]}", "server.pass_headers.0: 'X-A' does not match"),
-        (
-            f"pools: [{{name: a, {DNS}, objectives: {{batch: -1}}}}]",
-            "pools.0: objectives and fairness need max_in_flight",
-        ),
+        (pool_of(objectives="{batch: -1}"), "pools.0: objectives and fairness need max_in_flight"),
         ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
         (
             f"pools:\n- {{name: a, models: [m], {DNS}}}\n- name: a\n  models:\n  - x\n  - m\n  {DNS}",
             "f.yaml:3: pools.1.name: the name a is used twice\nf.yaml:6: pools.1.models.1: m is served by",
         ),
-        ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),
-        ("pools: [{name: a, endpoints: {static: ['1.1.1.1:1', '1.1.1.1:1']}}]", "given twice"),
-        ("pools: [{name: a, endpoints: {static: [], file: x}}]", "give exactly one of"),
-        ("pools: [{name: a, endpoints: {}}]", "give exactly one of"),
-        ("pools: [{name: a, endpoints: {dns: 'vllm'}}]", "endpoints.dns: 'vllm' does not match"),
-        ("pools: [{name: a, endpoints: {dns: 'vllm:0'}}]", "endpoints.dns: 'vllm:0' is not name:port"),
-        ("pools: [{name: a, endpoints: {dns: '10.0.0.1:80'}}]", "give it as static"),
-        ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
-        (
-            "pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]",
-            "pools.1.name: the name a is used twice",
-        ),
+        (pool_of("{static: [vllm:8000]}"), "'vllm' is not an IP address"),
+        (pool_of("{static: ['1.1.1.1:1', '1.1.1.1:1']}"), "given twice"),
+        (pool_of("{static: [], file: x}"), "give exactly one of"),
+        (pool_of("{}"), "give exactly one of"),
+        (pool_of("{inference_pool: {name: vllm}, dns: 'a:1'}"), "give exactly one of"),
+        (pool_of("{inference_pool: {}}"), "inference_pool.name"),
+        (pool_of("{inference_pool: {name: vllm, port: 8000}}"), "inference_pool.port"),
+        (pool_of("{kubernetes: {service: vllm, port: [8000, 8000]}}"), "a port is given twice"),
+        (pool_of("{kubernetes: {service: vllm, port: []}}"), "kubernetes.port"),
+        (pool_of("{dns: 'vllm'}"), "endpoints.dns: 'vllm' does not match"),
+        (pool_of("{dns: 'vllm:0'}"), "endpoints.dns: 'vllm:0' is not name:port"),
+        (pool_of("{dns: '10.0.0.1:80'}"), "give it as static"),
+        (pool_of(models="[]"), "an empty list serves no request"),
         (
             f"pools: [{{name: a, models: [m], {DNS}}}, {{name: b, adapters: [m], {DNS}}}]",
             "pools.1.adapters.0: m is served by the pool a, too",
         ),
         (
-            "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
-            "there is no best (choose from prefix_cache, ",
+            f"pools: [{{name: a, when_down: open, {DNS}}}, {{name: b, when_down: open, models: [b], {DNS}}}]",
+            "one pool can be open when the service is down, and a is",
         ),
-        (
-            "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, key: [x]}}]",
-            "'x' is not a key",
-        ),
-        (
-            "pools: [{name: a, endpoints: {static: []}, strategy: {name: round_robin, positions: 9}}]",
-            "no such setting",
-        ),
+        (pool_of(strategy="{name: best}"), "there is no best (choose from prefix_cache, "),
+        (pool_of(strategy="{name: prefix_hash, key: [x]}"), "'x' is not a key"),
+        (pool_of(strategy="{name: round_robin, positions: 9}"), "no such setting"),
+        *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("true", "{path: health}")),
+        *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("{interval_s: 0}", "{timeout_s: 0}")),
+        *((pool_of(cool_after=each), "f.yaml:1: pools.0.cool_after") for each in ("0", "'3'")),
         ("[1, 2]", "expected a mapping"),
         ("a: [", "not YAML"),
         ("a: 2026-13-45", "f.yaml:1: not YAML: month must be in 1..12"),
@@ -205,20 +200,17 @@ def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: st
 
 
 def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
-    links = dict.fromkeys(
-        [
-            "EXTPROC_SERVICE_HOST",
-            "EXTPROC_SERVICE_PORT",
-            "EXTPROC_SERVICE_PORT_GRPC",
-            "EXTPROC_PORT",
-            "EXTPROC_PORT_9002_TCP",
-            "EXTPROC_PORT_9002_TCP_ADDR",
-            "EXTPROC_ROUTER_PORT_9002_TCP_PROTO",
-        ],
-        "tcp://10.0.0.1:9002",
+    ours = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_GRPC",
+        "PORT",
+        "PORT_9002_TCP",
+        "PORT_9002_TCP_ADDR",
     )
+    names = [f"EXTPROC_{name}" for name in (*ours, "ROUTER_PORT_9002_TCP_PROTO")]
 
-    assert parse_settings(GOOD, links) == parse_settings(GOOD, {})
+    assert parse_settings(GOOD, dict.fromkeys(names, "tcp://10.0.0.1:9002")) == parse_settings(GOOD, {})
 
 
 def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
@@ -227,18 +219,6 @@ def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
     assert "EXTPROC_SERVER__DRAIN_S: server is not a mapping" in faults(
         "server: 1\npools: []", EXTPROC_SERVER__DRAIN_S="1"
     )
-
-
-def test_a_key_may_be_a_single_word() -> None:
-    pool = {
-        "name": "a",
-        "endpoints": {"static": []},
-        "strategy": {"name": "prefix_hash", "key": "conversation"},
-    }
-    strategy = parse_settings(yaml.safe_dump({"pools": [pool]}), {}).pools[0].strategy
-
-    assert isinstance(strategy, PrefixHashSettings)
-    assert strategy.key == ["conversation"]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -271,15 +251,6 @@ def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) 
     assert fields == keywords
 
 
-def pools_of(*when_down: str) -> Settings:
-    fields = {"open": ", when_down: open", "closed": ", when_down: closed", "": ""}
-    pools = [
-        f"{{name: p{number}, models: [m{number}], endpoints: {{dns: 'v:1'}}{fields[word]}}}"
-        for number, word in enumerate(when_down)
-    ]
-    return parse_settings(f"pools: [{', '.join(pools)}]", {})
-
-
 @table(
     ("when_down", "opened"),
     [
@@ -292,17 +263,13 @@ def pools_of(*when_down: str) -> Settings:
     ],
 )
 def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], opened: str | None) -> None:
-    assert pools_of(*when_down).open_pool == opened
+    pools = [
+        {"name": f"p{number}", "models": [f"m{number}"], "endpoints": {"dns": "v:1"}}
+        | ({"when_down": word} if word else {})
+        for number, word in enumerate(when_down)
+    ]
 
-
-def test_one_pool_at_most_is_open() -> None:
-    with pytest.raises(SettingsError, match="one pool can be open when the service is down, and p0 is"):
-        pools_of("open", "open")
-
-
-def endpoints(text: str) -> EndpointsSettings:
-    [pool] = parse_settings(f"pools: [{{name: vllm, endpoints: {text}}}]", {}).pools
-    return pool.endpoints
+    assert parse_settings(yaml.safe_dump({"pools": pools}), {}).open_pool == opened
 
 
 @table(
@@ -315,43 +282,7 @@ def endpoints(text: str) -> EndpointsSettings:
     ],
 )
 def test_a_services_port_may_be_several(port: str, ports: tuple[int | str, ...]) -> None:
-    kubernetes = endpoints(f"{{kubernetes: {{service: vllm, port: {port}}}}}").kubernetes
+    [pool] = parse_settings(pool_of(f"{{kubernetes: {{service: vllm, port: {port}}}}}"), {}).pools
 
-    assert kubernetes is not None
-    assert kubernetes.ports == ports
-
-
-def test_an_inference_pool_is_named_and_its_namespace_may_be_the_pods_own() -> None:
-    pool = endpoints("{inference_pool: {name: vllm}}").inference_pool
-
-    assert pool is not None
-    assert (pool.name, pool.namespace) == ("vllm", None)
-
-
-@table(
-    ("text", "said"),
-    [
-        ("{kubernetes: {service: vllm, port: [8000, 8000]}}", "a port is given twice"),
-        ("{kubernetes: {service: vllm, port: []}}", "port"),
-        ("{inference_pool: {}}", "inference_pool.name"),
-        ("{inference_pool: {name: vllm, port: 8000}}", "inference_pool.port"),
-        ("{inference_pool: {name: vllm}, dns: 'a:1'}", "exactly one of"),
-    ],
-)
-def test_endpoints_that_say_too_much_or_too_little_are_refused(text: str, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        endpoints(text)
-
-
-def test_who_is_found_healthy_by_the_kubelet_is_not_asked() -> None:
-    asked = {
-        text: build_probe(parse_settings(f"pools: [{{name: vllm, endpoints: {text}}}]", {}).pools[0])
-        is not None
-        for text in (
-            "{static: ['10.0.0.1:1']}",
-            "{kubernetes: {service: vllm, port: 1}}",
-            "{inference_pool: {name: vllm}}",
-        )
-    }
-
-    assert list(asked.values()) == [True, False, False]
+    assert pool.endpoints.kubernetes is not None
+    assert pool.endpoints.kubernetes.ports == ports

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from extproc.errors import NoRoomForBody
 from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
-from extproc.router.logs import ONCE_A_MINUTE, JsonFormatter, RateLimit, configure_logging
+from extproc.router.logs import ONCE_A_MINUTE, RateLimit, configure_logging
 from extproc.router.routing.picker import Query
 from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import one_pool
@@ -21,30 +21,29 @@ from tests.router.stream.conversations import one_pool
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, put back afterwards."""
+    """The root logger, whose handlers are put back afterwards."""
     root = logging.getLogger()
-    loggers = [root, logging.getLogger("extproc"), logging.getLogger("kubernetes")]
-    handlers, levels = root.handlers[:], [each.level for each in loggers]
+    handlers = root.handlers[:]
     root.handlers.clear()
     yield root
     root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
-def test_a_log_line_is_one_json_object(root: logging.Logger) -> None:
+def test_a_log_line_is_one_json_object_and_tells_of_an_exception_its_type_alone(root: logging.Logger) -> None:
     stream = io.StringIO()
     configure_logging("INFO", stream)
     logging.getLogger("extproc.x").info('two\nlines, \x1b[31m a "quote" and %s', "\ud800")
     logging.getLogger("extproc.x").debug("not at this level")
     logging.getLogger("other").info("nor of others")
     logging.getLogger("other").warning("but their warnings")
+    error = RuntimeError("the prompt says: secret")
+    logging.getLogger("extproc.x").error("it failed", exc_info=error)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    assert [line["message"] for line in lines] == [
-        'two\nlines, \x1b[31m a "quote" and \ud800',
-        "but their warnings",
-    ]
+    odd = 'two\nlines, \x1b[31m a "quote" and \ud800'
+    assert [line["message"] for line in lines] == [odd, "but their warnings", "it failed"]
+    assert lines[2]["exception"] == "RuntimeError"
+    assert "secret" not in stream.getvalue()
     assert set(lines[0]) == {"time", "level", "logger", "message"}
     assert (lines[0]["level"], lines[0]["logger"]) == ("INFO", "extproc.x")
 
@@ -56,31 +55,25 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal_a_log_line_is_plain(root: logging.Logger) -> None:
     """One line, whatever is in it; nothing reaches the terminal that it would obey."""
-    stream = Terminal()
-    configure_logging("INFO", stream, clock=lambda: 0)
+    now_s, stream = [0.0], Terminal()
+    configure_logging("INFO", stream, clock=lambda: now_s[0])
     logging.getLogger("extproc.x").info("prêt:\ntwo\r\nlines \x1b[31m \u202e %s", "\ud800")
     try:
         raise ValueError("secret")  # noqa: TRY301  # the log's text of it is the test
     except ValueError:
         logging.getLogger("extproc.x").exception("it failed")
-    lines = stream.getvalue().splitlines()
-
-    assert [line[8:] for line in lines] == [
-        " INFO    prêt: | two | lines \\x1b[31m \\u202e \\ud800",
-        " ERROR   it failed (ValueError)",
-    ]
-    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
-
-
-def test_a_terminal_hears_how_many_lines_were_left_out(root: logging.Logger) -> None:
-    now_s, stream = [0.0], Terminal()
-    configure_logging("INFO", stream, clock=lambda: now_s[0])
     for _ in range(13):
         logging.getLogger("extproc.x").info("again")
     now_s[0] = 1
     logging.getLogger("extproc.x").info("again")
+    lines = stream.getvalue().splitlines()
 
-    assert stream.getvalue().splitlines()[-1].endswith(" again (and 3 more of this kind)")
+    assert lines[-1].endswith(" again (and 3 more of this kind)")
+    assert [line[8:] for line in lines[:2]] == [
+        " INFO    prêt: | two | lines \\x1b[31m \\u202e \\ud800",
+        " ERROR   it failed (ValueError)",
+    ]
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
 
 
 async def test_without_a_cluster_the_kubernetes_client_logs_nothing(
@@ -96,17 +89,6 @@ async def test_without_a_cluster_the_kubernetes_client_logs_nothing(
         await KubeClients(None, {}).open()
 
     assert stream.getvalue() == ""
-
-
-def test_an_exception_is_logged_by_its_type_alone() -> None:
-    error = RuntimeError("the prompt says: secret")
-    record = logging.LogRecord(
-        "extproc", logging.ERROR, __file__, 1, "it failed", None, (type(error), error, None)
-    )
-    text = JsonFormatter().format(record)
-
-    assert json.loads(text)["exception"] == "RuntimeError"
-    assert "secret" not in text
 
 
 def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
@@ -151,25 +133,21 @@ class TestFloods:
     def lines(self, stream: io.StringIO) -> list[dict[str, object]]:
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    def test_a_flood_is_ten_lines_and_then_one_a_second(self, stream: io.StringIO) -> None:
+    def test_a_flood_is_ten_lines_and_then_one_a_second_and_other_messages_are_said_meanwhile(
+        self, stream: io.StringIO
+    ) -> None:
         log = logging.getLogger("extproc.cluster.xds")
         for number in range(60_000):
             self.now_s = number / 1_000
             log.warning("envoy %s refused cluster: %s", number, "x")
-        lines = self.lines(stream)
+        log.warning("another")
+        log.error("envoy %s refused cluster: %s", 0, "x")
+        *lines, another, worse = self.lines(stream)
 
         assert 60 <= len(lines) <= 70
         assert lines[0].get("unsaid") is None
+        assert (another["message"], worse["level"]) == ("another", "ERROR")
         assert sum(int(str(line.get("unsaid", 0))) for line in lines) + len(lines) > 59_000
-
-    def test_another_message_is_said_meanwhile(self, stream: io.StringIO) -> None:
-        log = logging.getLogger("extproc")
-        for number in range(1_000):
-            log.warning("flood %d", number)
-        log.warning("another")
-        log.error("flood %d", 0)
-
-        assert [line["message"] for line in self.lines(stream)[-2:]] == ["another", "flood 0"]
 
     def test_what_every_try_of_an_outage_repeats_is_said_once_a_minute(self, stream: io.StringIO) -> None:
         """As of peers that cannot be found, and of the operator's watches."""

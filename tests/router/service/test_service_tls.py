@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -54,10 +54,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def serving(files: Files, transport: str, *, is_mutual: bool = False) -> AsyncIterator[int]:
-    tls = TlsSettings(
-        certificate=str(files.certificate), key=str(files.key), client_ca=str(files.ca) if is_mutual else None
-    )
+async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "tls": tls, "transport": transport})
     health = Health(lambda: True)
     health.update()
@@ -68,6 +65,12 @@ async def serving(files: Files, transport: str, *, is_mutual: bool = False) -> A
         yield port
     finally:
         await server.stop()
+
+
+def serving(files: Files, transport: str, *, is_mutual: bool = False) -> AbstractAsyncContextManager[int]:
+    client_ca = str(files.ca) if is_mutual else None
+    tls = TlsSettings(certificate=str(files.certificate), key=str(files.key), client_ca=client_ca)
+    return running(tls, transport)
 
 
 async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) -> int:
@@ -82,13 +85,20 @@ async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) 
         return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=3)).status)
 
 
-async def test_tls_is_served(files: Files, transport: str) -> None:
-    authority = trustme.CA()
-    files.issue(authority)
+async def test_tls_is_served_with_the_last_good_certificates(files: Files, transport: str) -> None:
+    """1. Served. 2. Changed ones serve the next handshake. 3. Those that vanish stay."""
+    old, new = trustme.CA(), trustme.CA()
+    files.issue(old)
     async with serving(files, transport) as port:
-        assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
+        seen = [await ask(port, old)]
         with pytest.raises(grpc.aio.AioRpcError):
-            await ask(port, trustme.CA())
+            await ask(port, new)
+        files.issue(new)
+        seen.append(await ask(port, new))
+        files.certificate.unlink()
+        seen += [await ask(port, new), await ask(port, new)]
+
+    assert seen == [health_pb2.HealthCheckResponse.SERVING] * 4
 
 
 async def test_mtls_asks_for_a_certificate_of_the_authority(files: Files, transport: str) -> None:
@@ -101,40 +111,12 @@ async def test_mtls_asks_for_a_certificate_of_the_authority(files: Files, transp
                 await ask(port, authority, stranger)
 
 
-async def test_changed_certificates_serve_the_next_handshake(files: Files, transport: str) -> None:
-    old, new = trustme.CA(), trustme.CA()
-    files.issue(old)
-    async with serving(files, transport) as port:
-        assert await ask(port, old) == health_pb2.HealthCheckResponse.SERVING
-        files.issue(new)
-        assert await ask(port, new) == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_certificates_that_vanish_leave_the_last_good_ones(files: Files, transport: str) -> None:
-    authority = trustme.CA()
-    files.issue(authority)
-    async with serving(files, transport) as port:
-        files.certificate.unlink()
-        assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
-        assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
-
-
 async def test_a_certificate_of_our_own_is_served(transport: str) -> None:
-    settings = ServerSettings.model_validate(
-        {"listen": "127.0.0.1:0", "tls": {"self_signed": True}, "transport": transport}
-    )
-    health = Health(lambda: True)
-    health.update()
-    server = build_transport(settings, health.routes(), Budget(1 << 20))
-    port = await server.bind()
-    await server.start()
-    shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
-    credentials = grpc.ssl_channel_credentials(shown.encode())
-    options = [("grpc.ssl_target_name_override", "extproc")]
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"), timeout=3)
-    await server.stop()
+    async with running(TlsSettings(self_signed=True), transport) as port:
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        async with proxy(port, shown) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"), timeout=3)
 
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
