@@ -14,8 +14,7 @@
 #   comes in with the same two ends, and its far end we do not dial again. Both: a port of ours may have
 #   lines to many.
 # - A connection is believed when its first letter is. Until then it has little time, and one bad letter ends
-#   it. There are few of these at a time: of who has most of them the oldest makes room, so nobody keeps
-#   others out.
+#   it. There are few of these at a time: the oldest of whoever has most of them makes room for a new one.
 
 import asyncio
 import logging

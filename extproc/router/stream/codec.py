@@ -22,6 +22,8 @@ _SPARE_S: Final = 2.0
 
 # A token that names a session may be so long; paths and names of models are shorter.
 _VALUE_CHARS: Final = 1_024
+# No picker's header is longer, and no client needs more of them: a request waits for its body with them.
+_NAME_CHARS, _MAX_NAMES = 64, 32
 
 # Of longer messages the body is cut out.
 _LONG_BYTES: Final = 65_536
@@ -183,12 +185,14 @@ def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | Non
 
 
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
-    # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`.
-    return {
-        name: _short(header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value)
-        for header in headers.headers
-        if (name := header.key.lower()) in wanted or name.startswith(names.GUARDED)
-    }
+    kept: dict[str, str] = {}
+    for header in headers.headers:
+        name = header.key.lower()  # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`
+        if name in wanted or name in names.KNOWN_ORDERS:
+            kept[name] = _short(header.raw_value.decode("utf-8", "replace") or header.value)
+        elif name.startswith(names.GUARDED) and len(name) <= _NAME_CHARS and len(kept) < _MAX_NAMES:
+            kept[name] = ""  # nobody reads it: it is only removed
+    return kept
 
 
 def _short(value: str) -> str:

@@ -61,8 +61,7 @@ READ_RESPONSE_HEADERS: Final = frozenset({STATUS, RETRY_AFTER, UPSTREAM_TIME})
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 LB_NAMESPACE: Final = "envoy.lb"
 DECISION_NAMESPACE: Final = "extproc"
-# Therein: a pick's number, 16 hexadecimal digits. The proxy's access log brings it back; no client can write
-# it.
+# Therein: a pick's number, 16 hexadecimal digits. The access log brings it back; no client can write it.
 TICKET: Final = "pick"
 
 EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -12,8 +12,7 @@ from typing import Final, Protocol, TypeVar
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1_024
-# In one turn of the loop: who has to make room for others is closed in the next ones, and takes a descriptor
-# until then.
+# In one turn of the loop: a connection that has to make room keeps its descriptor until the next turn.
 _AT_ONCE: Final = 4
 # Without a free descriptor there is nothing to do but wait for one.
 _AGAIN_S: Final = 0.2

@@ -40,8 +40,7 @@ _EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
 _TOKENS: Api = (Field("token_ids", has_turns=True),)
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
-# Told apart by the fields present: SageMaker's one path for every API, and requests whose path a gateway
-# does not tell.
+# Told apart by their fields: SageMaker's one path for all APIs, and requests without a path.
 _BY_FIELDS: Api = (*_ANTHROPIC, *_COMPLETION, Field("input", has_turns=True), *_SCORE)
 
 APIS: Final = MappingProxyType(
