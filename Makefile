@@ -48,6 +48,10 @@ IMAGE ?= extproc-router:local
 image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,operator,tokenizers for the operator's
 	docker build $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg REVISION=$$(git rev-parse HEAD) --tag $(IMAGE) .
 
+.PHONY: chart
+chart: $(READY)  ## Pack the Helm chart into dist/, with the manifests' files in it
+	@mkdir -p dist && $(BIN)/python -c 'import helm_python; print(helm_python.package("charts/extproc-router", destination="dist"))' 2>/dev/null
+
 .PHONY: sbom
 sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment
 	@rm -rf build/sbom build/cyclonedx && mkdir -p build

@@ -1,0 +1,1 @@
+../../../manifests/components/drain/drain.sh
