@@ -2,6 +2,7 @@
 
 import copy
 import json
+import platform
 import re
 import subprocess
 import tarfile
@@ -22,6 +23,8 @@ from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.stack.gateway import find_envoy
 from tests.tables import table
 
+# Its library has wheels for this machine alone.
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="no helm for this machine")
 # The overlays scale by CPU, name a class and say how many routers there are.
 SAME = ",".join(
     f"router.epp.{value}"
