@@ -45,8 +45,9 @@ def text(name: int, blocks: int) -> range:
 
 
 def test_one_request_takes_one_prefill_and_a_step_per_further_token() -> None:
+    """Each step takes as long as the profile's formula says."""
     engine = Engine(PROFILE)
-    engine.add("a", range(6), 3, now=0)
+    engine.add("a", range(6), 3, now=1.5)
 
     results = run(engine)
 
@@ -55,18 +56,16 @@ def test_one_request_takes_one_prefill_and_a_step_per_further_token() -> None:
     assert [result.finished for result in results] == [(), (), ("a",)]
     assert [result.prefill_tokens for result in results] == [6, 0, 0]
     assert [result.context_tokens for result in results] == [6, 7, 8]
+    durations = [0.010 + 6 * 0.001 + 6 * 0.100, 0.010 + 7 * 0.001, 0.010 + 8 * 0.001]
+    assert [result.duration_s for result in results] == pytest.approx(durations)
 
 
-def test_step_time_is_the_profiles_formula() -> None:
+def test_request_waits_for_the_step_that_admits_it() -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(6), 2, now=1.5)
-
     first = engine.step(2.0)
-    second = engine.step(first.ends_at)
 
-    assert first.duration_s == pytest.approx(0.010 + 6 * 0.001 + 6 * 0.100)
     assert first.ends_at == pytest.approx(2.0 + first.duration_s)
-    assert second.duration_s == pytest.approx(0.010 + 7 * 0.001)
     assert first.admitted == (Admitted("a", 0, 0.5, is_first=True),)
 
 
@@ -105,32 +104,24 @@ def test_blocks_are_found_by_a_request_of_the_same_step() -> None:
     assert result.prefill_tokens == 9
 
 
-def test_generated_blocks_are_found_by_the_next_turn() -> None:
+@table(
+    ("tokens", "output", "cached"),
+    [
+        # The last token was emitted and never computed: 12 of 13 tokens are in the cache.
+        (7, range(10, 17), 12),
+        # A block that is not full is not found.
+        (6, range(10, 16), 8),
+        # Nor is an output that nobody knows.
+        (7, None, 4),
+    ],
+)
+def test_generated_blocks_are_found_by_the_next_turn(tokens: int, output: range | None, cached: int) -> None:
     engine = Engine(PROFILE)
-    engine.add("a", range(6), 7, output=range(10, 17), now=0)
+    engine.add("a", range(6), tokens, output=output, now=0)
     run(engine)
-    # The last token was emitted and never computed: 12 of 13 tokens are in the cache.
-    engine.add("b", [*range(6), *range(10, 17), 1], 1, now=0)
+    engine.add("b", [*range(6), *(output or range(6, 13)), 1], 1, now=0)
 
-    assert run(engine)[0].admitted[0].cached_tokens == 12
-
-
-def test_block_that_is_not_full_is_not_found() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(6), 6, output=range(10, 16), now=0)
-    run(engine)
-    engine.add("b", [*range(6), *range(10, 16), 1], 1, now=0)
-
-    assert run(engine)[0].admitted[0].cached_tokens == 8
-
-
-def test_unknown_output_is_never_found() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(6), 7, now=0)
-    run(engine)
-    engine.add("b", range(14), 1, now=0)
-
-    assert run(engine)[0].admitted[0].cached_tokens == 4
+    assert run(engine)[0].admitted[0].cached_tokens == cached
 
 
 def test_extra_key_separates_prefixes() -> None:
@@ -177,15 +168,14 @@ def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
 
     preempting = next(result for result in results if result.preempted)
     again = next(result for result in results if any(not admission.is_first for admission in result.admitted))
-    assert preempting.preempted == ("b",)
-    assert preempting.emitted == ("a",)
-    assert preempting.admitted == ()
+    assert (preempting.preempted, preempting.emitted, preempting.admitted) == (("b",), ("a",), ())
     # b's three prompt blocks lay idle, a took one of them; the block with its first token was never full.
     assert again.admitted[0].request_id == "b"
     assert results[-1].finished == ("b",)
     assert sum(result.emitted.count("b") for result in results) == 4
     assert sum(result.emitted.count("a") for result in results) == 7
-    assert engine.counters.preemptions_total == 1
+    # It is counted as one query.
+    assert (engine.counters.preemptions_total, engine.counters.prefix_queries_total) == (1, 26)
 
 
 def test_preempted_request_goes_to_the_head_of_the_queue() -> None:
@@ -247,32 +237,22 @@ def test_output_ends_where_the_models_context_does() -> None:
     assert sum(len(result.emitted) for result in run(engine)) == 2
 
 
-def test_prompt_without_room_for_a_token_is_refused() -> None:
-    with pytest.raises(PromptTooLong, match="maximum context length is 32 tokens"):
-        Engine(PROFILE).add("a", range(32), 1, now=0)
-
-    assert PromptTooLong.status == 400
-
-
-@table(("prompt", "max_tokens"), [(0, 1), (1, 0)])
-def test_empty_request_is_refused(prompt: int, max_tokens: int) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Engine(PROFILE).add("a", range(prompt), max_tokens, now=0)
-
-
-def test_id_that_waits_or_runs_is_refused() -> None:
+def test_what_cannot_be_run_is_refused() -> None:
     engine = Engine(PROFILE)
+    with pytest.raises(ValueError, match="idle"):
+        engine.step(0)
+    with pytest.raises(PromptTooLong, match="maximum context length is 32 tokens") as caught:
+        engine.add("a", range(32), 1, now=0)
+    assert caught.value.status == 400
+    for prompt, max_tokens in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="empty"):
+            engine.add("a", range(prompt), max_tokens, now=0)
     engine.add("a", range(4), 2, now=0)
     with pytest.raises(ValueError, match="already"):
         engine.add("a", range(4), 2, now=0)
     engine.step(0)
     with pytest.raises(ValueError, match="already"):
         engine.add("a", range(4), 2, now=0)
-
-
-def test_idle_engine_has_no_step() -> None:
-    with pytest.raises(ValueError, match="idle"):
-        Engine(PROFILE).step(0)
 
 
 def test_abort_frees_a_running_request_and_keeps_what_it_computed() -> None:
@@ -298,24 +278,17 @@ def test_aborted_request_ends_no_other_of_its_name() -> None:
     assert sum(len(result.emitted) for result in run(engine)) == 6
 
 
-def test_abort_of_a_chunked_prefill_frees_it() -> None:
+@table("steps", [0, 1])
+def test_abort_frees_a_request_that_waits_or_is_prefilled_and_ignores_an_unknown_one(steps: int) -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(20), 1, now=0)
-    engine.step(0)
-
-    engine.abort("a")
-
-    assert engine.counters.kv_usage == 0
-    assert engine.is_idle
-
-
-def test_abort_forgets_a_waiting_request_and_ignores_an_unknown_one() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(4), 1, now=0)
+    for _ in range(steps):
+        engine.step(0)
 
     engine.abort("a")
     engine.abort("nobody")
 
+    assert engine.counters.kv_usage == 0
     assert engine.is_idle
 
 
@@ -343,17 +316,6 @@ def test_counters_count_tokens_and_requests() -> None:
     assert counters.kv_usage == pytest.approx(5 / 16)
     assert (counters.prefix_queries_total, counters.prefix_hits_total) == (20, 12)
     assert (counters.prompt_tokens_total, counters.generation_tokens_total) == (20, 4)
-    assert repr(engine) == "<Engine small: 4 running, 1 waiting>"
-
-
-def test_preempted_request_is_counted_as_one_query() -> None:
-    engine = Engine(replace(PROFILE, kv_tokens=32))
-    engine.add_hashed("a", 14, text(1, 6), 8, now=0)
-    engine.step(0)
-    engine.add_hashed("b", 12, text(2, 4), 4, now=0)
-    run(engine)
-
-    assert engine.counters.prefix_queries_total == 26
 
 
 def test_reset_empties_the_cache_unless_a_request_runs() -> None:

@@ -16,19 +16,13 @@ def fill(cache: BlockCache, *hashes: int) -> None:
         cache.release((block,), 1, 0)
 
 
-def test_hashes_name_full_blocks_only() -> None:
-    assert len(hash_blocks(range(35), 16)) == 2
-
-
-def test_hash_chains_its_parent() -> None:
+def test_hashes_name_full_blocks_and_chain_their_parent_and_their_key() -> None:
     first = hash_blocks([1, 1, 2, 2], 2)
     second = hash_blocks([3, 3, 2, 2], 2)
 
+    assert len(hash_blocks(range(35), 16)) == 2
     assert first[1] != second[1]
     assert first == hash_blocks([1, 1, 2, 2, 9], 2)
-
-
-def test_extra_key_separates_equal_tokens() -> None:
     assert hash_blocks([1, 2], 2, "lora") != hash_blocks([1, 2], 2)
 
 
@@ -40,24 +34,16 @@ def test_match_counts_leading_blocks_and_the_idle_ones_among_them() -> None:
     assert cache.match((1, 2, 9, 3), 4) == (2, 1)
 
 
-def test_blank_blocks_are_taken_before_cached_ones() -> None:
-    cache = BlockCache(3)
-    fill(cache, 1)
-
-    cache.take(2)
-
-    assert cache.match((1,), 1) == (1, 1)
-
-
-def test_least_recently_used_block_is_evicted() -> None:
+def test_blank_blocks_are_taken_first_then_the_least_recently_used_one() -> None:
     events: list[KvEvent] = []
-    cache = BlockCache(3, events.append)
+    cache = BlockCache(4, events.append)
     fill(cache, 1, 2, 3)
     cache.share((1,), 1)
     cache.release((1,), 1, 0)
 
     cache.take(1)
-
+    assert events == []
+    cache.take(1)
     assert events == [BlockRemoved((2,))]
 
 
@@ -70,36 +56,6 @@ def test_tail_is_evicted_before_the_head() -> None:
     cache.take(1)
 
     assert cache.match((1, 2, 3), 3) == (2, 2)
-
-
-def test_used_block_is_not_free() -> None:
-    cache = BlockCache(2)
-    fill(cache, 1)
-    cache.share((1,), 1)
-
-    assert cache.free == 1
-
-
-def test_block_is_idle_only_when_its_last_user_left() -> None:
-    cache = BlockCache(1)
-    fill(cache, 1)
-    cache.share((1,), 1)
-    cache.share((1,), 1)
-
-    cache.release((1,), 1, 0)
-    assert cache.free == 0
-    cache.release((1,), 1, 0)
-    assert cache.free == 1
-
-
-def test_second_block_of_equal_content_joins_the_first() -> None:
-    cache = BlockCache(2)
-    cache.take(2)
-    cache.seal((1,), 0, 1)
-    cache.seal((1,), 0, 1)
-
-    assert cache.free == 1
-    assert repr(cache) == "<BlockCache of 2: 1 free, 0 of them cached>"
 
 
 def test_clear_forgets_everything_unless_a_block_is_in_use() -> None:

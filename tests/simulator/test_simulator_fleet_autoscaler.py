@@ -27,8 +27,6 @@ from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.traffic import LoadSpike, Traffic, parse_spike
 from tests.tables import table
 
-# The rule without its memory.
-
 
 @table(
     ("values", "current", "target", "expected"),
@@ -64,9 +62,6 @@ def test_silent_endpoints_never_make_it_bolder(values: list[float], silent: int,
     assert low <= recommend(values, current, target) <= high
 
 
-# Its memory.
-
-
 def decisions(scaling: Scaling, current: int, loads: list[float], every_s: float = 15.0) -> list[int]:
     """Feeds what the whole fleet has to do, shared evenly; everybody is there at once."""
     scaler, found = Autoscaler(scaling, current, 0.0), []
@@ -76,30 +71,24 @@ def decisions(scaling: Scaling, current: int, loads: list[float], every_s: float
     return found
 
 
-def test_fewer_wait_until_nothing_in_the_window_asked_for_more() -> None:
-    scaling = Scaling(Metric.QUEUE, 10, window_s=60)
-
-    assert decisions(scaling, 4, [40, 40, 10, 10, 10, 10, 10]) == [4, 4, 4, 4, 4, 1, 1]
-
-
-def test_one_high_value_holds_all_for_a_window() -> None:
-    scaling = Scaling(Metric.QUEUE, 10, window_s=45)
-
-    assert decisions(scaling, 2, [10, 60, 10, 10, 10, 10]) == [2, 6, 6, 6, 1, 1]
-
-
-def test_more_come_at_once_but_at_most_twice_or_four_more_in_15_s() -> None:
-    scaling = Scaling(Metric.QUEUE, 1, max=100)
-
-    assert decisions(scaling, 1, [100] * 6) == [5, 10, 20, 40, 80, 100]
-    assert decisions(scaling, 1, [100] * 6, every_s=5.0) == [5, 5, 5, 10, 10, 10]
-
-
-def test_what_was_wanted_beyond_the_bounds_is_no_reason_for_more_later() -> None:
-    scaling = Scaling(Metric.QUEUE, 1, max=4, window_s=300)
-
-    assert decisions(scaling, 4, [50, 2, 2]) == [4, 4, 4]
-    assert decisions(Scaling(Metric.QUEUE, 1, max=8), 1, [50, 3, 3]) == [5, 5, 5]
+@table(
+    ("scaling", "current", "loads", "every_s", "expected"),
+    [
+        # Fewer wait until nothing in the window asked for more; one high value holds all for a window.
+        ({"target": 10, "window_s": 60}, 4, [40, 40, 10, 10, 10, 10, 10], 15.0, [4, 4, 4, 4, 4, 1, 1]),
+        ({"target": 10, "window_s": 45}, 2, [10, 60, 10, 10, 10, 10], 15.0, [2, 6, 6, 6, 1, 1]),
+        # More come at once, but at most twice or four more in 15 s.
+        ({"target": 1, "max": 100}, 1, [100] * 6, 15.0, [5, 10, 20, 40, 80, 100]),
+        ({"target": 1, "max": 100}, 1, [100] * 6, 5.0, [5, 5, 5, 10, 10, 10]),
+        # What was wanted beyond the bounds is no reason for more later.
+        ({"target": 1, "max": 4, "window_s": 300}, 4, [50, 2, 2], 15.0, [4, 4, 4]),
+        ({"target": 1, "max": 8}, 1, [50, 3, 3], 15.0, [5, 5, 5]),
+    ],
+)
+def test_more_come_at_once_and_fewer_after_a_window(
+    scaling: dict[str, Any], current: int, loads: list[float], every_s: float, expected: list[int]
+) -> None:
+    assert decisions(Scaling(Metric.QUEUE, **scaling), current, loads, every_s) == expected
 
 
 LOADS = st.lists(st.floats(0, 1000), max_size=40)
@@ -115,8 +104,13 @@ SCALINGS = st.builds(
 
 
 @given(SCALINGS, LOADS)
-def test_there_are_never_fewer_than_min_or_more_than_max(scaling: Scaling, loads: list[float]) -> None:
-    assert all(scaling.min <= count <= scaling.max for count in decisions(scaling, scaling.min, loads))
+def test_there_are_never_fewer_than_min_or_more_than_max_and_no_step_up_is_more_than_the_pace(
+    scaling: Scaling, loads: list[float]
+) -> None:
+    counts = [scaling.min, *decisions(scaling, scaling.min, loads)]
+
+    assert all(scaling.min <= count <= scaling.max for count in counts)
+    assert all(after <= max(2 * before, before + 4) for before, after in pairwise(counts))
 
 
 @given(SCALINGS, st.floats(0, 1000), st.integers(1, 9))
@@ -134,20 +128,10 @@ def test_under_a_constant_load_it_comes_to_rest(scaling: Scaling, load: float, m
         assert load / last <= scaling.target * (1 + TOLERANCE) * (1 + 1e-9)
 
 
-@given(SCALINGS, LOADS)
-def test_no_step_up_is_more_than_the_pace(scaling: Scaling, loads: list[float]) -> None:
-    counts = [scaling.min, *decisions(scaling, scaling.min, loads)]
-
-    assert all(after <= max(2 * before, before + 4) for before, after in pairwise(counts))
-
-
-# As it is written.
-
-
 def test_autoscaler_is_written_as_arms_are() -> None:
-    found = parse_scaling("kv_usage:target=0.6,min=2,max=12,start_s=90,window_s=60,every_s=10,lag_s=0")
+    text = "kv_usage:target=0.6,min=2,max=12,start_s=90,window_s=60,every_s=10,lag_s=0"
 
-    assert found == Scaling(Metric.KV_USAGE, 0.6, 2, 12, 10, 0, 90, 60)
+    assert parse_scaling(text) == Scaling(Metric.KV_USAGE, 0.6, 2, 12, 10, 0, 90, 60)
     assert parse_scaling("queue:target=4") == Scaling(Metric.QUEUE, 4)
 
 
@@ -177,16 +161,16 @@ def test_autoscaler_that_cannot_be_is_refused(text: str, fault: str) -> None:
         parse_scaling(text)
 
 
-# The spike.
-
-
 def test_spike_starts_so_many_times_the_sessions() -> None:
     """One a second; from 10 s to 14 s three."""
     times = [*accumulate(LoadSpike(10, 4, 3).squeeze([1.0] * 24))]
+    traffic = Traffic(rate=10, spike=LoadSpike(10, 10, 3))
 
     assert times[:10] == pytest.approx(range(1, 11))
     assert times[10:22] == pytest.approx([10 + step / 3 for step in range(1, 13)])
     assert times[22:] == pytest.approx([15, 16])
+    assert (traffic.asked_rps(0, 40), traffic.asked_rps(10, 20)) == (15, 30)
+    assert isnan(Traffic(users=3).asked_rps(0, 40))
 
 
 SPIKES = st.builds(LoadSpike, st.floats(0, 100), st.floats(0.1, 100), st.floats(1.01, 20))
@@ -203,33 +187,14 @@ def test_spike_that_is_none_is_refused(text: str) -> None:
         parse_spike(text)
 
 
-def test_load_of_a_spike_is_what_is_asked_for() -> None:
-    traffic = Traffic(rate=10, spike=LoadSpike(10, 10, 3))
+def test_endpoints_are_counted_over_time_and_those_that_went_are_no_reaction() -> None:
+    steps, ready = [(0, 2), (10, 5), (20, 3)], [(0, 4), (12, 3), (20, 4), (30, 5)]
+    sums = [add_up_over(steps, *span) for span in ((0, 30), (5, 15), (25, 30))]
 
-    assert traffic.asked_rps(0, 40) == 15
-    assert traffic.asked_rps(10, 20) == 30
-    assert isnan(Traffic(users=3).asked_rps(0, 40))
-
-
-# How a load was taken.
-
-
-def test_count_times_seconds_is_that_of_the_time_asked_for() -> None:
-    steps = [(0, 2), (10, 5), (20, 3)]
-
-    assert add_up_over(steps, 0, 30) == 20 + 50 + 30
-    assert add_up_over(steps, 5, 15) == 10 + 25
-    assert add_up_over(steps, 25, 30) == 15
-
-
-def test_endpoints_that_went_before_they_came_are_no_reaction() -> None:
-    ready = [(0, 4), (12, 3), (20, 4), (30, 5)]
-
+    assert sums == [20 + 50 + 30, 10 + 25, 15]
     assert respond(Rise("spike", 10, 100), ready, [12, 13]) == Response("spike", 20, 4)
     assert respond(Rise("spike", 10, 14), ready, [12, 13]) == Response("spike", None, None)
 
-
-# In a fleet.
 
 SPIKED = MatrixCell(
     arm="least_load",
@@ -262,17 +227,13 @@ def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked: FleetRun) -
     assert joined == pytest.approx([at_s + 40 for at_s in ordered[: len(joined)]])
 
 
-def test_endpoints_come_with_the_spike_and_go_after_it(spiked: FleetRun) -> None:
+def test_endpoints_come_with_the_spike_and_go_after_it_when_they_have_finished(spiked: FleetRun) -> None:
     counts = [count.ready for count in spiked.headcounts]
 
-    assert counts[0] == 2
+    assert counts[0] == counts[-1] == 2
     assert max(counts) > 3
-    assert counts[-1] == 2
     assert all(2 <= count <= 6 for count in counts)
     assert all(count.held >= count.ready for count in spiked.headcounts)
-
-
-def test_endpoints_that_go_finish_what_they_have(spiked: FleetRun) -> None:
     assert not any(flight.is_failed for flight in spiked.flights)
     assert len({flight.endpoint for flight in spiked.flights}) == len(spiked.nodes) > 3
 
@@ -334,24 +295,16 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], fault: st
         replace(SPIKED, **changed).simulate()
 
 
-ASKED = (
-    "fleet --workload unique --load 0.4 --endpoints 2 --warmup-s 30 --measured-s 120 --spike 60:30:4 "
-    "--arm least_load"
-)
-
-
 def test_metrics_and_thresholds_are_compared_in_one_table() -> None:
-    options = (
-        "--autoscale none --autoscale queue:target=2,start_s=20 --autoscale in_flight:target=6,start_s=20"
-    )
-    done = CliRunner().invoke(command, [*ASKED.split(), *options.split()])
+    asked = "--workload unique --load 0.4 --endpoints 2 --warmup-s 30 --measured-s 120 --spike 60:30:4"
+    scalings = ["none", "queue:target=2,start_s=20", "in_flight:target=6,start_s=20"]
+    options = [word for scaling in scalings for word in ("--autoscale", scaling)]
+    done = CliRunner().invoke(command, ["fleet", *asked.split(), "--arm", "least_load", *options])
     table = done.output[done.output.index("endpoint-s ready") :]
 
     assert done.exit_code == 0, done.output
     assert [line.split()[:2] for line in table.splitlines()[2:5]] == [
-        ["least_load", "0"],
-        ["least_load", "queue:target=2,start_s=20"],
-        ["least_load", "in_flight:target=6,start_s=20"],
+        ["least_load", scaling] for scaling in ("0", *scalings[1:])
     ]
 
 

@@ -25,16 +25,6 @@ def lengths(body: bytes) -> list[tuple[str, int]]:
     return [(role, len(text)) for role, text in messages(body)]
 
 
-def test_chat_grows_by_answer_and_question_of_their_lengths() -> None:
-    first, second = (write_body(turn) for turn in CHAT.turns)
-    planned_chars = [(message.role, message.chars) for message in CHAT.turns[1].messages[:-1]]
-
-    assert lengths(first) == planned_chars[:2]
-    assert lengths(second) == planned_chars
-    assert [message.tokens for message in CHAT.turns[1].messages] == [1000, 50, 20, 30, 30]
-    assert second.startswith(first.removesuffix(b"]}"))
-
-
 def test_text_without_a_role_goes_on_with_the_message_before() -> None:
     script = Transcript().then("user", "tenant.head", 100).then("", "chat.asked", 10)
     ((role, text),) = messages(write_body(script.ask("chat.said", 5)))
@@ -42,18 +32,14 @@ def test_text_without_a_role_goes_on_with_the_message_before() -> None:
     assert (role, len(text)) == ("user", sum(message.chars for message in script.messages))
 
 
-def test_sessions_have_the_head_in_common_and_nothing_else() -> None:
+def test_sessions_have_the_head_in_common_and_equal_texts_behind_different_ones_differ() -> None:
     one, other = (messages(write_body(planned(owner, (1050, 20), head=HEAD).turns[0])) for owner in (1, 11))
+    a, b, again = (Transcript().then("system", name, 50).then("user", "same", 50) for name in "aba")
 
     assert one[0] == other[0]
     assert one[1][1][:20] != other[1][1][:20]
-
-
-def test_equal_texts_behind_different_texts_are_different_texts() -> None:
-    one, other = (Transcript().then("system", name, 50).then("user", "same", 50) for name in ("a", "b"))
-
-    assert one.messages[1].text != other.messages[1].text
-    assert one.messages == Transcript().then("system", "a", 50).then("user", "same", 50).messages
+    assert a.messages[1].text != b.messages[1].text
+    assert a.messages == again.messages
 
 
 @table("chars", [0, 1, 10, 100_000, 700_000])
@@ -79,11 +65,16 @@ def test_characters_per_token_differ_by_session_and_by_a_fifth_at_most() -> None
     assert max(errors) == pytest.approx(1.2, abs=0.01)
 
 
-def test_body_is_what_the_service_reads() -> None:
-    body = write_body(CHAT.turns[0])
-    prompt = parse("/v1/chat/completions", "application/json", body)
+def test_chat_grows_by_answer_and_question_of_their_lengths_and_the_service_reads_it() -> None:
+    first, second = (write_body(turn) for turn in CHAT.turns)
+    planned_chars = [(message.role, message.chars) for message in CHAT.turns[1].messages[:-1]]
+    prompt = parse("/v1/chat/completions", "application/json", first)
 
-    assert prompt.first_user_message(50) == messages(body)[1][1][:50]
+    assert lengths(first) == planned_chars[:2]
+    assert lengths(second) == planned_chars
+    assert [message.tokens for message in CHAT.turns[1].messages] == [1000, 50, 20, 30, 30]
+    assert second.startswith(first.removesuffix(b"]}"))
+    assert prompt.first_user_message(50) == messages(first)[1][1][:50]
 
 
 def test_endpoints_are_called_something_else_for_each_seed() -> None:

@@ -49,20 +49,16 @@ def nothing(_share: float, _row: Row) -> None:
 
 
 def test_arm_is_a_strategy_with_its_options() -> None:
-    arm = parse_arm("prefix_hash:key=[prompt_head, first_user_message],prefix_chars=4096,load_factor=1.5")
+    arm = parse_arm("prefix_hash:key=[prompt_head, first_user_message],load_factor=1.5")
 
     assert arm.strategy == "prefix_hash"
-    assert arm.options == {
-        "key": ["prompt_head", "first_user_message"],
-        "prefix_chars": 4096,
-        "load_factor": 1.5,
-    }
+    assert arm.options == {"key": ["prompt_head", "first_user_message"], "load_factor": 1.5}
 
 
 @table(
     ("text", "fault"),
     [
-        ("best", "no strategy"),
+        ("best", "is no strategy: choose from"),
         ("prefix_hash:[", "is no arm"),
         ("prefix_hash:foo=1", "foo"),
         ("prefix_hash:load_factor=.nan", "no number"),
@@ -90,11 +86,12 @@ def test_cells_that_differ_in_anything_have_different_digests() -> None:
     assert SMALL.digest == replace(SMALL).digest
 
 
-def test_arms_of_a_cell_are_asked_the_same_by_different_names_of_endpoints_for_each_seed() -> None:
-    plans = [replace(SMALL, arm=arm, seed=seed) for arm in ("random", "least_load") for seed in (1, 2)]
-    sessions = [cell.draw() for cell in plans]
+def test_arms_of_a_cell_are_asked_the_same_for_each_seed() -> None:
+    one, other, same, _ = (
+        replace(SMALL, arm=arm, seed=seed).draw() for arm in ("random", "least_load") for seed in (1, 2)
+    )
 
-    assert sessions[0] == sessions[2] != sessions[1]
+    assert one == same != other
 
 
 @table("name", SCENARIOS)
@@ -113,13 +110,8 @@ def test_rolling_restart_spares_every_request_and_empties_every_cache() -> None:
     assert restarted.failed == 0
     assert restarted.requests == plain.requests
     assert restarted.hit_rate < plain.hit_rate
-
-
-def test_endpoint_comes_back_one_restart_after_the_other() -> None:
-    assert SCENARIOS["restart"](2, 0, 100) == [
-        FleetChange(0, Kind.RESTART, 0, 30),
-        FleetChange(50, Kind.RESTART, 1, 30),
-    ]
+    one_by_one = [FleetChange(0, Kind.RESTART, 0, 30), FleetChange(50, Kind.RESTART, 1, 30)]
+    assert SCENARIOS["restart"](2, 0, 100) == one_by_one
 
 
 def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -147,19 +139,11 @@ def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
     assert again.run().ttft.mean_ms == row["ttft_mean_ms"]
 
 
-def vars_of(cell: MatrixCell) -> dict[str, object]:
-    return {name: getattr(cell, name) for name in MatrixCell.__dataclass_fields__}
-
-
-def row(arm: str, seed: int, ttft: float | None, *, workload: str = "C", **more: object) -> Row:
-    return {**vars_of(SMALL), "arm": arm, "seed": seed, "workload": workload, "faults": []} | {
-        "ttft_mean_ms": ttft,
-        "ttft_p99_ms": None,
-        "e2e_mean_ms": 70.0,
-        "hit_rate": 0.5,
-        "total_tok_per_s": 10.0,
-        **more,
-    }
+def row(arm: str, seed: int, ttft: float | None, **more: object) -> Row:
+    asked = {name: getattr(SMALL, name) for name in MatrixCell.__dataclass_fields__}
+    figures = {"ttft_mean_ms": ttft, "ttft_p99_ms": None, "e2e_mean_ms": 70.0, "hit_rate": 0.5}
+    told = {**figures, "total_tok_per_s": 10.0, "faults": []}
+    return {**asked, "arm": arm, "seed": seed, "workload": "C", **told, **more}
 
 
 def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() -> None:
@@ -184,11 +168,12 @@ def test_arms_are_compared_seed_by_seed_with_the_best_of_the_others() -> None:
 
 
 def test_progress_shows_percent_and_time_left() -> None:
-    out, times = StringIO(), iter([0.0, 10.0, 60.0, 100.0])
+    out, none, times = StringIO(), StringIO(), iter([0.0, 10.0, 60.0, 100.0])
     progress = ProgressLine(200, out, lambda: next(times))
     for done in (20, 22, 120, 200):
         progress.show(done, f"run {done}")
     progress.close()
+    ProgressLine(0, none, lambda: 0.0).show(0)
 
     # Two per cent more are no news without a terminal.
     assert out.getvalue().splitlines() == [
@@ -196,13 +181,7 @@ def test_progress_shows_percent_and_time_left() -> None:
         " 60%  0:40 left  run 120",
         "100%  0:00 left  run 200",
     ]
-
-
-def test_nothing_to_do_is_done() -> None:
-    out = StringIO()
-    ProgressLine(0, out, lambda: 0.0).show(0)
-
-    assert out.getvalue() == "100%  0:00 left\n"
+    assert none.getvalue() == "100%  0:00 left\n"
 
 
 def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:

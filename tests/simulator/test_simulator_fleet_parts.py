@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from math import isnan
 from pathlib import Path
 from random import Random
 
@@ -25,21 +26,14 @@ def requests(sessions: list[PlannedSession]) -> list[PlannedTurn]:
     return [turn for session in sessions for turn in session.turns]
 
 
-def test_timeline_runs_in_order_of_time_then_of_planning() -> None:
-    timeline, seen = VirtualTimeline(), list[str]()
+def test_timeline_runs_in_order_of_time_then_of_planning_and_never_backwards() -> None:
+    timeline, seen, times = VirtualTimeline(), list[str](), list[float]()
     for time, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         timeline.at(time, partial(seen.append, name))
-    timeline.run()
-
-    assert seen == ["a", "b", "c"]
-
-
-def test_timeline_never_runs_backwards() -> None:
-    timeline, times = VirtualTimeline(), list[float]()
     timeline.at(2.0, lambda: timeline.at(1.0, lambda: times.append(timeline.now)))
     timeline.run()
 
-    assert times == [2.0]
+    assert (seen, times) == (["a", "b", "c"], [2.0])
 
 
 def test_next_turn_contains_the_answer_of_the_one_before() -> None:
@@ -112,20 +106,14 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
     assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < longest
 
 
-def test_lengths_of_unique_prompts_differ_by_orders_of_magnitude() -> None:
+def test_lengths_of_unique_prompts_differ_and_a_quarter_has_the_hot_prefix() -> None:
     lengths = [turn.prompt_tokens for turn in requests(draw_sessions("unique", Demand(4000), 0))]
+    hot = [len(each.turns[0].messages) == 3 for each in draw_sessions("hot-prefix", Demand(4000), 0)]
 
     assert sum(lengths) / 4000 == pytest.approx(800, rel=0.05)
     assert min(lengths) < 80
     assert max(lengths) > 4000
-
-
-def test_a_quarter_of_the_requests_have_the_hot_prefix() -> None:
-    sessions = draw_sessions("hot-prefix", Demand(4000), 0)
-
-    assert sum(len(session.turns[0].messages) == 3 for session in sessions) / 4000 == pytest.approx(
-        0.25, abs=0.02
-    )
+    assert sum(hot) / 4000 == pytest.approx(0.25, abs=0.02)
 
 
 @table("name", WORKLOADS)
@@ -136,12 +124,9 @@ def test_documentation_has_every_workload(name: str) -> None:
     assert row in (Path(__file__).parents[2] / "docs" / "how-to" / "simulate.md").read_text()
 
 
-def test_held_out_stands_for_the_twenty() -> None:
+def test_held_out_stands_for_the_twenty_and_an_unknown_workload_lists_the_known_ones() -> None:
     assert len(expand_names(["held-out"])) == 20
     assert expand_names(["C", "swe"]) == ["C", "swe"]
-
-
-def test_unknown_workload_lists_the_known_ones() -> None:
     with pytest.raises(SettingsError, match=r"replay \(A\), sessions \(C\)"):
         draw_sessions("nope", Demand(1), 0)
 
@@ -166,14 +151,19 @@ class Answerer:
         return [flight.sent_at for flight in self.sent]
 
 
-def test_without_a_rate_all_sessions_start_at_once() -> None:
-    assert Answerer(Traffic(), [planned(i, ASK) for i in range(3)]).run() == [0, 0, 0]
-
-
-def test_turn_follows_its_answer_and_the_pause() -> None:
-    session = planned(1, (64, 32), (112, 32, 2.5))
-
-    assert Answerer(Traffic(), [session]).run() == [0, 3.5]
+@table(
+    ("traffic", "sessions", "sent"),
+    [
+        (Traffic(), [planned(i, ASK) for i in range(3)], [0, 0, 0]),
+        (Traffic(), [planned(1, (64, 32), (112, 32, 2.5))], [0, 3.5]),
+        (Traffic(users=3), [planned(i, ASK) for i in range(7)], [0, 0, 0, 1, 1, 1, 2]),
+    ],
+    ids=["all at once", "after an answer and a pause", "as users are free"],
+)
+def test_requests_are_sent_when_they_are_due(
+    traffic: Traffic, sessions: list[PlannedSession], sent: list[float]
+) -> None:
+    assert Answerer(traffic, sessions).run() == sent
 
 
 def test_failed_turn_ends_its_session() -> None:
@@ -187,12 +177,6 @@ def test_open_loop_sends_at_its_rate() -> None:
     times = Answerer(Traffic(rate=50), [planned(i, ASK) for i in range(2000)]).run()
 
     assert times[-1] == pytest.approx(2000 / 50, rel=0.06)
-
-
-def test_closed_loop_keeps_its_users_busy() -> None:
-    answerer = Answerer(Traffic(users=3), [planned(i, ASK) for i in range(7)])
-
-    assert answerer.run() == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
@@ -237,16 +221,9 @@ def test_client_stops_when_all_that_was_due_is_answered(until_s: float) -> None:
 
 def test_latencies_are_exact_and_interpolated() -> None:
     latency = Latency.of([0.004, 0.001, 0.002, 0.003])
+    written_out = [0.001] * 5 + [0.002] * 2 + [0.009]
 
     assert (latency.mean_ms, latency.median_ms) == pytest.approx((2.5, 2.5))
     assert (latency.p90_ms, latency.p99_ms) == pytest.approx((3.7, 3.97))
-
-
-def test_counted_latencies_are_those_of_the_values_written_out() -> None:
-    written_out = [0.001] * 5 + [0.002] * 2 + [0.009]
-
     assert Latency.of_counted([(0.009, 1), (0.001, 5), (0.002, 2)]) == Latency.of(written_out)
-
-
-def test_nothing_measured_is_not_a_number() -> None:
-    assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p95_ms=nan, p99_ms=nan)"
+    assert isnan(Latency.of([]).mean_ms)

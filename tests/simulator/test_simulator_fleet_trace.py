@@ -14,6 +14,7 @@ from extproc.simulator.fleet.fleet import simulate_fleet
 from extproc.simulator.fleet.session import write_body
 from extproc.simulator.fleet.trace import Trace, read_trace
 from tests.simulator.traces import write_trace
+from tests.tables import table
 
 
 def trace_of(folder: Path, *requests: tuple[int, int, list[int]]) -> Trace:
@@ -77,19 +78,13 @@ def test_trace_is_replayed_at_its_own_times_or_faster(tmp_path: Path) -> None:
 def test_strategies_that_read_the_prompt_find_more_of_a_trace(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "made.jsonl", conversations=80)
     blind, reads = (replay(path, arm, endpoints=4).run() for arm in ("random", "prefix_cache"))
+    first, window = replay(path, requests=10).run(), replay(path, warmup_s=10.0, measured_s=20.0).run()
 
     assert blind.requests == reads.requests == len(path.read_bytes().splitlines())
     assert blind.failed == reads.failed == 0
     assert reads.hit_rate > blind.hit_rate + 0.1
-
-
-def test_requests_and_a_window_cut_a_trace(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "made.jsonl")
-    first = replay(path, requests=10).run()
-    window = replay(path, warmup_s=10.0, measured_s=20.0).run()
-
-    assert first.requests == 10
-    assert (window.start_s, window.end_s) == (10, 30)
+    # Requests and a window cut it.
+    assert (first.requests, window.start_s, window.end_s) == (10, 10, 30)
 
 
 def test_trace_that_is_another_one_by_now_is_not_taken_for_the_first(tmp_path: Path) -> None:
@@ -103,32 +98,28 @@ def test_trace_that_is_another_one_by_now_is_not_taken_for_the_first(tmp_path: P
         cell.run()
 
 
-@pytest.mark.parametrize(
-    ("line", "fault"),
+@table(
+    ("text", "fault"),
     [
-        ("{", ":2: JSONDecodeError"),
-        ('{"timestamp": 1}', ":2: KeyError"),
+        ("\n{\n", ":2: JSONDecodeError"),
+        ('\n{"timestamp": 1}\n', ":2: KeyError"),
         ('{"timestamp": 1, "input_length": "a", "output_length": 1, "hash_ids": []}', "integers"),
         ('{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}', "2 blocks of 512"),
-        ('{"timestamp": "x", "input_length": 5, "output_length": 1, "hash_ids": [1]}', ":2: ValueError"),
+        ('\n{"timestamp": "x", "input_length": 5, "output_length": 1, "hash_ids": [1]}', ":2: ValueError"),
+        ("", "no request"),
+        (None, "No such file"),
     ],
 )
-def test_line_that_cannot_be_read_is_named(tmp_path: Path, line: str, fault: str) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text(f"\n{line}\n")
+def test_trace_that_cannot_be_read_is_named_with_its_line(
+    tmp_path: Path, text: str | None, fault: str
+) -> None:
+    path = tmp_path / ("none.jsonl" if text is None else "bad.jsonl")
+    if text is not None:
+        path.write_text(text)
+    read_trace.cache_clear()
 
     with pytest.raises(SettingsError, match=fault):
         read_trace(str(path))
-
-
-def test_trace_that_is_empty_or_missing_is_refused(tmp_path: Path) -> None:
-    empty = tmp_path / "empty.jsonl"
-    empty.touch()
-
-    with pytest.raises(SettingsError, match="no request"):
-        read_trace(str(empty))
-    with pytest.raises(SettingsError, match="No such file"):
-        read_trace(str(tmp_path / "none"))
 
 
 def test_prompt_that_no_cache_of_the_fleet_can_hold_is_refused(tmp_path: Path) -> None:

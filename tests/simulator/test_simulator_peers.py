@@ -81,36 +81,24 @@ def test_peers_are_no_strategies_of_the_service() -> None:
 
 
 @table("name", PEERS)
-def test_peer_keeps_a_prompt_where_it_was_and_names_every_fallback_once(name: str) -> None:
+def test_peer_keeps_a_prompt_where_it_was_until_that_is_gone_and_names_every_fallback_once(name: str) -> None:
     fleet = Fleet(peer(name))
     first = fleet.ask(essay("x"))
     again = fleet.pick(essay("x"))
 
     assert again.endpoint.name == first
     assert sorted([first, *(endpoint.name for endpoint in again.fallbacks)]) == [*NAMES]
-
-
-@table("name", PEERS)
-def test_peer_goes_on_when_its_favourite_is_gone(name: str) -> None:
-    fleet = Fleet(peer(name))
-    first = fleet.ask(essay("x"))
     rest = [other for other in NAMES if other != first]
     fleet.set(*rest)
-
     assert fleet.ask(essay("x")) in rest
 
 
-@table(
-    ("arm", "fault"),
-    [("gie:foo=1", "foo"), ("gie:scrape_s=0", None), ("sglang_cache_aware:unmatched=any", "neither")],
-)
-def test_option_that_a_peer_has_not_is_refused(arm: str, fault: str | None) -> None:
-    if fault is None:
-        with pytest.raises(SettingsError, match="no time to wait"):
-            replace(SMALL, arm=arm).run()
-        return
-    with pytest.raises(SettingsError, match=fault):
-        parse_arm(arm)
+def test_option_that_a_peer_has_not_is_refused() -> None:
+    for arm, fault in (("gie:foo=1", "foo"), ("sglang_cache_aware:unmatched=any", "neither")):
+        with pytest.raises(SettingsError, match=fault):
+            parse_arm(arm)
+    with pytest.raises(SettingsError, match="no time to wait"):
+        replace(SMALL, arm="gie:scrape_s=0").run()
 
 
 def test_gie_weighs_a_match_by_three_and_the_rest_by_two() -> None:
@@ -129,21 +117,16 @@ def test_gie_weighs_a_match_by_three_and_the_rest_by_two() -> None:
 
 
 def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
-    sent = SentPrompt(10)
-    sent.add([1, 2, 3], "a")
-    sent.add([2], "b")
-    sent.add([4, 5], "b")
+    sent, short = SentPrompt(10), SentPrompt(2)
+    for blocks, name in (([1, 2, 3], "a"), ([2], "b"), ([4, 5], "b")):
+        sent.add(blocks, name)
+    short.add([1, 2, 3], "a")
 
     assert sent.matches([1, 2, 3, 9, 4]) == {"a": 3, "b": 1}
     assert sent.matches([9, 1]) == {}
-
-
-def test_gie_forgets_the_head_of_a_long_prompt_first() -> None:
-    sent = SentPrompt(2)
-    sent.add([1, 2, 3], "a")
-
-    assert sent.matches([1, 2, 3]) == {}
-    assert sent.matches([2, 3]) == {"a": 2}
+    # It forgets the head of a long prompt first.
+    assert short.matches([1, 2, 3]) == {}
+    assert short.matches([2, 3]) == {"a": 2}
 
 
 def test_sglang_leaves_a_match_only_where_loads_are_far_apart() -> None:
@@ -198,6 +181,7 @@ def test_scraper_reads_each_endpoint_at_moments_of_its_own_and_is_old_in_between
         times.append((name, at_s))
         return Signal(waiting=len(times))
 
+    assert scrape_nothing(1.0).read("a") == Signal()
     scraper = SignalScraper(1.0, Random(1), lambda: now, read_at)
     first = scraper.read("a"), scraper.read("a"), scraper.read("b")
     now = 13.5
@@ -236,10 +220,6 @@ def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
     assert said[0.25].kv_usage < said[5.0].kv_usage < said[9.0].kv_usage
     assert said[9.0].kv_usage == pytest.approx((640 + 9 / 0.0395) / 84_000, rel=0.03)
     assert node.signal_at(timeline.now).kv_usage == 0
-
-
-def test_nothing_scraped_is_idle() -> None:
-    assert scrape_nothing(1.0).read("a") == Signal()
 
 
 def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:

@@ -34,17 +34,6 @@ def test_path_is_cut_into_its_texts() -> None:
     assert len(Path(())) == 0
 
 
-def test_tail_of_the_text_that_was_left_first_is_evicted_first() -> None:
-    cache = RunCache(12)
-    fill(cache, path(1, 2, 1, 4))
-    fill(cache, path(1, 2, 2, 6))
-    cache.take(5)
-
-    assert cache.match(path(1, 2, 1, 4), 4) == (3, 3)
-    assert cache.match(path(1, 2, 2, 6), 6) == (6, 6)
-    assert repr(cache) == "<RunCache of 12: 7 free, 7 of them cached>"
-
-
 def test_forgetting_spares_what_is_in_use() -> None:
     cache = RunCache(8)
     fill(cache, path(1, 2, 1, 6))

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
@@ -48,9 +50,14 @@ class VirtualClock(Clock):
                 woken.set_result(None)
 
 
-def build_driver(profile: Profile, clock: Clock) -> tuple[Driver, CollectorRegistry]:
+@asynccontextmanager
+async def driving(profile: Profile, clock: VirtualClock) -> AsyncIterator[tuple[Driver, CollectorRegistry]]:
     registry = CollectorRegistry()
-    return Driver(Engine(profile), clock, Distributions(registry, "tiny", profile)), registry
+    driver = Driver(Engine(profile), clock, Distributions(registry, "tiny", profile))
+    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
+    yield driver, registry
+    for task in tasks:
+        task.cancel()
 
 
 async def finish(generation: Generation) -> Generation:
@@ -65,59 +72,49 @@ async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
     sessions = draw_sessions("replay", Demand(120), seed=7)
     flights = simulate_fleet(Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
     clock = VirtualClock()
-    driver, _ = build_driver(profile, clock)
+    async with driving(profile, clock) as (driver, _):
 
-    async def send(number: int) -> Generation:
-        flight = flights[number]
-        await clock.sleep_until(flight.sent_at)
-        prompt = write_prompt(flight.session, flight.turn)
-        output = range(number << 40, (number << 40) + flight.asked.output_tokens)
-        return await finish(driver.submit(Job(str(number), prompt, output), asyncio.Event()))
+        async def send(number: int) -> Generation:
+            flight = flights[number]
+            await clock.sleep_until(flight.sent_at)
+            prompt = write_prompt(flight.session, flight.turn)
+            output = range(number << 40, (number << 40) + flight.asked.output_tokens)
+            return await finish(driver.submit(Job(str(number), prompt, output), asyncio.Event()))
 
-    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
-    generations = await asyncio.gather(*map(send, range(len(flights))))
-    for task in tasks:
-        task.cancel()
+        generations = await asyncio.gather(*map(send, range(len(flights))))
 
     assert [one.first_token_at for one in generations] == pytest.approx([one.first_at for one in flights])
     assert [one.last_token_at for one in generations] == pytest.approx([one.ended_at for one in flights])
     assert [one.cached_tokens for one in generations] == [one.cached_tokens for one in flights]
 
 
+LABELS = {"engine": "0", "model_name": "tiny"}
+
+
 async def test_a_preempted_request_is_counted_and_finishes() -> None:
     profile = replace(QUICK, kv_tokens=128, max_model_len=128)
-    clock = VirtualClock()
-    driver, registry = build_driver(profile, clock)
-    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
     jobs = [Job(str(number), [number] * 40, range(number << 20, (number << 20) + 60)) for number in (1, 2)]
-    generations = [driver.submit(job, asyncio.Event()) for job in jobs]
-    await asyncio.gather(*map(finish, generations))
-    for task in tasks:
-        task.cancel()
-    labels = {"engine": "0", "model_name": "tiny"}
+    async with driving(profile, VirtualClock()) as (driver, registry):
+        generations = [driver.submit(job, asyncio.Event()) for job in jobs]
+        await asyncio.gather(*map(finish, generations))
 
     assert [one.emitted for one in generations] == [60, 60]
     assert sum(one.preemptions for one in generations) == driver.engine.counters.preemptions_total > 0
-    assert registry.get_sample_value("vllm:request_num_preemptions_count", labels) == 2
+    assert registry.get_sample_value("vllm:request_num_preemptions_count", LABELS) == 2
 
 
 async def test_what_is_aborted_before_its_first_token_is_not_measured() -> None:
-    clock = VirtualClock()
-    driver, registry = build_driver(QUICK, clock)
-    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
-    gone, stays = [
-        driver.submit(Job(name, [7] * 40, range(10)), asyncio.Event()) for name in ("gone", "stays")
-    ]
-    await asyncio.sleep(0)
-    driver.abort(gone)
-    driver.abort(gone)
-    await finish(stays)
-    for task in tasks:
-        task.cancel()
-    labels = {"engine": "0", "model_name": "tiny"}
+    async with driving(QUICK, VirtualClock()) as (driver, registry):
+        gone, stays = (
+            driver.submit(Job(name, [7] * 40, range(10)), asyncio.Event()) for name in ("gone", "stays")
+        )
+        await asyncio.sleep(0)
+        driver.abort(gone)
+        driver.abort(gone)
+        await finish(stays)
 
     assert (gone.emitted, stays.emitted) == (0, 10)
-    assert registry.get_sample_value("vllm:e2e_request_latency_seconds_count", labels) == 1
+    assert registry.get_sample_value("vllm:e2e_request_latency_seconds_count", LABELS) == 1
     assert driver.running == driver.waiting == 0
 
 
@@ -136,17 +133,13 @@ class LateClock(VirtualClock):
 async def test_an_engine_that_is_late_says_so_once_and_reports_no_negative_time(
     caplog: pytest.LogCaptureFixture, late_s: float, lines: int
 ) -> None:
-    clock = LateClock(late_s)
-    driver, registry = build_driver(QUICK, clock)
-    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
-    with caplog.at_level(logging.WARNING, "extproc.simulator"):
-        first = driver.submit(Job("1", [7] * 40, range(20)), asyncio.Event())
-        await first.wake.wait()
-        # It comes by a clock that is far ahead of the engine's schedule.
-        second = driver.submit(Job("2", [8] * 40, range(5)), asyncio.Event())
-        await asyncio.gather(finish(first), finish(second))
-    for task in tasks:
-        task.cancel()
+    async with driving(QUICK, LateClock(late_s)) as (driver, registry):
+        with caplog.at_level(logging.WARNING, "extproc.simulator"):
+            first = driver.submit(Job("1", [7] * 40, range(20)), asyncio.Event())
+            await first.wake.wait()
+            # It comes by a clock that is far ahead of the engine's schedule.
+            second = driver.submit(Job("2", [8] * 40, range(5)), asyncio.Event())
+            await asyncio.gather(finish(first), finish(second))
 
     assert second.first_token_at < second.arrived_at
     measured = {

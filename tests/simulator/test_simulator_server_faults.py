@@ -1,15 +1,13 @@
 """Faults on purpose: each one as a client sees it."""
 
 import asyncio
-from random import Random
 
 import aiohttp
 import pytest
 
 from extproc.errors import SettingsError
 from extproc.simulator.http.faults import Faults
-from tests.simulator.face import Face, serving
-from tests.tables import table
+from tests.simulator.face import serving
 from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -17,12 +15,11 @@ BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 STREAM = BODY | {"stream": True}
 
 
-async def count_chunks(face: Face) -> int:
-    chunks = 0
-    async with face.client.post(CHAT, json=STREAM) as answer:
-        async for line in answer.content:
-            chunks += line.startswith(b"data: ")
-    return chunks
+async def test_a_sick_endpoint_says_so_and_still_serves() -> None:
+    async with serving(faults=Faults(is_sick=True)) as face:
+        async with face.client.get("/health") as answer:
+            assert answer.status == 503
+        assert len(await face.events(CHAT, STREAM)) == 7
 
 
 async def test_a_delay_passes_before_a_request_is_read() -> None:
@@ -34,19 +31,15 @@ async def test_a_delay_passes_before_a_request_is_read() -> None:
         assert clock() - began > 0.2
 
 
-async def test_errors_come_at_their_rate_and_with_their_status() -> None:
+async def test_errors_come_at_their_rate_and_with_their_status_in_vllms_shape() -> None:
     async with serving(faults=Faults(error_rate=0.3, error_status=503)) as face:
         statuses = [(await face.post(CHAT, BODY))[0] for _ in range(200)]
-
-        assert set(statuses) == {200, 503}
-        assert 40 < statuses.count(503) < 80
-
-
-async def test_an_error_has_vllms_shape() -> None:
     async with serving(faults=Faults(error_rate=1)) as face:
         status, answer = await face.post(CHAT, BODY)
 
-        assert (status, answer["error"]["type"], answer["error"]["code"]) == (500, "InternalServerError", 500)
+    assert set(statuses) == {200, 503}
+    assert 40 < statuses.count(503) < 80
+    assert (status, answer["error"]["type"], answer["error"]["code"]) == (500, "InternalServerError", 500)
 
 
 async def test_a_request_that_hangs_is_never_answered_and_ends_with_its_client() -> None:
@@ -56,25 +49,14 @@ async def test_a_request_that_hangs_is_never_answered_and_ends_with_its_client()
         await until(lambda: not face.endpoint.load)
 
 
-async def test_a_stream_is_closed_in_the_middle() -> None:
+async def test_a_stream_is_closed_in_the_middle_and_a_whole_answer_before_its_first_byte() -> None:
     async with serving(faults=Faults(close_rate=1, close_after=2)) as face:
         async with face.client.post(CHAT, json=STREAM) as answer:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
         await until(lambda: not face.endpoint.load and face.endpoint.driver.engine.is_idle)
-
-
-async def test_a_whole_answer_is_closed_before_its_first_byte() -> None:
-    async with serving(faults=Faults(close_rate=1)) as face:
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await face.post(CHAT, BODY)
-
-
-async def test_a_sick_endpoint_says_so_and_still_serves() -> None:
-    async with serving(faults=Faults(is_sick=True)) as face:
-        async with face.client.get("/health") as answer:
-            assert answer.status == 503
-        assert await count_chunks(face) == 7
 
 
 async def test_an_engine_that_dies_makes_its_endpoint_sick_and_useless(
@@ -109,20 +91,10 @@ async def test_faults_are_replaced_while_the_endpoint_serves() -> None:
     assert now["error_status"] == 502
 
 
-def test_faults_are_read_from_pairs() -> None:
+def test_faults_are_read_from_pairs_and_bad_ones_refused_by_name() -> None:
     expected = Faults(delay_s=0.5, close_after=3, is_sick=True)
 
     assert expected == Faults.parse(["delay_s=0.5", "close_after=3", "is_sick=true"])
-
-
-@table("pair", ["delay_s=-1", "error_rate=1.5", "error_status=404", "typo=1", "delay_s"])
-def test_bad_faults_are_refused_by_name(pair: str) -> None:
-    with pytest.raises(SettingsError, match=pair.partition("=")[0]):
-        Faults.parse([pair])
-
-
-def test_the_same_draws_meet_the_same_fate() -> None:
-    faults = Faults(error_rate=0.5, hang_rate=0.5, close_rate=0.5)
-    fates = [[faults.draw(random) for _ in range(20)] for random in (Random(1), Random(1))]
-
-    assert fates[0] == fates[1]
+    for pair in ("delay_s=-1", "error_rate=1.5", "error_status=404", "typo=1", "delay_s"):
+        with pytest.raises(SettingsError, match=pair.partition("=")[0]):
+            Faults.parse([pair])

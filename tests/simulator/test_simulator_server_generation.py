@@ -32,15 +32,7 @@ async def stream_text(face: Face, **fields: Any) -> str:
     return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
-async def test_the_same_prompt_gets_the_same_text_streamed_or_not() -> None:
-    async with serving() as face:
-        texts = {text_of(await face.chat("hello", max_tokens=8)), await stream_text(face, max_tokens=8)}
-
-        assert len(texts) == 1
-        assert len(texts.pop().split()) == 8
-
-
-async def test_prompts_seeds_and_choices_vary_the_text() -> None:
+async def test_the_same_prompt_gets_the_same_text_streamed_or_not_and_others_another() -> None:
     async with serving() as face:
         answers = [
             await face.chat("hello", max_tokens=8, n=2),
@@ -48,8 +40,11 @@ async def test_prompts_seeds_and_choices_vary_the_text() -> None:
             await face.chat("goodbye", max_tokens=8),
         ]
         texts = [choice["message"]["content"] for answer in answers for choice in answer["choices"]]
+        streamed = await stream_text(face, max_tokens=8)
 
         assert len(set(texts)) == 4
+        assert text_of(await face.chat("hello", max_tokens=8)) == streamed == texts[0]
+        assert len(streamed.split()) == 8
 
 
 async def test_an_answer_sent_back_in_a_conversation_is_found_in_the_cache() -> None:
@@ -93,34 +88,28 @@ async def test_a_prefix_hit_shortens_the_time_to_the_first_token() -> None:
         assert hit_s < miss_s / 2
 
 
+def ending(answer: Any) -> tuple[str, int]:
+    return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+
+
 async def test_max_tokens_bounds_an_answer_and_the_context_bounds_max_tokens() -> None:
     async with serving() as face:
-        answer = await face.chat("hello", max_tokens=7)
         _, cut = await face.post("/v1/completions", {"prompt": [9] * 4090, "max_tokens": 10})
 
-        assert answer["usage"]["completion_tokens"] == 7
-        assert answer["choices"][0]["finish_reason"] == "length"
+        assert ending(await face.chat("hello", max_tokens=7)) == ("length", 7)
         assert cut["usage"]["completion_tokens"] == 6
 
 
-async def test_without_max_tokens_an_answer_has_a_natural_end() -> None:
-    async with serving(speed=50) as face:
-        answer = await face.chat("hello")
-
-        assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["usage"]["completion_tokens"] == 256
-
-
 async def test_natural_lengths_end_answers_unless_eos_is_ignored() -> None:
+    async with serving(speed=50) as face:
+        assert ending(await face.chat("hello")) == ("stop", 256)
     async with serving(speed=50, answer_tokens=5) as face:
-        natural = await face.chat("hello", max_tokens=60)
-        ignoring = await face.chat("hello", max_tokens=60, ignore_eos=True)
+        reason, tokens = ending(await face.chat("hello", max_tokens=60))
         at_least = await face.chat("hello", max_tokens=60, min_tokens=40)
 
-        assert natural["choices"][0]["finish_reason"] == "stop"
-        assert natural["usage"]["completion_tokens"] < 40
-        assert ignoring["usage"]["completion_tokens"] == 60
-        assert ignoring["choices"][0]["finish_reason"] == "length"
+        assert reason == "stop"
+        assert tokens < 40
+        assert ending(await face.chat("hello", max_tokens=60, ignore_eos=True)) == ("length", 60)
         assert at_least["usage"]["completion_tokens"] == 40
 
 
@@ -134,15 +123,6 @@ async def test_usage_can_be_forced_and_its_details_withheld() -> None:
         assert "prompt_tokens_details" not in last
         assert '"usage":{"prompt_tokens":' in last
         assert whole["usage"]["prompt_tokens_details"] is None
-
-
-async def test_each_step_is_an_event_of_its_own() -> None:
-    async with serving(profile=replace(QUICK, base_ms=20)) as face:
-        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 15, "stream": True}
-        await face.events(CHAT, body)
-
-        assert await face.metric(FIRST_TOKEN) < 0.03
-        assert 0.27 < await face.metric(f"vllm:inter_token_latency_seconds_sum{LABELS}") < 0.29
 
 
 async def test_a_client_that_goes_away_frees_the_engine() -> None:
@@ -178,29 +158,20 @@ async def test_a_body_of_20_megabytes_is_read_and_refused_for_its_length() -> No
         assert "maximum context length is 4096 tokens" in answer["error"]["message"]
 
 
-async def test_parts_and_tools_become_prompts() -> None:
-    async with serving() as face:
-        plain = await face.chat("hello", max_tokens=1)
-        parts = await face.chat("", max_tokens=1, messages=[
-            {"role": "user", "content": [{"type": "text", "text": "hello"}]},
-        ])  # fmt: skip
-        tools = await face.chat(
-            "hello", max_tokens=1, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-
-        assert plain["usage"]["prompt_tokens"] == parts["usage"]["prompt_tokens"]
-        assert tools["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
-
-
-async def test_instructions_and_turns_of_a_response_are_one_conversation() -> None:
+async def test_parts_tools_and_instructions_become_prompts() -> None:
     turns = [{"role": "user", "content": "hello"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    tool = {"type": "function", "function": {"name": "f"}}
     async with serving() as face:
-        _, chat = await face.post(
-            CHAT, {"messages": [{"role": "system", "content": "be brief"}, *turns], "max_tokens": 3}
-        )
+        plain, split, tools = [
+            (await face.chat("hello", max_tokens=1, **fields))["usage"]["prompt_tokens"]
+            for fields in ({}, {"messages": parts}, {"tools": [tool]})
+        ]
+        chat = await face.chat("", messages=[{"role": "system", "content": "be brief"}, *turns], max_tokens=3)
         body = {"input": turns, "instructions": "be brief", "max_output_tokens": 3, "temperature": 0.5}
         _, response = await face.post("/v1/responses", body)
 
+        assert plain == split < tools
         assert response["output"][0]["content"][0]["text"] == text_of(chat)
         assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
         assert response["temperature"] == 0.5

@@ -38,8 +38,13 @@ async def test_the_prefix_cache_is_reset_but_not_under_running_requests() -> Non
     assert refused == (200, {"success": False})
 
 
-async def test_load_counts_requests_that_are_being_served() -> None:
+async def test_health_ping_and_version_answer_and_load_counts_what_is_being_served() -> None:
     async with serving() as face:
+        for path in ("/health", "/ping"):
+            async with face.client.get(path) as answer:
+                assert (answer.status, await answer.read()) == (200, b"")
+        async with face.client.get("/version") as answer:
+            assert await answer.json() == {"version": "0.32.0"}
         body = {"messages": MESSAGES, "max_tokens": 3000, "stream": True}
         async with face.client.post("/v1/chat/completions", json=body) as answer:
             await answer.content.readline()
@@ -48,30 +53,16 @@ async def test_load_counts_requests_that_are_being_served() -> None:
         await until(lambda: not face.endpoint.load)
 
 
-async def test_health_ping_and_version_answer() -> None:
+async def test_unknown_methods_and_bodies_that_are_not_declared_as_json_are_refused() -> None:
     async with serving() as face:
-        for path in ("/health", "/ping"):
-            async with face.client.get(path) as answer:
-                assert (answer.status, await answer.read()) == (200, b"")
-        async with face.client.get("/version") as answer:
-            assert await answer.json() == {"version": "0.32.0"}
-
-
-async def test_unknown_methods_are_refused_as_vllm_does() -> None:
-    async with serving() as face, face.client.get("/v1/chat/completions") as answer:
-        assert (answer.status, answer.headers["allow"]) == (405, "POST")
-        assert await answer.json() == {"detail": "Method Not Allowed"}
-
-
-async def test_bodies_that_are_not_declared_as_json_are_refused() -> None:
-    async with serving() as face:
+        async with face.client.get("/v1/chat/completions") as answer:
+            assert (answer.status, answer.headers["allow"]) == (405, "POST")
+            assert await answer.json() == {"detail": "Method Not Allowed"}
         async with face.client.post("/v1/chat/completions", data=b"{}") as answer:
-            body = await answer.json()
+            message = (await answer.json())["error"]["message"]
 
-        assert (answer.status, body["error"]["message"]) == (
-            400,
-            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
-        )
+    assert answer.status == 400
+    assert message == "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
 
 
 async def test_counted_tokens_are_those_of_the_request_itself() -> None:
