@@ -118,6 +118,10 @@ monitoring-check: $(READY)
 
 CRD = manifests/components/operator/crd.yaml
 
+.PHONY: reference
+reference: $(READY)  ## Make docs/reference/ from the settings, the commands, the metrics and the spec
+	$(BIN)/python -m docs.generate
+
 .PHONY: crd
 crd: $(READY)  ## Make the CustomResourceDefinition of Benchmarks from the spec's model
 	$(BIN)/python -m extproc operate --print-crd > $(CRD)

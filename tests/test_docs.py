@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import stale
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_reference_is_what_the_code_gives() -> None:
+    assert stale() == [], "run `make reference`"
 
 
 def prose(page: Path) -> str:

@@ -192,8 +192,8 @@ def _read_reports(path: Path) -> list[report.Report]:
 @click.command()
 @click.argument("spec_file", metavar="[SPEC.yaml]", type=FILE, required=False)
 @click.option("--url", "urls", multiple=True, help="Without a spec: a server; give two or more to compare.")
-@click.option("--rate", type=parse_rate, help="With --url: requests per second.")
-@click.option("--duration", type=parse_duration, help="With --url: how long each run takes, such as 60s.")
+@click.option("--rate", type=parse_rate, metavar="RATE", help="With --url: requests per second.")
+@click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: of each run, such as 60s.")
 @click.option("--output", type=FOLDER, help="Folder for the comparison and every run's reports.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
 @display_options

@@ -28,7 +28,7 @@ class FeedbackCollector(Collector):
         )
         first_byte = histograms(
             "extproc_first_byte_seconds",
-            "From a request's first byte to its answer's.",
+            "From a request's first byte at the proxy to its answer's; of a stream the head's.",
             "pool",
             "zone",
             "class",

@@ -16,7 +16,7 @@ class ServiceSettings(Section):
 
     namespace: Name | None = None
     """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
-    service: Name
+    service: Name = Field(description="The Service's name; headless or not.")
     port: Name | PortNumber | Annotated[list[Name | PortNumber], Field(min_length=1, max_length=8)]
     """The port's name or number in the EndpointSlices (the container's port, not the Service's). A list where
     a pod has several that serve, as data-parallel ranks do: each is an endpoint of its own."""
@@ -52,7 +52,7 @@ class InferencePoolSettings(_ClusterSection):
 
     namespace: Name | None = None
     """Omitted: the Pod's own."""
-    name: Name
+    name: Name = Field(description="The InferencePool's name.")
 
 
 class _AddressSettings(OneOf):
@@ -61,7 +61,7 @@ class _AddressSettings(OneOf):
     static: list[str] | None = None
     """`ip:port` each; an IPv6 address in brackets."""
     file: Annotated[str, Field(min_length=1)] | None = None
-    """A YAML file with a list of {name, address, port}, watched. Relative to the configuration file."""
+    """A watched YAML file: a list of {name, address, port}. Relative to the configuration file."""
     dns: HostPort | None = None
     """`name:port`: every address the name resolves to, as of a headless Service."""
 

@@ -77,14 +77,14 @@ def picker_flags(command: Command) -> Command:
             help="TLS; false: plain text.",
         ),
         click.option("--cert-path", help="Folder of tls.crt and tls.key; omitted: self-signed."),
-        # Go's flags have `-v=4`, too.
         click.option(
             "-v",
             "--v",
             "verbosity",
             type=lambda text: int(text.removeprefix("=")),
             default="2",
-            help="4 or more is our DEBUG.",
+            metavar="LEVEL",
+            help="4 or more is our DEBUG; -v=4 as in Go, too.",
         ),
         click.option(
             "--max-in-flight",

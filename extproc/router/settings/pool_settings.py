@@ -47,12 +47,12 @@ class HoldSettings(Section):
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
-    name: Name
+    name: Name = Field(description="The metrics' label `pool`, the header's value, Envoy's cluster.")
     models: list[str] | None = None
     """Names a request may ask for, `*` stands for anything; omitted: any."""
     adapters: list[str] = Field(default=[])
     """LoRA names that every endpoint serves; those of single endpoints are learnt (`learn_models`)."""
-    endpoints: EndpointsSettings
+    endpoints: EndpointsSettings = Field(description="Where they are known from: exactly one of these.")
     strategy: Annotated[StrategySettings, STRATEGIES] = PrefixCacheSettings()
     """How an endpoint is picked; changed live."""
     learn_models: bool = False

@@ -41,7 +41,7 @@ class ServerSettings(Section):
     """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
     picker: 0.0.0.0:9003). Omitted: on `listen` only."""
     max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
-    """The largest request body; Envoy's buffer limit should be the same. 48 MiB: a sound of 25 MiB, the most
+    """The largest request body; Envoy's buffer limit should be the same. 48 MiB: audio of 25 MiB, the most
     that vLLM takes, is 33 MiB as base64, and there is room for the conversation around it."""
     budget_bytes: int | None = Field(default=None, ge=65_536)
     """What all bodies on their way may hold at once; a request beyond it is routed without its body.
@@ -57,7 +57,7 @@ class ServerSettings(Section):
     tls: TlsSettings | None = None
     """Certificates for the gRPC listener; omitted, it speaks plain text."""
     pass_headers: list[HeaderName] = Field(default=[])
-    """Headers of clients that go on to the endpoint although they are orders to a picker, as all that begin
+    """Headers of clients that go on to the endpoint although they instruct a picker, as all that begin
     with `x-gateway-inference-`, `x-gateway-model-`, `x-gateway-destination-`, `x-llm-d-` or `x-extproc-`."""
     unseen_s: float = Field(default=10, ge=0)
     """How long a request counts, seconds, where a gateway never tells of its response (NGINX Gateway Fabric).

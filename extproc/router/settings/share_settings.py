@@ -74,7 +74,7 @@ class ShareSettings(Section):
     cluster: Name
     """Gateways of one name and secret share; those of another installation are not understood."""
     secret: SecretSettings
-    """16 bytes or more that nobody can guess, the same for all: letters are sealed with it."""
+    """16 bytes or more that nobody can guess, the same for all: messages are sealed with it."""
     mesh: MeshSettings | None = None
     """Without a broker, for up to a dozen gateways or so."""
     nats: NatsSettings | None = None
