@@ -9,8 +9,7 @@ from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import Continue, Phase, RequestHeaders
 from extproc.router.stream.names import READ_HEADERS
-from extproc.router.stream.session import Session
-from tests.router.stream.conversations import MAX_BODY_BYTES, one_pool
+from tests.router.stream.conversations import one_pool, open_session
 from tests.tables import table
 
 PICKER = one_pool()
@@ -19,20 +18,20 @@ SIZE = 4_000
 REQUESTS = 300
 
 
-def send(fields: dict[str, str], body: bytes | None = None) -> None:
-    """One request from its first message to the end of its stream."""
-    session = Session(PICKER, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES)
+def opening(fields: dict[str, str], *, has_body: bool) -> bytes:
     message = pb.ProcessingRequest()
-    message.request_headers.end_of_stream = body is None
+    message.request_headers.end_of_stream = not has_body
     message.protocol_config.request_body_mode = pb.BUFFERED
-    base = {
-        ":method": "GET" if body is None else "POST",
-        ":path": "/v1/chat/completions",
-        "x-request-id": "1",
-    }
+    base = {":method": "POST" if has_body else "GET", ":path": "/v1/chat/completions", "x-request-id": "1"}
     for name, value in (base | fields).items():
         message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    messages = [message.SerializeToString()]
+    return message.SerializeToString()
+
+
+def send(fields: dict[str, str], body: bytes | None = None) -> None:
+    """One request from its first message to the end of its stream."""
+    session = open_session(PICKER)
+    messages = [opening(fields, has_body=body is not None)]
     if body is not None:
         last = pb.ProcessingRequest()
         last.request_body.body, last.request_body.end_of_stream = body, True
@@ -93,17 +92,11 @@ def test_requests_that_wait_for_their_bodies_hold_little_of_long_headers(
     tracemalloc.start()
     try:
         for number in range(100):
-            message = pb.ProcessingRequest()
-            message.protocol_config.request_body_mode = pb.BUFFERED
-            fields = {":method": "POST", ":path": "/v1/chat/completions", **headers(number)}
-            for name, value in fields.items():
-                message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-            session = Session(PICKER, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES)
-            assert session.on(decode(message.SerializeToString(), WANTED)) == [
-                Continue(Phase.REQUEST_HEADERS)
-            ]
+            message = opening(headers(number), has_body=True)
+            session = open_session(PICKER)
+            assert session.on(decode(message, WANTED)) == [Continue(Phase.REQUEST_HEADERS)]
             open_sessions.append(session)
-        del message, fields
+        del message
         gc.collect()
         held = tracemalloc.get_traced_memory()[0]
     finally:
@@ -114,9 +107,7 @@ def test_requests_that_wait_for_their_bodies_hold_little_of_long_headers(
 
 def test_long_session_keys_that_differ_at_their_ends_are_two() -> None:
     def key(value: str) -> str:
-        message = pb.ProcessingRequest()
-        message.request_headers.headers.headers.add(key="x-session", raw_value=value.encode())
-        event = decode(message.SerializeToString(), WANTED)
+        event = decode(opening({"x-session": value}, has_body=True), WANTED)
         assert isinstance(event, RequestHeaders)
         return event.headers["x-session"]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from extproc.errors import ProtocolError
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode
-from extproc.router.stream.events import Event, Observed, RequestBody, ResponseBody, StreamConfig
+from extproc.router.stream.events import Event, Observed, RequestBody, ResponseBody
 from extproc.router.stream.long_body import find_body, varint
 from tests.tables import table
 
@@ -35,24 +35,14 @@ def both_ways(message: bytes) -> list[Event | None]:
 
 @table("is_end", [False, True])
 def test_long_body_is_what_protobuf_reads(is_end: bool) -> None:
-    message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=is_end))
-    [plain, in_place] = both_ways(message.SerializeToString())
+    body = pb.HttpBody(body=LONG, end_of_stream=is_end)
+    asked, answered = request(request_body=body), request(response_body=body)
+    [plain, in_place] = both_ways(asked.SerializeToString())
 
     assert isinstance(plain, RequestBody)
     assert (LONG, is_end, ("10.0.0.1:1", "10.0.0.2:2")) == (plain.data, plain.end_of_stream, plain.subset)
     assert plain == in_place
-
-
-def test_long_body_of_a_response_is_read_likewise() -> None:
-    message = request(response_body=pb.HttpBody(body=LONG, end_of_stream=True))
-
-    assert [ResponseBody(LONG, True, decode_config(message))] * 2 == both_ways(message.SerializeToString())
-
-
-def decode_config(message: pb.ProcessingRequest) -> StreamConfig | None:
-    event = decode(request(request_body=pb.HttpBody()).SerializeToString(), ())
-    assert isinstance(event, RequestBody)
-    return event.config
+    assert [ResponseBody(LONG, is_end, plain.config)] * 2 == both_ways(answered.SerializeToString())
 
 
 def test_whatever_comes_behind_a_body_is_kept() -> None:
@@ -67,18 +57,14 @@ def test_whatever_comes_behind_a_body_is_kept() -> None:
         assert plain == in_place
 
 
-def test_long_body_is_not_copied() -> None:
+def test_long_body_is_not_copied_and_one_that_a_proxy_only_shows_is_observed() -> None:
     message = bytearray(request(request_body=pb.HttpBody(body=LONG)).SerializeToString())
+    shown = request(request_body=pb.HttpBody(body=LONG), observability_mode=True)
     event = decode(message, ())
 
     assert isinstance(event, RequestBody)
     assert event.data is message
-
-
-def test_long_message_that_a_proxy_only_shows_is_observed() -> None:
-    message = request(request_body=pb.HttpBody(body=LONG), observability_mode=True)
-
-    assert [Observed()] * 2 == both_ways(message.SerializeToString())
+    assert [Observed()] * 2 == both_ways(shown.SerializeToString())
 
 
 def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
@@ -91,20 +77,11 @@ def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
     assert [decode(headers.SerializeToString(), ())] * 2 == both_ways(other)
 
 
-@table(
-    "message",
-    [
-        b"",
-        b"\x22",
-        b"\x22\x05\x0a",
-        b"\x22\x02\x10\x01",
-        b"\x22\x05\x0a\x09abc",
-        b"\x22\xff\x0a\x02abc",
-        b"\x09abcdefgh\x22\x02\x0a\x00",
-        b"\xff" * 11,
-        b"\x50\x01" * 64 + b"\x22\x02\x0a\x00",
-    ],
-)
+CUT = [b"", b"\x22", b"\x22\x05\x0a", b"\x22\x02\x10\x01", b"\x22\x05\x0a\x09abc", b"\x22\xff\x0a\x02abc"]
+BEHIND_OTHERS = [b"\x09abcdefgh\x22\x02\x0a\x00", b"\x50\x01" * 64 + b"\x22\x02\x0a\x00"]
+
+
+@table("message", [*CUT, *BEHIND_OTHERS, b"\xff" * 11])
 def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
     assert find_body(message) is None
 

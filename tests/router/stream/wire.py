@@ -1,6 +1,7 @@
 """The proxy's side of the wire, by envoy-data-plane: a codec that is not ours."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 from envoy_data_plane.envoy.config.core.v3 import HeaderMap, HeaderValue, HeaderValueOption, Metadata
@@ -21,8 +22,6 @@ from envoy_data_plane.google.protobuf import ListValue, Struct, Value
 
 from extproc.router.stream.events import (
     BodyMode,
-    BodyRead,
-    BodySkipped,
     Continue,
     ContinueAndTell,
     Event,
@@ -35,7 +34,6 @@ from extproc.router.stream.events import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    Room,
     StreamConfig,
 )
 from tests.router.stream.conversations import Expected, Said, Went
@@ -45,7 +43,30 @@ DESTINATION = "x-gateway-destination-endpoint"
 
 def write(event: Event) -> bytes:
     """The `ProcessingRequest` that a proxy sends for `event`."""
-    return bytes(_request(event))
+    told: dict[str, Any] = {"protocol_config": _config(getattr(event, "config", None))}
+    match event:
+        case Observed():
+            told |= {"request_headers": HttpHeaders(), "observability_mode": True}
+        case RequestHeaders():
+            headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
+            told |= {"request_headers": headers, "metadata_context": _hint(event.subset)}
+        case RequestBody():
+            body = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
+            told |= {"request_body": body, "metadata_context": _hint(event.subset)}
+        case RequestTrailers():
+            told["request_trailers"] = HttpTrailers()
+        case ResponseHeaders():
+            headers = HttpHeaders(
+                headers=_header_map(_response_headers(event)), end_of_stream=event.end_of_stream
+            )
+            told |= {"response_headers": headers, "metadata_context": _served(event.served)}
+        case ResponseBody():
+            told["response_body"] = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
+        case ResponseTrailers():
+            told["response_trailers"] = HttpTrailers()
+        case _:
+            raise ValueError("it is what a transport says of a message, not a message")
+    return bytes(ProcessingRequest(**told))
 
 
 def asks_for_time(message: bytes) -> bool:
@@ -63,53 +84,6 @@ def read(message: bytes) -> Expected:
         if answer is not None:
             return _answer(phase, response, answer)
     raise AssertionError(f"an empty response: {response}")
-
-
-def _request(event: Event) -> ProcessingRequest:
-    match event:
-        case BodySkipped() | BodyRead() | Room():
-            raise ValueError("it is what a transport says of a message, not a message")
-        case Observed():
-            return ProcessingRequest(request_headers=HttpHeaders(), observability_mode=True)
-        case RequestHeaders() | RequestBody() | RequestTrailers():
-            return _of_request(event)
-    return _of_response(event)
-
-
-def _of_request(event: RequestHeaders | RequestBody | RequestTrailers) -> ProcessingRequest:
-    match event:
-        case RequestHeaders():
-            headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
-            config = _config(event.config)
-            return ProcessingRequest(
-                request_headers=headers, protocol_config=config, metadata_context=_hint(event.subset)
-            )
-        case RequestBody():
-            body = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
-            return ProcessingRequest(
-                request_body=body, protocol_config=_config(event.config), metadata_context=_hint(event.subset)
-            )
-        case RequestTrailers():
-            return ProcessingRequest(request_trailers=HttpTrailers())
-
-
-def _of_response(event: ResponseHeaders | ResponseBody | ResponseTrailers) -> ProcessingRequest:
-    match event:
-        case ResponseHeaders():
-            told = _header_map(_response_headers(event))
-            answered = HttpHeaders(headers=told, end_of_stream=event.end_of_stream)
-            return ProcessingRequest(
-                response_headers=answered,
-                protocol_config=_config(event.config),
-                metadata_context=_served(event.served),
-            )
-        case ResponseBody():
-            return ProcessingRequest(
-                response_body=HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream),
-                protocol_config=_config(event.config),
-            )
-        case ResponseTrailers():
-            return ProcessingRequest(response_trailers=HttpTrailers())
 
 
 def _response_headers(event: ResponseHeaders) -> dict[str, str]:
@@ -174,11 +148,10 @@ def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expec
         assert given_back is not None
         return given_back
     assert common.header_mutation is not None
-    set_headers = _set(common.header_mutation.set_headers)
     assert response.dynamic_metadata is not None
-    told = response.dynamic_metadata.fields
-    assert told["envoy.lb"].struct_value is not None
-    assert told["envoy.lb"].struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
+    set_headers, told = _set(common.header_mutation.set_headers), response.dynamic_metadata.fields["envoy.lb"]
+    assert told.struct_value is not None
+    assert told.struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
     override = response.mode_override
     return Went(
         phase,
