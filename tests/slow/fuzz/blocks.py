@@ -13,18 +13,9 @@ LIMITS: Final = (MAX_BYTES, MAX_BYTES, 600)
 VALUES: Final = (
     b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01",
     b"00-fedcba9876543210fedcba9876543210-fedcba9876543210-00",
-    b"",
-    b"vendor=1",
-    b"dd=s:1;p:0123456789abcdef",
-    b"a" * 120,
-    b" a",
-    b"a\n",
-    b"\x00\xff",
-    b"\x00" * 8,
+    *(b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"a" * 120, b" a", b"a\n", b"\x00\xff", b"\x00" * 8),
 )
 NAMES: Final = (b"traceparent", b"tracestate", b"x", b"x-request-id")
-
-
 FRONT: Final = b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
 PARENT: Final = b"\x00" + string(b"traceparent")
 STATE: Final = b"\x00" + string(b"tracestate")

@@ -97,13 +97,11 @@ def run_seeded(name: str, runs: int, seed: int, max_findings: int) -> int:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
             console.print(f"a finding, {place}:\n{traceback.format_exc(limit=-3)}", markup=False)
-        now_s = time.monotonic()
         is_over = count >= runs or findings >= max_findings
-        if is_over or now_s - told_s > 60:
-            told_s = now_s
-            console.print(
-                f"{name}: {count:,} runs, {now_s - start_s:,.0f} s, {findings} findings, seed {seed}"
-            )
+        if is_over or time.monotonic() - told_s > 60:
+            told_s = time.monotonic()
+            passed = f"{count:,} runs, {told_s - start_s:,.0f} s"
+            console.print(f"{name}: {passed}, {findings} findings, seed {seed}")
         if is_over:
             break
     for outcome, count in outcomes.most_common():
@@ -113,14 +111,11 @@ def run_seeded(name: str, runs: int, seed: int, max_findings: int) -> int:
 
 def main() -> None:
     names = ("prompt", "session", "wire", "http2", "blocks", "letter")
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--target", choices=names, help="only this one")
     parser.add_argument("--seconds", type=int, default=120, help="for all targets together")
-    parser.add_argument(
-        "--executions", type=int, default=-1, help="per target; -1: as many as there is time for"
-    )
+    parser.add_argument("--executions", type=int, default=-1, help="per target; -1: as there is time for")
     parser.add_argument("--runs", type=int, help="seeded inputs instead, so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--findings", type=int, default=20, help="seeded: ends after so many")
@@ -134,17 +129,11 @@ def main() -> None:
         found = [run_seeded(name, options.runs, options.seed, options.findings) for name in targets]
         sys.exit(any(found))
     table = Table("target", "executions", "seconds", "findings", title="fuzzing")
-    total, has_finding = 0, False
-    for target in targets:
-        executions, elapsed_s, is_finding = fuzz_apart(
-            target, options.seconds // len(targets), options.executions
-        )
+    told = [fuzz_apart(target, options.seconds // len(targets), options.executions) for target in targets]
+    for target, (executions, elapsed_s, is_finding) in zip(targets, told, strict=True):
         table.add_row(target, f"{executions:,}", f"{elapsed_s:.0f}", str(int(is_finding)))
-        total, has_finding = total + executions, has_finding or is_finding
-    console = Console()
-    console.print(table)
-    console.print(f"{total:,} executions, {'a finding' if has_finding else 'no finding'}")
-    sys.exit(has_finding)
+    Console().print(table)
+    sys.exit(any(is_finding for _, _, is_finding in told))
 
 
 if __name__ == "__main__":

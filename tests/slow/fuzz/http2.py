@@ -57,8 +57,21 @@ class Step(NamedTuple):
         """What `h2` says."""
         return str(self.error or "")
 
+    @property
+    def reason(self) -> str:
+        """What we say."""
+        return self.fault.reason if self.fault else ""
+
     def is_reset(self, code: Code) -> bool:
         return self.resets == {self.stream_id: code}
+
+    def opens_no_update(self) -> bool:
+        is_nothing = int.from_bytes(self.payload, "big") & frames.MAX_WINDOW == 0
+        return self.kind == frames.WINDOW_UPDATE and bool(self.stream_id) and is_nothing
+
+    def has_malformed_status(self) -> bool:
+        is_ended = self.is_reset(Code.PROTOCOL_ERROR) or self.is_reset(Code.STREAM_CLOSED)
+        return "informational" in self.words.lower() and (is_ended or (self.is_used and not self.resets))
 
 
 class Rule(NamedTuple):
@@ -69,6 +82,7 @@ class Rule(NamedTuple):
     applies: Callable[[Step], bool]
 
 
+BLOCKS: Final = (frames.HEADERS, frames.CONTINUATION)
 RULES: Final = (
     # `h2` ends the connection, we do not.
     Rule(
@@ -79,14 +93,7 @@ RULES: Final = (
     Rule(
         "headers with a response's :status are malformed, a stream error",
         "RFC 9113 §8.1.1, §8.3",
-        lambda step: (
-            "informational" in step.words.lower()
-            and (
-                step.is_reset(Code.PROTOCOL_ERROR)
-                or step.is_reset(Code.STREAM_CLOSED)
-                or (step.is_used and not step.resets)
-            )
-        ),
+        Step.has_malformed_status,
     ),
     Rule(
         "content-length is nobody's business here: messages say how long they are",
@@ -96,26 +103,19 @@ RULES: Final = (
     Rule(
         "a stream's WINDOW_UPDATE of 0 ends the stream only",
         "RFC 9113 §6.9",
-        lambda step: (
-            step.kind == frames.WINDOW_UPDATE
-            and bool(step.stream_id)
-            and int.from_bytes(step.payload, "big") & frames.MAX_WINDOW == 0
-            and (step.is_reset(Code.PROTOCOL_ERROR) or not step.resets)
-        ),
+        lambda step: step.opens_no_update() and (step.is_reset(Code.PROTOCOL_ERROR) or not step.resets),
     ),
     Rule(
         "the reserved bit of a WINDOW_UPDATE is ignored",
         "RFC 9113 §6.9",
-        lambda step: (
-            step.kind == frames.WINDOW_UPDATE and step.payload[0] & 0x80 != 0 and step.error is not None
-        ),
+        lambda step: step.kind == frames.WINDOW_UPDATE and step.payload[0] > 0x7F and bool(step.error),
     ),
     Rule(
         "DATA beyond a stream's window ends the stream only",
         "RFC 9113 §6.9",
         lambda step: (
-            isinstance(step.error, FlowControlError)
-            and step.kind == frames.DATA
+            step.kind == frames.DATA
+            and isinstance(step.error, FlowControlError)
             and step.is_reset(Code.FLOW_CONTROL_ERROR)
         ),
     ),
@@ -148,7 +148,7 @@ RULES: Final = (
     Rule(
         "the preface is not over before SETTINGS",
         "RFC 9113 §3.4",
-        lambda step: step.fault is not None and step.fault.reason == "no SETTINGS after the preface",
+        lambda step: step.reason == "no SETTINGS after the preface",
     ),
     Rule(
         "header blocks are bounded in bytes and frames",
@@ -162,36 +162,24 @@ RULES: Final = (
     Rule(
         "a header block starts with two changes of the table's size at most",
         "RFC 7541 §4.2",
-        lambda step: (
-            step.kind in (frames.HEADERS, frames.CONTINUATION)
-            and step.fault is not None
-            and step.fault.reason == "a header block of more than two table sizes"
-        ),
+        lambda step: step.kind in BLOCKS and step.reason == "a header block of more than two table sizes",
     ),
     Rule(
         "a frame that is too long is refused at its header",
         "RFC 9113 §4.2",
-        lambda step: step.fault is not None and step.fault.reason == "a frame longer than allowed",
+        lambda step: step.reason == "a frame longer than allowed",
     ),
     Rule(
         "HEADERS never open a stream that was used, even one that was reset",
         "RFC 9113 §5.1 (closed), §5.1.1",
         lambda step: (
-            step.kind in (frames.HEADERS, frames.CONTINUATION)
-            and step.is_used
-            and step.fault is not None
-            and step.fault.reason == "HEADERS of an even or a used stream"
+            step.kind in BLOCKS and step.is_used and step.reason == "HEADERS of an even or a used stream"
         ),
     ),
     Rule(
         "CONTINUATION of nothing is a connection error on any stream",
         "RFC 9113 §6.10",
-        lambda step: (
-            step.kind == frames.CONTINUATION
-            and step.is_used
-            and step.fault is not None
-            and step.fault.reason == "CONTINUATION of nothing"
-        ),
+        lambda step: step.is_used and step.reason == "CONTINUATION of nothing",
     ),
     Rule(
         "PUSH_PROMISE from a client is an error from its first frame on",
@@ -201,7 +189,7 @@ RULES: Final = (
     Rule(
         "padding may not reach into the priority of HEADERS",
         "RFC 9113 §6.2",
-        lambda step: step.fault is not None and step.fault.reason == "HEADERS too short for its priority",
+        lambda step: step.reason == "HEADERS too short for its priority",
     ),
 )
 
@@ -301,12 +289,8 @@ class Match:
     def _compare(self, frame: bytes, error: ProtocolError | None, *, is_used: bool) -> None:
         output = self.ours.take_output()
         self.output += output
-        events, fault = [], None
-        for event in self.ours.events:
-            if isinstance(event, Failed):
-                fault = event
-            else:
-                events.append(_fact(event))
+        fault = next((event for event in self.ours.events if isinstance(event, Failed)), None)
+        events = [_fact(event) for event in self.ours.events if not isinstance(event, Failed)]
         self.ours.events.clear()
         self.facts += events
         if fault is not None or error is not None:
@@ -340,7 +324,7 @@ class Match:
         if self.output:
             kind, _, _, payload = sent[-1]
             assert (kind, int.from_bytes(payload[4:8], "big")) == (frames.GOAWAY, fault.code)
-            self.reference._sent_goaway(payload)
+            self.reference.sent_goaway(payload)
 
     def _expect_of_time(self) -> None:
         """Lets time reset what owes something for long, and end what is silent for long."""
@@ -411,10 +395,8 @@ def _fact(event: Event) -> Fact:
             return ("message", event.stream.id, event.data)
         case MessageSkipped():
             return ("skipped", event.stream.id, event.size)
-        case HalfClosed():
-            return ("half-closed", event.stream.id, None)
-        case Closed():
-            return ("closed", event.stream.id, None)
+        case HalfClosed() | Closed():
+            return ("closed" if isinstance(event, Closed) else "half-closed", event.stream.id, None)
         case Failed():
             return ("failed", 0, None)
 
@@ -423,12 +405,8 @@ def _sizes(facts: list[Fact], budget_bytes: int) -> list[Fact]:
     """Where the budget is small a message may be skipped: only sizes count then."""
     if budget_bytes == ROOMY:
         return facts
-    return [
-        ("message", fact[1], len(fact[2]) if isinstance(fact[2], bytes) else fact[2])
-        if fact[0] in ("message", "skipped")
-        else fact
-        for fact in facts
-    ]
+    sized = [(kind, where, len(what) if isinstance(what, bytes) else what) for kind, where, what in facts]
+    return [("message" if kind == "skipped" else kind, where, what) for kind, where, what in sized]
 
 
 def _is_stalled(call: Call, now_s: float, stalled_s: float) -> bool:

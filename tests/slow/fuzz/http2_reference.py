@@ -96,13 +96,9 @@ class Reference:
         self._table_bytes: int | None = None  # which our next block must not exceed
         self._h2 = H2Connection(CONFIG)
         self._h2.state_machine._transitions = TRANSITIONS
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1,
-                SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            },
-        )
+        values = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1}
+        values[SettingCodes.INITIAL_WINDOW_SIZE] = limits.stream_window_bytes
+        self._h2.local_settings = Settings(client=False, initial_values=values)
         self._h2.decoder.max_header_list_size = limits.header_bytes
         self._h2.initiate_connection()
 
@@ -142,18 +138,21 @@ class Reference:
             self.late.discard(stream_id)
 
     def _on(self, event: Event) -> None:
+        stream_id = getattr(event, "stream_id", None) or 0
         match event:
             case RequestReceived():
-                self._on_request(event.stream_id or 0, _fields(event.headers))
+                self._on_request(stream_id, _fields(event.headers))
             case DataReceived():
-                self._on_data(event.stream_id or 0, event.data or b"")
-            case TrailersReceived():
-                if is_malformed(_fields(event.headers), TRAILERS):
-                    self._end(event.stream_id or 0, Code.PROTOCOL_ERROR)
+                self._on_data(stream_id, event.data or b"")
+            case TrailersReceived() if is_malformed(_fields(event.headers), TRAILERS):
+                self.resets[stream_id] = Code.PROTOCOL_ERROR
             case StreamEnded():
-                self._on_end(event.stream_id or 0)
+                self._on_end(stream_id)
+            case StreamReset(remote_reset=True):
+                del self.calls[stream_id]
+                self.facts.append(("closed", stream_id, None))
             case StreamReset():
-                self._on_reset(event)
+                self.resets[stream_id] = Code(event.error_code or 0)
             case PingReceived():
                 self.acks.append(event.ping_data or b"")
             case PingAckReceived():
@@ -205,18 +204,6 @@ class Reference:
         elif call.status is None:
             call.status = Status.INTERNAL
 
-    def _on_reset(self, event: StreamReset) -> None:
-        stream_id = event.stream_id or 0
-        if event.remote_reset:
-            del self.calls[stream_id]
-            self.facts.append(("closed", stream_id, None))
-        else:
-            self._end(stream_id, Code(event.error_code or 0))
-
-    def _end(self, stream_id: int, code: Code) -> None:
-        """Our server is to reset a call for what the client sent."""
-        self.resets[stream_id] = code
-
     def _on_settings(self, event: RemoteSettingsChanged) -> None:
         self.acks.append(b"SETTINGS")
         change = event.changed_settings.get(SettingCodes.HEADER_TABLE_SIZE)
@@ -239,7 +226,7 @@ class Reference:
 
     def told_to_reset(self, stream_id: int) -> None:
         if stream_id in self.calls:
-            self._end(stream_id, Code.CANCEL)
+            self.resets[stream_id] = Code.CANCEL
 
     # What our server sent.
 
@@ -265,7 +252,7 @@ class Reference:
             elif kind == frames.WINDOW_UPDATE:
                 self._h2.increment_flow_control_window(int.from_bytes(payload, "big"), stream_id or None)
             elif kind == frames.GOAWAY:
-                self._sent_goaway(payload)
+                self.sent_goaway(payload)
             elif kind in (frames.SETTINGS, frames.PING) and flags & frames.ACK:
                 acks.append(payload or b"SETTINGS")
             ended = stream_id if is_end else -1
@@ -303,7 +290,7 @@ class Reference:
         call.sent_s = self.now_s
         self._h2.send_data(stream_id, payload)
 
-    def _sent_goaway(self, payload: bytes) -> None:
+    def sent_goaway(self, payload: bytes) -> None:
         last_id = int.from_bytes(payload[:4], "big")
         assert last_id <= self._goaway_id, "GOAWAY took back what it had said (§6.8)"
         self._goaway_id = last_id
@@ -342,11 +329,8 @@ def deframe(received: bytearray, limit_bytes: int) -> Iterator[bytes | Status]:
     """Takes whole messages off the front; ends with a status where the next one may not be read."""
     while len(received) >= PREFIX_BYTES:
         size = int.from_bytes(received[1:PREFIX_BYTES], "big")
-        if received[0]:
-            yield Status.UNIMPLEMENTED
-            return
-        if size > limit_bytes:
-            yield Status.RESOURCE_EXHAUSTED
+        if received[0] or size > limit_bytes:
+            yield Status.UNIMPLEMENTED if received[0] else Status.RESOURCE_EXHAUSTED
             return
         if len(received) < PREFIX_BYTES + size:
             return
@@ -370,15 +354,10 @@ def is_malformed(fields: Fields, flags: HeaderValidationFlags) -> bool:
         return True
     checked = {(b":method", b"CONNECT"): (b":method", b"POST")}
     try:
-        list(
-            validate_headers(
-                [
-                    (b"x-host", value) if name == b"host" else checked.get((name, value), (name, value))
-                    for name, value in fields
-                ],
-                flags,
-            )
-        )
+        told = [
+            (b"x-host", field[1]) if field[0] == b"host" else checked.get(field, field) for field in fields
+        ]
+        list(validate_headers(told, flags))
     except ProtocolError as error:
         return "an :authority or Host" not in str(error)
     return False

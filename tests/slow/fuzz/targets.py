@@ -54,14 +54,8 @@ from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
 
 PATHS: Final = (
-    *(
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/v2/embed",
-    ),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v2/embed"),
     *("/score", "/rerank", "/pooling", "/invocations", "/v1/systemone", "/inference/v1/generate"),
     *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
 )
@@ -236,10 +230,10 @@ def _check_request_pieces(sent: bytes, replies: list[Reply]) -> None:
 def _check_response(event: Event, replies: list[Reply]) -> None:
     pieces = [reply for reply in replies if isinstance(reply, Piece)]
     if isinstance(event, ResponseBody) and pieces:
+        *before, last = pieces
         assert b"".join(piece.data for piece in pieces) == event.data
-        assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [
-            event.end_of_stream
-        ]
+        assert not any(piece.end_of_stream for piece in before)
+        assert last.end_of_stream == event.end_of_stream
 
 
 def _build_pool(name: str) -> Pool:
@@ -249,11 +243,8 @@ def _build_pool(name: str) -> Pool:
 
 
 def _build_picker(pools: list[Pool]) -> Picker:
-    names = (("m", "llama-*"), ("other",))
-    return Picker(
-        Route(pool, models=models if len(pools) > 1 else ())
-        for pool, models in zip(pools, names, strict=False)
-    )
+    names = (("m", "llama-*"), ("other",)) if len(pools) > 1 else ((),)
+    return Picker(Route(pool, models=models) for pool, models in zip(pools, names, strict=True))
 
 
 def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[Event]:

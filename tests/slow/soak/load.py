@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from time import time
 from types import SimpleNamespace
 from typing import Any, Final
@@ -63,11 +63,8 @@ class Load:
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, not beyond the end."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_over.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_over.wait(), seconds)
 
     def _write(self) -> str:
         return f"question {self._rng.random()} " + "some words " * self._rng.randint(5, 60)
@@ -92,13 +89,9 @@ class Load:
         self, gateway: int, name: str, body: bytes, leaves_s: float | None, sent: SimpleNamespace
     ) -> tuple[End, int, str]:
         headers = {"content-type": "application/json", "x-request-id": name}
+        post = self._sessions[gateway].post(CHAT, data=body, headers=headers, trace_request_ctx=sent)
         try:
-            async with (
-                asyncio.timeout(leaves_s),
-                self._sessions[gateway].post(
-                    CHAT, data=body, headers=headers, trace_request_ctx=sent
-                ) as answer,
-            ):
+            async with asyncio.timeout(leaves_s), post as answer:
                 data = await answer.read()
                 self._check(name, body, answer)
                 text = _text(data, answer)
@@ -143,8 +136,6 @@ async def _connect(url: str) -> AsyncGenerator[aiohttp.ClientSession]:
 
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(note)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        url, connector=connector, timeout=_TIMEOUT, trace_configs=[trace]
-    ) as session:
+    options: Any = {"timeout": _TIMEOUT, "trace_configs": [trace]}
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), **options) as session:
         yield session

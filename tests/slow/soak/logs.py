@@ -10,8 +10,7 @@ import orjson
 
 from tests.slow.soak.books import Line, Picked, Served
 
-_ROUTED: Final = re.compile(r"routed (\S+) to <Pick (\S+) of ")
-_ANSWERED: Final = re.compile(r"answered (\S+): ")
+_DECIDED: Final = re.compile(r"routed (\S+) to <Pick (\S+) of |answered (\S+): ")
 # What parts say of the faults that they are exposed to, by part and level.
 ALLOWED: Final[Mapping[str, Sequence[str]]] = {
     "service": (
@@ -53,30 +52,18 @@ def read_lines(path: Path, gateway: int, start: int = 0) -> list[Line]:
 
 def _line(told: dict[str, Any], gateway: int) -> Line:
     began_s = _seconds(told["time"])
-    return Line(
-        told["request_id"],
-        gateway,
-        began_s,
-        began_s + told["duration_ms"] / 1_000,
-        told["status"],
-        told["details"] or "",
-        told["flags"] or "",
-        told["endpoint"] or "",
-        told["served_by"] or "",
-    )
+    ended_s = began_s + told["duration_ms"] / 1_000
+    rest = (told[name] or "" for name in ("details", "flags", "endpoint", "served_by"))
+    return Line(told["request_id"], gateway, began_s, ended_s, told["status"], *rest)
 
 
 def read_picked(path: Path, gateway: int, start: int = 0, end: int | None = None) -> list[Picked]:
     """Reads the decisions in a service's log."""
-    return [*_picked(path, gateway, start, end)]
-
-
-def _picked(path: Path, gateway: int, start: int, end: int | None) -> Iterator[Picked]:
-    for told in read_objects(path, start, end):
-        if found := _ROUTED.match(told["message"]):
-            yield Picked(found[1], gateway, _seconds(told["time"]), found[2])
-        elif found := _ANSWERED.match(told["message"]):
-            yield Picked(found[1], gateway, _seconds(told["time"]), "")
+    return [
+        Picked(found[1] or found[3], gateway, _seconds(told["time"]), found[2] or "")
+        for told in read_objects(path, start, end)
+        if (found := _DECIDED.match(told["message"]))
+    ]
 
 
 def read_served(path: Path, endpoint: str) -> list[Served]:
@@ -88,12 +75,9 @@ def read_served(path: Path, endpoint: str) -> list[Served]:
             begins.append((told["begin"], told["at"]))
         else:
             ends[told["end"]] = told
-    return [
-        Served(name, endpoint, began_s, ends[name]["at"], ends[name]["status"])
-        if name in ends
-        else Served(name, endpoint, began_s, None, None)
-        for name, began_s in begins
-    ]
+    never = {"at": None, "status": None}
+    told_ends = [(name, began_s, ends.get(name, never)) for name, began_s in begins]
+    return [Served(name, endpoint, began_s, end["at"], end["status"]) for name, began_s, end in told_ends]
 
 
 def _seconds(text: str) -> float:
@@ -118,17 +102,9 @@ def _said_by_service(line: str) -> str:
     return f"{told['message']}" if told["level"] in _LEVELS else ""
 
 
-def _said_by_envoy(line: str) -> str:
-    return "" if line.startswith("{") else line
-
-
-def _said(line: str) -> str:
-    return line
-
-
 _READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "service": _said_by_service,
-    "envoy": _said_by_envoy,
-    "vllm": _said,
-    "nats": _said,
+    "envoy": lambda line: "" if line.startswith("{") else line,
+    "vllm": str,
+    "nats": str,
 }

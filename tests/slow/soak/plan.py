@@ -1,7 +1,6 @@
 """What goes wrong and when, from a seed. Pure."""
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -27,7 +26,6 @@ class Kind(StrEnum):
     BROKER_STOPPED = "broker stopped"
 
 
-OF_SERVICE: Final = frozenset({Kind.SERVICE_KILLED, Kind.SERVICE_ENDED, Kind.SERVICE_STOPPED})
 OF_BROKER: Final = frozenset({Kind.BROKER_KILLED, Kind.BROKER_STOPPED})
 _LASTING: Final = frozenset({Kind.STRATEGY, Kind.BAD_FILE, *OF_BROKER})
 
@@ -56,18 +54,13 @@ def plan(
     somebody whose memory one can follow.
     """
     kinds = [kind for kind in Kind if has_broker or kind not in OF_BROKER]
-    return [*_steps(seconds, random.Random(seed), kinds, gateways, endpoints)]
-
-
-def _steps(
-    seconds: float, rng: random.Random, kinds: Sequence[Kind], gateways: int, endpoints: int
-) -> Iterator[Step]:
-    at_s = EVERY_S / 2
+    rng, at_s = random.Random(seed), EVERY_S / 2
+    steps: list[Step] = []
     while True:
         for kind in rng.sample(kinds, len(kinds)):
             if at_s > seconds - QUIET_S - EVERY_S:
-                return
+                return steps
             first = 1 if at_s > SPARED * seconds and kind not in _LASTING else 0
             gateway, endpoint = rng.randrange(first, gateways), rng.randrange(first, endpoints)
-            yield Step(at_s, kind, gateway, endpoint, rng.uniform(0.5, 3))
+            steps.append(Step(at_s, kind, gateway, endpoint, rng.uniform(0.5, 3)))
             at_s += rng.uniform(0.75, 1.25) * EVERY_S

@@ -1,10 +1,7 @@
 """The books agree when nothing is lost, and every lost or doubled entry is found."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from tests.slow.soak.books import (
     Asked,
@@ -18,6 +15,7 @@ from tests.slow.soak.books import (
     compare_counts,
     reconcile,
 )
+from tests.tables import table
 
 ENDPOINT = "127.0.0.1:1"
 DISCONNECTED = "upstream_reset_before_response_started{connection_termination}"
@@ -40,17 +38,11 @@ def served(name: str = "a", **fields: Any) -> Served:
 
 
 def good(*names: str) -> Books:
-    return Books(
-        [asked(name) for name in names],
-        [line(name) for name in names],
-        [picked(name) for name in names],
-        [served(name) for name in names],
-        [],
-    )
+    return Books([*map(asked, names)], [*map(line, names)], [*map(picked, names)], [*map(served, names)], [])
 
 
-def away(part: str, from_s: float = 10.5, until_s: float = 13.0) -> list[Outage]:
-    return [Outage(part, from_s, until_s)]
+def away(part: str, from_s: float = 10.5, until_s: float = 13.0) -> Outage:
+    return Outage(part, from_s, until_s)
 
 
 def test_four_books_of_the_same_requests_agree() -> None:
@@ -59,111 +51,75 @@ def test_four_books_of_the_same_requests_agree() -> None:
     assert (balance.faults, balance.excused.total(), balance.counts["clients: whole"]) == ([], 0, 3)
 
 
-@pytest.mark.parametrize("book", ["asked", "lines", "picked", "served"])
-def test_an_entry_lost_from_any_book_is_found(book: str) -> None:
+@table("book", ["asked", "lines", "picked", "served"])
+def test_an_entry_that_is_lost_from_any_book_or_twice_in_it_is_found(book: str) -> None:
     books = good("a", "b", "c")
-    lost = replace(books, **{book: getattr(books, book)[1:]})
+    first, *others = getattr(books, book)
 
-    assert not reconcile(lost).is_even
-
-
-@pytest.mark.parametrize("book", ["asked", "lines", "picked", "served"])
-def test_an_entry_that_is_twice_in_any_book_is_found(book: str) -> None:
-    books = good("a", "b", "c")
-    doubled = replace(books, **{book: [*getattr(books, book), getattr(books, book)[0]]})
-
-    assert len(reconcile(doubled).faults) == 1
+    assert not reconcile(replace(books, **{book: others})).is_even
+    assert len(reconcile(replace(books, **{book: [first, *others, first]})).faults) == 1
 
 
-WRONG: dict[str, tuple[str, Callable[[], Books]]] = {
-    "another status at the client": (
-        "different statuses",
-        lambda: replace(good("a"), asked=[asked(status=500)]),
-    ),
-    "another status at the endpoint": (
-        "statuses differ",
-        lambda: replace(good("a"), served=[served(status=500)]),
-    ),
-    "another gateway": ("of another gateway", lambda: replace(good("a"), asked=[asked(gateway=1)])),
-    "another pick": ("was another one", lambda: replace(good("a"), picked=[picked(endpoint="two")])),
-    "another endpoint": (
-        "of another endpoint",
-        lambda: replace(good("a"), served=[served(endpoint="other")]),
-    ),
-    "a broken answer": ("broke off", lambda: replace(good("a"), asked=[asked(end=End.BROKEN)])),
-    "Envoy's own failure": (
-        "own answer, 503",
-        lambda: replace(
-            good("a"), asked=[asked(status=503)], lines=[line(status=503, details=DISCONNECTED)], served=[]
-        ),
-    ),
-    "nobody listened, and nobody was away": (
-        "of what was refused",
-        lambda: Books([asked(end=End.REFUSED)], [], [], [], []),
-    ),
-    "passed by": ("passed by", lambda: replace(good("a"), lines=[line(picked="")], picked=[])),
-    "never ended": ("without an end", lambda: replace(good("a"), served=[served(ended_s=None, status=None)])),
+def but(**books: Any) -> Books:
+    """Books that agree, but for these."""
+    return replace(good("a"), **books)
+
+
+NEVER_ENDED = served(ended_s=None, status=None)
+NO_ANSWER = line(status=503, details=DISCONNECTED)
+REFUSED = Books([asked(end=End.REFUSED)], [], [], [], [])
+PASSED_BY = but(lines=[line(picked="")], picked=[])
+WRONG = {
+    "different statuses": but(asked=[asked(status=500)]),
+    "statuses differ": but(served=[served(status=500)]),
+    "of another gateway": but(asked=[asked(gateway=1)]),
+    "was another one": but(picked=[picked(endpoint="two")]),
+    "of another endpoint": but(served=[served(endpoint="other")]),
+    "broke off": but(asked=[asked(end=End.BROKEN)]),
+    "own answer, 503": but(asked=[asked(status=503)], lines=[NO_ANSWER], served=[]),
+    "of what was refused": REFUSED,
+    "passed by": PASSED_BY,
+    "without an end": but(served=[NEVER_ENDED]),
 }
 
 
-@pytest.mark.parametrize(("fault", "build"), WRONG.values(), ids=WRONG)
-def test_what_disagrees_is_told(fault: str, build: Callable[[], Books]) -> None:
-    assert any(fault in told for told in reconcile(build()).faults)
+@table(("fault", "books"), WRONG.items())
+def test_what_disagrees_is_told(fault: str, books: Books) -> None:
+    assert any(fault in told for told in reconcile(books).faults)
 
 
-EXCUSED: dict[str, tuple[Books, list[Outage]]] = {
-    "a client whose Envoy was killed": (
-        Books([asked(end=End.BROKEN)], [], [picked()], [served()], []),
-        away("envoy 0"),
-    ),
-    "a line that was not written yet": (
-        Books([asked()], [], [picked()], [served()], []),
-        away("envoy 0", 11.5),
-    ),
-    "nobody listened": (Books([asked(end=End.REFUSED)], [], [], [], []), away("envoy 0")),
-    "the service was away": (replace(good("a"), lines=[line(picked="")], picked=[]), away("service 0")),
+EXCUSED = {
+    "a client whose Envoy was killed": (but(asked=[asked(end=End.BROKEN)], lines=[]), away("envoy 0")),
+    "a line that was not written yet": (but(lines=[]), away("envoy 0", 11.5)),
+    "nobody listened": (REFUSED, away("envoy 0")),
+    "the service was away": (PASSED_BY, away("service 0")),
     "the endpoint was killed": (
-        Books(
-            [asked(end=End.BROKEN)],
-            [line(details=DISCONNECTED)],
-            [picked()],
-            [served(ended_s=None, status=None)],
-            [],
-        ),
+        but(asked=[asked(end=End.BROKEN)], lines=[line(details=DISCONNECTED)], served=[NEVER_ENDED]),
         away(ENDPOINT),
     ),
 }
 
 
-@pytest.mark.parametrize(("books", "outages"), EXCUSED.values(), ids=EXCUSED)
-def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(
-    books: Books, outages: list[Outage]
-) -> None:
+@table(("books", "outage"), EXCUSED.values(), ids=EXCUSED)
+def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(books: Books, outage: Outage) -> None:
     """Not by one of another part, nor by one at another time."""
-    [outage] = outages
     elsewhere = replace(outage, part="somebody else")
     earlier, later = replace(outage, from_s=1.0, until_s=2.0), replace(outage, from_s=101.0, until_s=102.0)
-    excused = reconcile(replace(books, outages=outages))
+    excused = reconcile(replace(books, outages=[outage]))
 
     assert (excused.faults, excused.excused.total() > 0) == ([], True)
     for other in (elsewhere, earlier, later):
         assert not reconcile(replace(books, outages=[other])).is_even
 
 
-def test_a_client_that_left_may_be_passed_by() -> None:
-    left = replace(good("a"), asked=[asked(end=End.LEFT)], lines=[line(picked="", flags="DC")], served=[])
+def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_patience() -> None:
+    left = but(asked=[asked(end=End.LEFT)], lines=[line(picked="", flags="DC")], served=[])
+    late, soon = (but(lines=[line(picked="", ended_s=ended_s)]) for ended_s in (13.0, 12.9))
 
-    assert reconcile(left).is_even
-
-
-def test_a_pick_may_be_late_only_by_the_gateways_patience() -> None:
-    late = replace(good("a"), lines=[line(picked="", ended_s=13.0)])
-    soon = replace(good("a"), lines=[line(picked="", ended_s=12.9)])
-
-    assert (reconcile(late).is_even, reconcile(soon).is_even) == (True, False)
+    assert [reconcile(books).is_even for books in (left, late, soon)] == [True, True, False]
 
 
-@pytest.mark.parametrize(
+@table(
     ("counted", "told", "is_last", "is_good"),
     [(7, 7, True, True), (7, 8, True, False), (8, 7, True, False), (7, 9, False, True), (8, 7, False, False)],
 )

@@ -15,7 +15,7 @@ from tests.slow.share.fronts import Front, build_front, over_mesh, over_nats, sh
 from tests.slow.soak.books import Outage, Tally, envoy, service
 from tests.slow.soak.endpoint import KV_TOKENS
 from tests.slow.soak.parts import LONG_S, Endpoint, ask_patiently, holds, read_requests
-from tests.slow.soak.plan import OF_SERVICE, Kind, Step
+from tests.slow.soak.plan import Kind, Step
 from tests.slow.soak.watch import PASSED_BY_S
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
@@ -112,8 +112,10 @@ class Town:
                 self.configure(front)
             case Kind.BAD_FILE:
                 self._refuse(front, step)
-            case kind if kind in OF_SERVICE:
-                self._hurt_service(front, step)
+            case Kind.SERVICE_STOPPED:
+                self._stop_service(front, step)
+            case Kind.SERVICE_KILLED | Kind.SERVICE_ENDED:
+                self._end_service(front, step)
             case Kind.ENVOY_KILLED:
                 gateway = front.gateway
                 self._restart(envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready)
@@ -130,13 +132,6 @@ class Town:
         front.services[0].write("pools: [")
         self._until(lambda: refused() > before, f"{step}: was not refused")
         self.configure(front)
-
-    def _hurt_service(self, front: Front, step: Step) -> None:
-        match step.kind:
-            case Kind.SERVICE_STOPPED:
-                self._stop_service(front, step)
-            case _:
-                self._end_service(front, step)
 
     def _stop_service(self, front: Front, step: Step) -> None:
         part = front.services[0]
