@@ -1,8 +1,7 @@
 """The page on the admin port, in a real Chromium: a whole service, looked at."""
 
-import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -14,9 +13,10 @@ from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.page import build_page
 from tests.router.service.live_service import Live, looking
-from tests.stack.browser import Browser, find
+from tests.stack.browser import Browser, Visit, find
 from tests.stack.client import ask
-from tests.stack.service import pool
+from tests.stack.service import Pool, pool
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
 
@@ -31,6 +31,26 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("browser")) as running:
         running.wait_ready()
         yield running
+
+
+DECIDED = "count => document.querySelectorAll('#decisions tr').length === count"
+
+
+async def explain(visit: Visit, body: bytes, told: str = "#told h3") -> str:
+    """Asks the page's box; returns what it says."""
+    await visit.page.fill("#body", body.decode())
+    await visit.page.click("#explain button")
+    await visit.page.wait_for_selector(told)
+    return str(await visit.page.locator(told).inner_text())
+
+
+def listed(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[Pool]:
+    """Writes a list of endpoints by their names and ports, in one step; returns the pool that follows it."""
+    rows = [{"address": "10.0.0.1", "port": port, "name": each} for each, port in endpoints.items()]
+    draft = folder / "endpoints.draft"
+    draft.write_text(yaml.safe_dump(rows))
+    draft.replace(folder / "endpoints.yaml")
+    return [{"name": name, "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
 
 
 def spread(live: Live, name: str = "a") -> None:
@@ -48,16 +68,14 @@ async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser)
     ]
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         spread(live)
-        await visit.until("() => document.querySelectorAll('#decisions tr').length === 8")
+        await visit.until(DECIDED, 8)
         said = await live.pools()
         for number, told in enumerate(said, 1):
             rows = await visit.table(ROWS.format(number))
             loads = [int(row[2].partition("/")[0]) for row in rows]
 
-            assert (
-                await visit.page.locator(f"#pools section:nth-of-type({number}) h2").inner_text()
-                == told["name"]
-            )
+            heading = visit.page.locator(f"#pools section:nth-of-type({number}) h2")
+            assert await heading.inner_text() == told["name"]
             assert [row[:2] for row in rows] == [[row["name"], row["state"]] for row in told["endpoints"]]
             assert loads == [row["in_flight"] for row in told["endpoints"]]
         rows = await visit.table(ROWS.format(1))
@@ -71,29 +89,19 @@ async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser)
 
 
 async def test_the_page_follows_endpoints_that_come_and_cool_and_go(tmp_path: Path, browser: Browser) -> None:
-    endpoints = tmp_path / "endpoints.yaml"
-
-    def write(*numbers: int) -> None:
-        draft = endpoints.with_suffix(".draft")
-        draft.write_text(
-            yaml.safe_dump([{"address": "10.0.0.1", "port": n, "name": f"e{n}"} for n in numbers])
-        )
-        draft.replace(endpoints)
-
-    write(1, 2)
-    pools = [{"name": "a", "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
+    pools = listed(tmp_path, {"e1": 1, "e2": 2})
     names = "wanted => [...document.querySelectorAll('#pools tbody th span')]"
     names += ".map(name => name.textContent).join() === wanted"
     state = "wanted => document.querySelectorAll('#pools .state')[1].textContent.startsWith(wanted)"
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         await visit.until(names, "e1,e2")
-        write(1, 2, 3)
+        listed(tmp_path, {"e1": 1, "e2": 2, "e3": 3})
         await visit.until(names, "e1,e2,e3")
         live.fail("a", "10.0.0.1:2")
         await visit.until(state, "cooling, ")
         await visit.until(state, "on trial")
         live.outcome("a", "10.0.0.1:2", Verdict.ANSWERED)
-        write(3)
+        listed(tmp_path, {"e3": 3})
         await visit.until(names, "e3")
 
         assert visit.complaints == []
@@ -105,9 +113,7 @@ async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_compla
     async with looking(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
         spread(live, "vllm")
         await visit.until("() => document.querySelectorAll('#decisions tr').length > 0")
-        await visit.page.fill("#body", ask("hello").decode())
-        await visit.page.click("#explain button")
-        await visit.page.wait_for_selector("#told h3")
+        await explain(visit, ask("hello"))
         await visit.page.click("summary")
         await visit.until("() => document.getElementById('config-text').textContent.includes('prefix_hash')")
         asked = [urlsplit(url) for url in visit.requests]
@@ -180,16 +186,12 @@ async def test_an_endpoints_load_is_shown_against_what_limits_it(tmp_path: Path,
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         for each in pools:
             live.request(pool_name=each["name"])
-        await visit.until("() => document.querySelectorAll('#decisions tr').length === 3")
+        await visit.until(DECIDED, 3)
         loads = [(await visit.table(ROWS.format(number)))[0][2] for number in (1, 2, 3)]
         facts = await visit.page.locator("#pools .facts").all_inner_texts()
 
-    assert loads == ["1 / 4", "1 / 7", "1"]
-    assert ["no limit to what an endpoint gets" in " ".join(each.split()) for each in facts] == [
-        False,
-        False,
-        True,
-    ]
+    said = ["no limit to what an endpoint gets" in " ".join(each.split()) for each in facts]
+    assert (loads, said) == (["1 / 4", "1 / 7", "1"], [False, False, True])
 
 
 async def test_hits_predicted_and_found_are_shown_by_endpoint_and_by_pool(
@@ -203,7 +205,7 @@ async def test_hits_predicted_and_found_are_shown_by_endpoint_and_by_pool(
         for endpoint in desk.pool.snapshot.ready.values():
             found = 400.0 if endpoint.name in warm else 0.0
             desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0, hit_tokens=found))
-        await visit.until("() => document.querySelectorAll('#decisions tr').length === 2")
+        await visit.until(DECIDED, 2)
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
         facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())
 
@@ -215,23 +217,15 @@ async def test_hits_predicted_and_found_are_shown_by_endpoint_and_by_pool(
 
 async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
     """An endpoint's name is whoever's names Pods; a refusal quotes a file, an answer a body."""
-    endpoints = tmp_path / "endpoints.yaml"
-    endpoints.write_text(yaml.safe_dump([{"address": "10.0.0.1", "port": 1, "name": EVIL}]))
-    pools = [{"name": "a", "models": ["simulated"], "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
+    pools = [each | {"models": ["simulated"]} for each in listed(tmp_path, {EVIL: 1})]
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         async with live.watching():
             live.configure((), f"pools: [{{name: '{EVIL}'}}]\n{EVIL}: 1")
             await visit.page.wait_for_selector("#refusal:not([hidden])")
         live.request()
         await visit.page.wait_for_selector("#decisions tr")
-        await visit.page.fill("#body", ask("hello").decode())
-        await visit.page.click("#explain button")
-        await visit.page.wait_for_selector("#told h3")
-        told = await visit.page.locator("#told h3").inner_text()
-        await visit.page.fill("#body", ask("hello").replace(b"simulated", EVIL.encode()).decode())
-        await visit.page.click("#explain button")
-        await visit.page.wait_for_selector("#told .bad")
-        refused = await visit.page.locator("#told .bad").inner_text()
+        told = await explain(visit, ask("hello"))
+        refused = await explain(visit, ask("hello").replace(b"simulated", EVIL.encode()), "#told .bad")
         texts = await visit.page.locator("#pools tbody th, #decisions th, #refusal").all_inner_texts()
 
         assert all(SHOWN in text for text in texts)
@@ -264,19 +258,14 @@ async def test_the_explain_box_says_which_endpoint_and_why(tmp_path: Path, brows
         # What is said aloud is the verdict alone.
         assert re.findall(r"- status:((?:\n +.*heading.*)+)\n *- term", tree) != []
         # Asked, not sent: the decisions know of one request.
-        await visit.until("() => document.querySelectorAll('#decisions tr').length === 1")
+        await visit.until(DECIDED, 1)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_the_page_is_read_at_420_pixels_and_its_text_has_contrast(
     tmp_path: Path, browser: Browser, scheme: Literal["light", "dark"]
 ) -> None:
-    names = ["a-pod-with-a-very-long-name-" + "x" * 60, "b" * 120]
-    endpoints = tmp_path / "endpoints.yaml"
-    endpoints.write_text(
-        yaml.safe_dump([{"address": "10.0.0.1", "port": n, "name": name} for n, name in enumerate(names, 1)])
-    )
-    pools = [{"name": "p" * 60, "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
+    pools = listed(tmp_path, {"a-pod-with-a-very-long-name-" + "x" * 60: 1, "b" * 120: 2}, "p" * 60)
     async with (
         looking(tmp_path, pools) as live,
         browser.visit(f"{live.url}/", width=420, scheme=scheme) as visit,
@@ -285,17 +274,14 @@ async def test_the_page_is_read_at_420_pixels_and_its_text_has_contrast(
         live.fail("p" * 60, "10.0.0.1:1")
         await visit.page.wait_for_selector(".state[data-state=cooling]")
         await visit.page.wait_for_selector("#decisions tr")
-        await visit.page.fill("#body", ask("hello " * 99).decode())
-        await visit.page.click("#explain button")
-        await visit.page.wait_for_selector("#told h3")
+        await explain(visit, ask("hello " * 99))
         width = await visit.page.evaluate("() => document.documentElement.scrollWidth")
         wide = await visit.page.evaluate(WIDE)
         poor = await visit.page.evaluate(CONTRAST)
         background = await visit.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
 
     assert width <= 420
-    assert wide == []
-    assert poor == []
+    assert (wide, poor) == ([], [])
     assert (sum(map(int, re.findall(r"\d+", background))) > 384) == (scheme == "light")
 
 
@@ -349,15 +335,8 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
 
     for landmark in ("banner:", "main:", "contentinfo:", 'region "All pools together"', "status: ready"):
         assert landmark in tree
-    for header in (
-        "Endpoint",
-        "State",
-        "In flight",
-        "Share of picks",
-        "First byte",
-        "Hits predicted",
-        "Hits measured",
-    ):
+    figures = ("In flight", "Share of picks", "First byte", "Hits predicted", "Hits measured")
+    for header in ("Endpoint", "State", *figures):
         assert f'columnheader "{header}"' in tree
     assert 'rowheader "127.0.0.1:8001"' in tree
     assert 'table "Endpoints of vllm"' in tree
@@ -383,9 +362,7 @@ async def test_a_pause_holds_the_page_still_and_a_hidden_page_does_not_look(
             "() => { Object.defineProperty(document, 'hidden', { get: () => true });"
             " document.dispatchEvent(new Event('visibilitychange')); }"
         )
-        async with asyncio.timeout(30):
-            while live.app.processor.observer is recorder:  # noqa: ASYNC110  # a claim over what runs
-                await asyncio.sleep(0.02)
+        await until(lambda: live.app.processor.observer is not recorder)
 
         assert live.app.processor.observer is live.app.metrics
 
@@ -399,7 +376,7 @@ async def test_of_a_thousand_endpoints_those_in_trouble_and_the_busiest_are_show
         busy = [live.request().pick.endpoint.name for _ in range(3)]
         live.fail("vllm", addresses[-1])
         await visit.page.wait_for_selector(".state[data-state=cooling]")
-        await visit.until("() => document.querySelectorAll('#decisions tr').length === 3")
+        await visit.until(DECIDED, 3)
         first = [row[0] for row in await visit.table("#pools")][:4]
         await visit.page.click("#pools .more")
 
