@@ -100,3 +100,16 @@ class Conversation:
 
 def statuses(answers: Sequence[Answer]) -> Counter[int]:
     return Counter(answer.status for answer in answers)
+
+
+def servers(answers: Sequence[Answer]) -> Counter[str]:
+    """Who answered, each of them well."""
+    assert statuses(answers) == {200: len(answers)}
+    return Counter(answer.served_by for answer in answers)
+
+
+async def served(session: aiohttp.ClientSession, texts: Sequence[str]) -> dict[str, str]:
+    """Asks once per text, one after the other; returns who answered."""
+    answers = [await send(session, ask(text)) for text in texts]
+    assert statuses(answers) == {200: len(texts)}
+    return {text: answer.served_by for text, answer in zip(texts, answers, strict=True)}

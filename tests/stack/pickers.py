@@ -14,12 +14,9 @@ from tests.stack.gateway import Tree, cluster, ext_proc_filter, load
 DESTINATION = "x-gateway-destination-endpoint"
 _TYPES = "type.googleapis.com/envoy.extensions"
 FULL_DUPLEX = {
-    "request_header_mode": "SEND",
-    "request_body_mode": "FULL_DUPLEX_STREAMED",
-    "request_trailer_mode": "SEND",
-    "response_header_mode": "SEND",
-    "response_body_mode": "FULL_DUPLEX_STREAMED",
-    "response_trailer_mode": "SEND",
+    f"{which}_{part}_mode": "FULL_DUPLEX_STREAMED" if part == "body" else "SEND"
+    for which in ("request", "response")
+    for part in ("header", "body", "trailer")
 }
 
 

@@ -6,16 +6,8 @@ import pytest
 
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE
 from extproc.router.stream.names import GUARDED
-from tests.stack.gateway import (
-    SHIPPED,
-    Tree,
-    cluster,
-    ext_proc_filter,
-    find,
-    find_envoy,
-    load,
-    tell_addresses,
-)
+from tests.stack import gateway
+from tests.stack.gateway import SHIPPED, Tree, cluster, find, load
 from tests.tables import table
 
 pytestmark = pytest.mark.envoy
@@ -27,13 +19,19 @@ LIMIT_BYTES = 50_331_648  # the service's default of server.max_body_bytes
 
 @table("name", BOOTSTRAPS)
 def test_envoy_accepts_configuration(name: str) -> None:
-    command = [find_envoy(), "--mode", "validate", "--log-level", "warning", "-c", str(SHIPPED / name)]
+    command = [
+        gateway.find_envoy(),
+        "--mode",
+        "validate",
+        "--log-level",
+        "warning",
+        "-c",
+        str(SHIPPED / name),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    assert (result.returncode, result.stdout.strip().splitlines()[-1:]) == (
-        0,
-        [f"configuration '{SHIPPED / name}' OK"],
-    ), result.stderr
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip().splitlines()[-1:] == [f"configuration '{SHIPPED / name}' OK"]
     assert "deprecated" not in result.stderr.lower()
 
 
@@ -71,7 +69,7 @@ class TestStaticConfiguration:
         assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
 
     def test_keeps_the_stream_open_at_the_cost_of_no_message(self, name: str) -> None:
-        config = ext_proc_filter(load(name))
+        config = gateway.ext_proc_filter(load(name))
 
         assert config["processing_mode"] == {
             "request_header_mode": "SEND",
@@ -86,10 +84,9 @@ class TestStaticConfiguration:
     @pytest.mark.parametrize("which", ["extproc", "vllm"])
     def test_raises_the_breakers(self, name: str, which: str) -> None:
         (limits,) = cluster(load(name), which)["circuit_breakers"]["thresholds"]
+        named = ("connections", "pending_requests", "requests")
 
-        assert (
-            min(limits[f"max_{what}"] for what in ("connections", "pending_requests", "requests")) == 100_000
-        )
+        assert min(limits[f"max_{what}"] for what in named) == 100_000
 
 
 def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
@@ -99,7 +96,7 @@ def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
 
 
 def _without_addresses(tree: Tree) -> Tree:
-    tell_addresses(tree)
+    gateway.tell_addresses(tree)
     del tree["admin"]
     resources = tree["static_resources"]
     resources["listeners"] = [one for one in resources["listeners"] if one["name"] == "clients"]

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
+from tests.stack.client import CHAT, Answer, ask, connect, send, served, statuses
 from tests.stack.service import pool
 from tests.stack.stack import Stack, in_flight, states
 from tests.stack.upstream import Endpoints, serve
@@ -155,13 +155,6 @@ async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: St
     told = [(one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)]
     assert told == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
     assert [now - earlier for now, earlier in zip(ends(stack), before, strict=True)] == [0, 2, 0]
-
-
-async def served(session: aiohttp.ClientSession, texts: Sequence[str]) -> dict[str, str]:
-    """Asks once per text, one after the other; returns who answered."""
-    answers = [await send(session, ask(text)) for text in texts]
-    assert statuses(answers) == {200: len(texts)}
-    return {text: answer.served_by for text, answer in zip(texts, answers, strict=True)}
 
 
 async def test_conversations_of_a_closed_endpoint_move_to_the_next(stack: Stack) -> None:

@@ -41,6 +41,11 @@ class Endpoints:
         for _ in range(count):
             self._places.release()
 
+    def hold_again(self) -> None:
+        """Forgets what was, and holds what will be asked."""
+        self._places, self.held = asyncio.Semaphore(0), 0
+        self.requests.clear()
+
     async def until_arrived(self, count: int) -> None:
         await until(lambda: self.arrived >= count, lambda: f"{self.arrived} of {count} requests came")
 

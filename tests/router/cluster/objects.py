@@ -36,15 +36,11 @@ def draining_pod(name: str, address: str) -> Object:
 def slice_object(
     name: str, *pods: Object, family: str = "IPv4", ports: list[Object] | None = None, service: str = "vllm"
 ) -> Object:
+    labels = {"kubernetes.io/service-name": service}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "labels": {"kubernetes.io/service-name": service},
-            "generation": 1,
-        },
+        "metadata": {"name": name, "namespace": "default", "labels": labels, "generation": 1},
         "addressType": family,
         "endpoints": list(pods),
         "ports": [HTTP] if ports is None else ports,

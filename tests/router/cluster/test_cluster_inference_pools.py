@@ -19,17 +19,19 @@ def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tupl
     assert (terms.selector, terms.ports, terms.fault) == (selector, ports, None)
 
 
+ours = pool_object()
+NO_SELECTOR = ("no_selector", "has no labels in its selector")
+NO_PORT = ("no_port", "has no target port")
+
+
 @table(
     ("pool", "fault"),
     [
-        (pool_object(labels={}), ("no_selector", "has no labels in its selector")),
-        (pool_object(ports=[]), ("no_port", "has no target port")),
-        (pool_object() | {"spec": {}}, ("no_selector", "has no labels in its selector")),
-        (
-            pool_object() | {"spec": {"selector": {"matchLabels": {"app": "x"}}}},
-            ("no_port", "has no target port"),
-        ),
-        ({**pool_object(), "spec": None}, ("no_selector", "has no labels in its selector")),
+        (pool_object(labels={}), NO_SELECTOR),
+        (ours | {"spec": {}}, NO_SELECTOR),
+        (ours | {"spec": None}, NO_SELECTOR),
+        (pool_object(ports=[]), NO_PORT),
+        (ours | {"spec": {"selector": {"matchLabels": {"app": "x"}}}}, NO_PORT),
     ],
 )
 def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namespace(

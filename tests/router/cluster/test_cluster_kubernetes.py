@@ -38,30 +38,13 @@ async def test_slices_of_its_service_are_followed_until_there_is_none(kube: Kube
     assert len(kube.server.lists) == 1
 
 
-async def test_an_empty_service_is_told_as_empty(kube: Kube) -> None:
-    kube.server.put(slice_object("s1", ports=[]))
-    async with kube.running():
-        await kube.until(lambda told: told.lists == [[]])
-        kube.server.put(slice_object("s1", A))
-        await kube.until(has("a"))
-
-    assert kube.sink.lacking == []
-
-
-def other_port() -> Object:
-    return slice_object("s1", A, B, ports=[{"name": "metrics", "port": 9000, "protocol": "TCP"}])
+OTHER_PORT = slice_object("s1", A, B, ports=[{"name": "metrics", "port": 9000, "protocol": "TCP"}])
+NO_PORT = "Service default/vllm: every EndpointSlice has no TCP port 'http', only metrics=9000/TCP"
+NO_SERVICE = "Service default/vllm has no EndpointSlice: is there such a Service?"
 
 
 @pytest.mark.parametrize(
-    ("before", "why", "reason"),
-    [
-        (None, "no_service", "Service default/vllm has no EndpointSlice: is there such a Service?"),
-        (
-            other_port(),
-            "no_port",
-            "Service default/vllm: every EndpointSlice has no TCP port 'http', only metrics=9000/TCP",
-        ),
-    ],
+    ("before", "why", "reason"), [(None, "no_service", NO_SERVICE), (OTHER_PORT, "no_port", NO_PORT)]
 )
 async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as_empty(
     kube: Kube, *, before: Object | None, why: str, reason: str
@@ -78,6 +61,8 @@ async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as
 
         assert (kube.sink.lists, kube.sink.confirmed_total) == ([], 0)
 
+        kube.server.put(slice_object("s1", ports=[]))
+        await kube.until(lambda told: told.lists == [[]])  # scaled to nothing: empty, and not lacking
         kube.server.put(slice_object("s1", A, B))
         await kube.until(has("a", "b"))
 

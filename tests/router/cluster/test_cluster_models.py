@@ -115,15 +115,16 @@ async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(
     assert len(set(at.delays)) == len(at.delays)
 
 
+NO_ID, DEEP = b'{"data": [{"name": "no id"}]}', b'{"data": ' + b"[" * 100_000
+ELSEWHERE = {"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}}
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         {"status": 401, "body": b"{}"},
-        {"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}},
-        {"body": b"<html>"},
-        {"body": b"\xff"},
-        {"body": b'{"data": [{"name": "no id"}]}'},
-        {"body": b'{"data": ' + b"[" * 100_000},
+        ELSEWHERE,
+        *({"body": each} for each in (b"<html>", b"\xff", NO_ID, DEEP)),
     ],
     ids=["401", "redirect", "html", "not UTF-8", "no id", "deep"],
 )

@@ -1,6 +1,6 @@
 """Which pods are endpoints, and what they are called."""
 
-import pytest
+from functools import partial
 
 from extproc.router.cluster.pods import ZONE_LABEL, PodBook, read_pod
 from extproc.router.cluster.slices import AddressFamily, read_slice
@@ -9,6 +9,8 @@ from tests.router.cluster.objects import parsed, pod, slice_object
 from tests.router.cluster.pool_objects import LABELS, Object, parsed_pod, running_pod
 from tests.tables import table
 
+IP = "10.0.0.1"
+pod_a = partial(running_pod, "a")
 READY = [("default/a", "10.0.0.1:8000", True)]
 DRAINING = [("default/a", "10.0.0.1:8000", False)]
 
@@ -26,26 +28,16 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
 @table(
     ("pod_", "endpoints"),
     [
-        pytest.param(running_pod("a", "10.0.0.1"), READY, id="running and ready"),
-        *(
-            pytest.param(running_pod("a", "10.0.0.1", ready=ready), [], id=f"ready: {ready}")
-            for ready in ("False", "Unknown", None)
-        ),
-        *(
-            pytest.param(running_pod("a", "10.0.0.1", phase=phase), [], id=phase)
-            for phase in ("Pending", "Succeeded", "Failed", "Unknown")
-        ),
-        pytest.param(running_pod("a"), [], id="no address yet"),
-        pytest.param({**running_pod("a"), "status": {}}, [], id="no status yet"),
-        pytest.param(running_pod("a", "10.0.0.1", deleted=True), DRAINING, id="terminating, still serving"),
-        pytest.param(running_pod("a", "10.0.0.1", deleted=True, ready="False"), [], id="terminating"),
-        pytest.param(running_pod("a", "10.0.0.1", "fd00::1"), READY, id="dual stack"),
-        pytest.param(running_pod("a", "fd00:0::1"), [("default/a", "[fd00::1]:8000", True)], id="IPv6 alone"),
-        pytest.param(
-            {**running_pod("a"), "status": {**running_pod("a")["status"], "podIP": "10.0.0.1"}},
-            READY,
-            id="podIP without podIPs",
-        ),
+        (pod_a(IP), READY),
+        *((pod_a(IP, ready=ready), []) for ready in ("False", "Unknown", None)),  # its node is lost, not yet
+        *((pod_a(IP, phase=phase), []) for phase in ("Pending", "Succeeded", "Failed", "Unknown")),
+        (pod_a(), []),  # no address yet
+        ({**pod_a(), "status": {}}, []),
+        (pod_a(IP, deleted=True), DRAINING),  # terminating, and still serving
+        (pod_a(IP, deleted=True, ready="False"), []),
+        (pod_a(IP, "fd00::1"), READY),
+        (pod_a("fd00:0::1"), [("default/a", "[fd00::1]:8000", True)]),
+        ({**pod_a(), "status": {**pod_a()["status"], "podIP": IP}}, READY),  # without podIPs
     ],
 )
 def test_a_pod_is_an_endpoint_if_it_is_running_and_ready(

@@ -82,10 +82,7 @@ async def test_a_source_is_run_again_whatever_ends_it(
         await sink.until(lambda _: source.runs >= 3)
 
     assert sink.restarts == ["internal", "internal"]
-    for told in sink.reasons:
-        assert told
-        assert told.startswith(reason)
-        assert "eyJ" not in told
+    assert all(told and told.startswith(reason) and "eyJ" not in told for told in sink.reasons)
     assert len(naps.delays) == 2
 
 

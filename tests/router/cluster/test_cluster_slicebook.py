@@ -1,4 +1,5 @@
-import pytest
+from functools import partial
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,50 +23,22 @@ def listed(book: SliceBook) -> list[tuple[str, str, bool]]:
     ]
 
 
-DUAL = [
-    slice_object("v4", pod("a", OLD), pod("four", "10.0.0.4")),
-    slice_object("v6", pod("a", "fd00::1"), pod("six", "fd00::6"), family="IPv6"),
-]
+one, two = partial(slice_object, "s1"), partial(slice_object, "s2")
+STALE, FRESH = one(draining_pod("a", OLD)), two(pod("a", OLD, ready=True))
+DUAL = [one(pod("a", OLD), pod("four", NEW)), two(pod("a", "fd00::1"), pod("six", "fd00::6"), family="IPv6")]
+SIX = ("six", "[fd00::6]", True)
 
 
 @table(
     ("slices", "expected"),
     [
-        pytest.param(
-            [slice_object("s1", pod("b", NEW)), slice_object("s2", pod("a", OLD))],
-            [("a", OLD, True), ("b", NEW, True)],
-            id="slices add up in the order of names",
-        ),
-        pytest.param(
-            [slice_object("s1", draining_pod("a", OLD)), slice_object("s2", pod("a", OLD, ready=True))],
-            [("a", OLD, True)],
-            id="in two slices, ready if one says so",
-        ),
-        pytest.param(
-            [slice_object("s2", pod("a", OLD, ready=True)), slice_object("s1", draining_pod("a", OLD))],
-            [("a", OLD, True)],
-            id="in whatever order",
-        ),
-        pytest.param(
-            [slice_object("s1", draining_pod("a", OLD), pod("a", NEW, ready=True))],
-            [("a", NEW, True)],
-            id="a restarted pod replaces its draining self",
-        ),
-        pytest.param(
-            [slice_object("s1", draining_pod("old", OLD)), slice_object("s2", pod("new", OLD))],
-            [("new", OLD, True)],
-            id="an address under two names is listed once",
-        ),
-        pytest.param(
-            DUAL,
-            [("a", OLD, True), ("four", "10.0.0.4", True), ("six", "[fd00::6]", True)],
-            id="dual stack, one endpoint at its preferred address",
-        ),
-        pytest.param(
-            [slice_object("v4", draining_pod("a", OLD)), DUAL[1]],
-            [("a", OLD, False), ("six", "[fd00::6]", True)],
-            id="a draining dual-stack pod keeps its address",
-        ),
+        ([one(pod("b", NEW)), two(pod("a", OLD))], [("a", OLD, True), ("b", NEW, True)]),  # by their names
+        ([STALE, FRESH], [("a", OLD, True)]),  # in two slices: ready if one says so
+        ([FRESH, STALE], [("a", OLD, True)]),
+        ([one(draining_pod("a", OLD), pod("a", NEW, ready=True))], [("a", NEW, True)]),  # restarted
+        ([one(draining_pod("old", OLD)), two(pod("new", OLD))], [("new", OLD, True)]),  # one address
+        (DUAL, [("a", OLD, True), ("four", NEW, True), SIX]),
+        ([STALE, DUAL[1]], [("a", OLD, False), SIX]),  # dual stack, and draining: it keeps its address
     ],
 )
 def test_a_pod_is_listed_once(slices: list[Object], expected: list[tuple[str, str, bool]]) -> None:
@@ -75,7 +48,7 @@ def test_a_pod_is_listed_once(slices: list[Object], expected: list[tuple[str, st
 def test_a_dual_stack_pod_is_at_its_ipv6_address_where_that_is_preferred() -> None:
     addresses = [address for _, address, _ in listed(book_of(*DUAL, family="IPv6"))]
 
-    assert addresses == ["[fd00::1]", "10.0.0.4", "[fd00::6]"]
+    assert addresses == ["[fd00::1]", NEW, "[fd00::6]"]
 
 
 def test_a_deleted_slice_takes_its_endpoints_along_unless_they_moved() -> None:
@@ -92,25 +65,15 @@ def test_a_deleted_slice_takes_its_endpoints_along_unless_they_moved() -> None:
 
 
 METRICS = [{"name": "metrics", "port": 9000, "protocol": "TCP"}]
+NONE, OTHER = "has no TCP port 'http', only none", "has no TCP port 'http', only metrics=9000/TCP"
 
 
 @table(
     ("slices", "faults", "portless", "is_missing"),
     [
-        (
-            [slice_object("s1", pod("b", NEW), ports=[]), slice_object("s2", pod("a", OLD))],
-            {"s1": "has no TCP port 'http', only none"},
-            None,
-            False,
-        ),
-        # A Service that is scaled to nothing has one slice, without ports.
-        ([slice_object("s1", ports=[])], {}, None, False),
-        (
-            [slice_object("s1", pod("a", OLD), ports=METRICS), slice_object("s2", ports=[])],
-            {"s1": "has no TCP port 'http', only metrics=9000/TCP"},
-            "has no TCP port 'http', only metrics=9000/TCP",
-            False,
-        ),
+        ([one(pod("b", NEW), ports=[]), two(pod("a", OLD))], {"s1": NONE}, None, False),
+        ([one(ports=[])], {}, None, False),  # a Service that is scaled to nothing
+        ([one(pod("a", OLD), ports=METRICS), two(ports=[])], {"s1": OTHER}, OTHER, False),
         ([], {}, None, True),
     ],
 )

@@ -1,3 +1,5 @@
+from functools import partial
+
 from extproc.router.cluster.slices import EndpointConditions, EndpointPort, find_port, is_ready, read_slice
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.objects import Object, parsed, pod, slice_object
@@ -5,27 +7,21 @@ from tests.tables import table
 
 METRICS: Object = {"name": "metrics", "port": 9090, "protocol": "TCP"}
 READY, DRAINING, LEFT_OUT = True, False, None
+IP = "10.0.0.1"
+
+
+one = partial(slice_object, "vllm-1")
+OTHER_PORT = [{"name": "http", "port": 9000}]
 
 
 @table(
     ("slice_", "endpoint"),
     [
-        (
-            slice_object("vllm-1", pod("vllm-0", "10.0.0.1", zone="eu-1a", ready=True)),
-            Endpoint("default/vllm-0", "10.0.0.1:8000", is_ready=True, zone="eu-1a"),
-        ),
-        # Without a pod it is named by its address.
-        (slice_object("vllm-1", pod(None, "10.0.0.1")), Endpoint("10.0.0.1:8000", "10.0.0.1:8000")),
-        (
-            slice_object("vllm-1", pod("v", "fd00:0:0::1"), family="IPv6"),
-            Endpoint("default/v", "[fd00::1]:8000"),
-        ),
-        # The first address counts, and each slice has its own number for a named port.
-        (slice_object("vllm-1", pod("v", "10.0.0.1", "10.0.0.9")), Endpoint("default/v", "10.0.0.1:8000")),
-        (
-            slice_object("vllm-2", pod("v", "10.0.0.2"), ports=[{"name": "http", "port": 9000}]),
-            Endpoint("default/v", "10.0.0.2:9000"),
-        ),
+        (one(pod("v", IP, zone="eu-1a", ready=True)), Endpoint("default/v", f"{IP}:8000", zone="eu-1a")),
+        (one(pod(None, IP)), Endpoint(f"{IP}:8000", f"{IP}:8000")),  # no pod: named by its address
+        (one(pod("v", "fd00:0:0::1"), family="IPv6"), Endpoint("default/v", "[fd00::1]:8000")),
+        (one(pod("v", IP, "10.0.0.9")), Endpoint("default/v", f"{IP}:8000")),  # the first address counts
+        (one(pod("v", IP), ports=OTHER_PORT), Endpoint("default/v", f"{IP}:9000")),
     ],
 )
 def test_a_pod_becomes_an_endpoint(slice_: Object, endpoint: Endpoint) -> None:
@@ -56,10 +52,10 @@ def test_conditions_read_as_the_api_reference_says(
 
 
 def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:
-    bare = {"addresses": ["10.0.0.1"], "conditions": None}
+    bare = {"addresses": [IP], "conditions": None}
     dying = pod("dying", "10.0.0.2", ready=False, serving=True, terminating=True)
     dead = pod("dead", "10.0.0.3", ready=False, serving=False)
-    slice_ = parsed(slice_object("vllm-1", bare, dying, dead))
+    slice_ = parsed(one(bare, dying, dead))
 
     assert [(e.name, e.is_ready) for e in read_slice(slice_, ("http",)).endpoints] == [
         ("10.0.0.1:8000", True),
@@ -91,9 +87,9 @@ def test_port_is_found_by_name_or_number(
 @table(
     ("slice_", "fault"),
     [
-        (slice_object("vllm-1", pod("a", "10.0.0.1"), ports=[METRICS]), "only metrics=9090/TCP"),
-        (slice_object("vllm-1", pod("a", "10.0.0.1"), ports=[]), "has no TCP port 'http', only none"),
-        (slice_object("vllm-1", pod("a", "vllm.example"), family="FQDN"), "has addresses of type 'FQDN'"),
+        (one(pod("a", IP), ports=[METRICS]), "only metrics=9090/TCP"),
+        (one(pod("a", IP), ports=[]), "has no TCP port 'http', only none"),
+        (one(pod("a", "vllm.example"), family="FQDN"), "has addresses of type 'FQDN'"),
     ],
 )
 def test_a_slice_of_no_use_says_why(slice_: Object, fault: str) -> None:
@@ -104,7 +100,7 @@ def test_a_slice_of_no_use_says_why(slice_: Object, fault: str) -> None:
 
 
 def test_one_bad_address_costs_that_endpoint_alone() -> None:
-    reading = read_slice(parsed(slice_object("vllm-1", pod("a", "10.0.0"), pod("b", "10.0.0.2"))), ("http",))
+    reading = read_slice(parsed(one(pod("a", "10.0.0"), pod("b", "10.0.0.2"))), ("http",))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/b"]
     assert reading.fault == "'10.0.0' is not an IP address"
@@ -112,7 +108,7 @@ def test_one_bad_address_costs_that_endpoint_alone() -> None:
 
 def test_null_lists_are_empty() -> None:
     for field in ("endpoints", "ports"):
-        assert read_slice(parsed(slice_object("vllm-1") | {field: None}), (8000,)).endpoints == ()
+        assert read_slice(parsed(one() | {field: None}), (8000,)).endpoints == ()
 
 
 RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for rank in range(2)]
@@ -120,7 +116,7 @@ RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for ra
 
 @table("ports", [(8000, 8001), ("rank-0", "rank-1"), ("rank-0", 8001)])
 def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None:
-    slice_ = slice_object("vllm-1", pod("a", "10.0.0.1", zone="eu-1a"), pod(None, "10.0.0.2"), ports=RANKS)
+    slice_ = one(pod("a", IP, zone="eu-1a"), pod(None, "10.0.0.2"), ports=RANKS)
     endpoints = read_slice(parsed(slice_), ports).endpoints
 
     assert [(endpoint.name, endpoint.address) for endpoint in endpoints] == [
@@ -133,7 +129,7 @@ def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None
 
 
 def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_one_endpoint() -> None:
-    slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS[:1]))
+    slice_ = parsed(one(pod("a", IP), ports=RANKS[:1]))
     reading = read_slice(slice_, ("rank-0", "rank-1"))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]

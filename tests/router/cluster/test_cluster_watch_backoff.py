@@ -1,14 +1,12 @@
 """When a list or a watch that failed is tried again."""
 
 import asyncio
-from contextlib import AsyncExitStack
-from random import Random
 
 import pytest
 
 from extproc.router.cluster.kube_api import read_retry_after
 from tests.router.cluster.api_server import Answer, ApiServer, refuses, serving, streams
-from tests.router.cluster.harness import Kube, RecordingSink, has, running
+from tests.router.cluster.harness import Kube, has
 from tests.router.cluster.objects import A, B, C, slice_object
 from tests.tables import table
 
@@ -101,43 +99,6 @@ async def test_a_server_says_when_to_come_back(kube: Kube, *, call: str, code: i
 )
 def test_a_retry_after_is_whole_seconds_and_no_more_than_two_minutes(text: str, read_s: int | None) -> None:
     assert read_retry_after(text) == read_s
-
-
-@pytest.mark.slow
-async def test_a_restart_of_the_api_server_costs_seconds(kube: Kube) -> None:
-    """It refuses connections for a second, then 403 until it knows its Roles; then it is heard at once.
-
-    Real waits, drawn by ten sources: one lucky draw proves nothing. None exceeds three seconds.
-    """
-    drawn_s: list[float] = []
-
-    async def nap(delay_s: float) -> None:
-        drawn_s.append(delay_s)
-        await asyncio.sleep(delay_s)
-
-    second = ApiServer()
-    sinks = [RecordingSink() for _ in range(10)]
-    async with AsyncExitStack() as stack:
-        async with serving(second):
-            port = int(second.url.rpartition(":")[2])
-            second.put(slice_object("s1", A, B))
-            kube.server.url = second.url
-            for number, told in enumerate(sinks):
-                source = kube.build(rng=Random(number), sleep=nap)
-                await stack.enter_async_context(running(source, told))
-            await sinks[0].until(lambda _: len(second.watchers) == 10)
-        await asyncio.sleep(1.0)
-        async with serving(second, port):
-            tokens, second.tokens = second.tokens, set()
-            second.refusal = 403
-            await asyncio.sleep(3.0)
-            second.tokens = tokens
-            second.put(slice_object("s2", C))
-            for told in sinks:
-                await told.until(has("a", "b", "c"))
-
-    assert {"connection", "forbidden"} <= {why for told in sinks for why in told.restarts}
-    assert max(drawn_s) <= 3
 
 
 async def test_a_long_quiet_watch_counts_as_a_good_one_and_confirms_the_list(kube: Kube) -> None:

@@ -85,11 +85,11 @@ async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) 
 @pytest.mark.parametrize(
     ("fault", "why", "lists_again"),
     [
-        pytest.param(refuses(410), "expired", True, id="410 as status"),
+        pytest.param(refuses(410), "expired", True, id="410 of a version too old"),
         pytest.param(streams(GONE), "expired", True, id="410 in the stream"),
         pytest.param(refuses(500), "server_error", True, id="500"),
         pytest.param(refuses(502), "server_error", True, id="502 page of a proxy"),
-        pytest.param(refuses(504), "server_error", True, id="504"),
+        pytest.param(refuses(504), "server_error", True, id="504 of a version from the future"),
         pytest.param(streams(FAILED), "server_error", True, id="500 in the stream"),
         pytest.param(streams(line("ERROR", {})), "server_error", True, id="error without a code"),
         pytest.param(refuses(429), "throttled", True, id="429"),
@@ -147,34 +147,6 @@ async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
         await kube.until(has("a", "b"))
 
     assert set(kube.sink.restarts) == {why}
-
-
-async def test_an_expired_version_lists_again_without_dropping_the_pool(kube: Kube) -> None:
-    async with kube.watching():
-        kube.server.put(slice_object("s2", C))
-        await kube.until(has("a", "b", "c"))
-        kube.server.end_watches()
-        kube.server.delete("s2")
-        kube.server.compact()
-        await kube.until(has("a", "b"))
-
-    assert kube.sink.restarts == ["closed", "expired"]
-    assert len(kube.server.lists) == 2
-    assert [len(told) for told in kube.sink.lists] == [2, 3, 2]
-
-
-async def test_a_version_from_the_future_lists_again(kube: Kube) -> None:
-    """Etcd was restored from a backup: the version that we know is not reached for days."""
-    async with kube.watching():
-        kube.server.version = 90
-        kube.server.oldest = 80
-        kube.server.end_watches()
-        await kube.until(lambda _: len(kube.server.lists) >= 2)
-        await kube.until_watched()
-        kube.server.put(slice_object("s2", C))
-        await kube.until(has("a", "b", "c"))
-
-    assert kube.sink.restarts == ["closed", "server_error"]
 
 
 async def test_a_rotated_token_is_read_after_a_401_and_may_end_in_a_newline(kube: Kube) -> None:

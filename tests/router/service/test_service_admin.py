@@ -1,6 +1,7 @@
 """The admin port: what it shows, how long it waits, how many it lets in."""
 
 import asyncio
+import sys
 import threading
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.service.connection_limit import ConnectionLimit
-from extproc.router.service.process import Shares, raise_limit, share
+from extproc.router.service.process import SWITCH_S, Shares, prepare_for_long_bodies, raise_limit, share
 from tests.router.service.live_service import Live, looking
 from tests.tables import table
 from tests.waiting import until
@@ -226,3 +227,13 @@ def test_descriptors_are_shared_out_and_some_stay_ours(descriptors: int, shares:
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     assert raise_limit() >= 1_024
+
+
+def test_a_thread_that_reads_lets_the_loop_go_on_soon() -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        prepare_for_long_bodies()
+
+        assert abs(sys.getswitchinterval() - SWITCH_S) < 1e-6
+    finally:
+        sys.setswitchinterval(before_s)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,26 +29,7 @@ from tests.stack.client import ask
 SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
 
 
-@dataclass
-class Keeper:
-    """What a builder asks of a pool's keeper."""
-
-    pool: Pool
-    age_s: float | None = 3.0
-    fault: str | None = None
-
-
-@dataclass
-class Running:
-    """What a state shows of a running pool."""
-
-    pool: Pool
-    keeper: Keeper
-    feedback: PoolFeedback
-    name: str = "llama"
-
-
-class RunningPools(list[Running]):
+class RunningPools(list[SimpleNamespace]):
     def remarks(self) -> list[str]:
         return []
 
@@ -66,7 +48,9 @@ class Stage:
         self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
         self.desk = PoolFeedback(self.pool, cooling)
-        self.pools = RunningPools([Running(self.pool, Keeper(self.pool), self.desk)])
+        keeper = SimpleNamespace(pool=self.pool, age_s=3.0, fault=None)
+        running = SimpleNamespace(pool=self.pool, keeper=keeper, feedback=self.desk, name="llama")
+        self.pools = RunningPools([running])
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
         self.recording = Recording(self.clock)
@@ -94,7 +78,8 @@ class Stage:
         return {row.name: row for row in self.draw().pools[0].endpoints}
 
 
-def test_shares_are_of_the_picks_since_somebody_looks() -> None:
+def test_shares_reasons_and_refusals_are_those_since_somebody_looks() -> None:
+    """Whoever misses a state finds in the next what it missed."""
     stage = Stage("round_robin")
     assert [row.share for row in stage.rows().values()] == [None, None, None]
     for number in range(6):
@@ -106,18 +91,9 @@ def test_shares_are_of_the_picks_since_somebody_looks() -> None:
     assert [row.in_flight for row in state.pools[0].endpoints] == [2, 2, 2]
     assert state.pools[0].balance == 1.0
     assert state.reasons == {"llama": {"turn": 6}}
-
-
-def test_reasons_are_counted_and_refusals_among_them() -> None:
-    """Since somebody looks: whoever misses a state finds in the next what it missed."""
-    stage = Stage()
-    stage.pick("a")
-    first = stage.draw()
     stage.recording.refuse("llama", "overloaded")
     stage.recording.refuse("", "model_not_found")
-
-    assert first.reasons == {"llama": {"cold": 1}}
-    assert stage.draw().reasons == {"llama": {"cold": 1, "overloaded": 1}, "": {"model_not_found": 1}}
+    assert stage.draw().reasons == {"llama": {"turn": 6, "overloaded": 1}, "": {"model_not_found": 1}}
 
 
 def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it() -> None:
@@ -171,27 +147,15 @@ def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None
     text = "the same prompt " * 100
     first = stage.pick(text)
     assert stage.pick(text) == first
-    stage.desk.apply_signals(
-        stage.pool.snapshot.ready[first], EndpointSignals(queried_tokens=1_000, hit_tokens=400)
-    )
-
+    endpoint = stage.pool.snapshot.ready[first]
+    stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000, hit_tokens=400))
     state = stage.draw()
     row = next(row for row in state.pools[0].endpoints if row.name == first)
-
-    assert row.predicted == 0.5
-    assert row.found == 0.4
-    assert (state.pools[0].predicted, state.pools[0].found) == (0.5, 0.4)
-
-
-def test_an_engine_that_began_again_is_told_by_what_it_counts_since() -> None:
-    stage = Stage()
-    endpoint = stage.pool.snapshot.ready["e0"]
-    stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000, hit_tokens=900))
-    stage.draw()
     stage.clock.now_s += 1
     stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=100, hit_tokens=10))
 
-    assert stage.rows()["e0"].found == 0.1
+    assert (row.predicted, row.found) == (state.pools[0].predicted, state.pools[0].found) == (0.5, 0.4)
+    assert stage.rows()[first].found == 0.1, "an engine that began again is told by what it counts since"
 
 
 def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
@@ -207,11 +171,6 @@ def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_
     assert row.left_s is not None
     assert 1.5 < row.left_s < 2.5
     assert (state.is_ready, state.faults) == (False, ["pool llama: no list of endpoints yet"])
-
-
-def test_the_bound_is_the_strategys_and_none_where_it_has_none() -> None:
-    assert Stage("prefix_hash").draw().pools[0].bound == 4
-    assert Stage("prefix_cache").draw().pools[0].bound is None
 
 
 def test_a_refused_configuration_is_told_until_another_one_is_applied() -> None:
@@ -237,6 +196,8 @@ def test_the_tape_keeps_the_last_decisions_and_nothing_of_a_prompt() -> None:
     assert [row.number for row in state.decisions] == list(range(KEPT + 10, 10, -1))
     assert "secret" not in str(stage.recording.last) + str(state)
     assert all(row.prefix is not None and len(row.prefix) == 16 for row in state.decisions)
+    assert state.pools[0].bound is not None
+    assert Stage("prefix_cache").draw().pools[0].bound is None, "it has none"
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 90), max_size=60))

@@ -79,20 +79,19 @@ def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[An
 @table(
     ("arguments", "flags"),
     [
-        (["--pool-name", "vllm"], Flags("vllm")),
-        (["--pool-name=vllm", "--pool-namespace=prod"], Flags("vllm", "prod")),
-        (["--pool-name=vllm", "--secure-serving=false"], Flags("vllm", secure_serving=False)),
-        (["--pool-name=vllm", "--secure-serving"], Flags("vllm")),
-        (["--pool-name=vllm", "--secure-serving", "--v=5"], Flags("vllm", verbosity=5)),
-        (["--pool-name=vllm", "-v", "3"], Flags("vllm", verbosity=3)),
-        (["--pool-name=vllm", "-v=3"], Flags("vllm", verbosity=3)),
-        (["--pool-name=vllm", "--max-in-flight=8"], Flags("vllm", max_in_flight=8)),
-        (["--pool-name=vllm", "--grpc-port", "1", "--grpc-health-port=2"], Flags("vllm", None, 1, 2)),
+        ([], Flags("vllm")),
+        (["--pool-namespace=prod"], Flags("vllm", "prod")),
+        (["--secure-serving=false"], Flags("vllm", secure_serving=False)),
+        (["--secure-serving"], Flags("vllm")),
+        (["--secure-serving", "--v=5"], Flags("vllm", verbosity=5)),
+        *((form, Flags("vllm", verbosity=3)) for form in (["-v", "3"], ["-v=3"])),
+        (["--max-in-flight=8"], Flags("vllm", max_in_flight=8)),
+        (["--grpc-port", "1", "--grpc-health-port=2"], Flags("vllm", None, 1, 2)),
     ],
 )
 def test_flags_are_read_in_all_their_forms(arguments: list[str], flags: Flags) -> None:
-    assert read(*arguments) == (flags, [])
-    charts = read(*arguments, environment={"NAMESPACE": "prod"})[0]
+    assert read("--pool-name", "vllm", *arguments) == read("--pool-name=vllm", *arguments) == (flags, [])
+    charts = read("--pool-name=vllm", *arguments, environment={"NAMESPACE": "prod"})[0]
     assert charts == replace(flags, pool_namespace="prod"), "the chart's variable, where no flag says it"
 
 

@@ -1,18 +1,19 @@
-"""The priorities of pools: from their settings, and from an InferencePool's objectives."""
+"""Pools of an InferencePool: their priorities, from their settings and its objectives; and when it goes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from extproc.errors import Overloaded, Sheddable
+from extproc.errors import NoEndpoint, Overloaded, Sheddable
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pool
 from extproc.router.service.pools import Pools
 from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
-from tests.router.cluster.api_server import ApiServer, serving, write_access
+from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_access
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
 from tests.router.service.running import build_pools, synced
 from tests.waiting import until
@@ -122,3 +123,25 @@ async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(c
     labels = {"pool": "a", "why": "forbidden"}
     await until(lambda: cluster.metrics.registry.get_sample_value(RESTARTS, labels))
     assert cluster.pools["a"].objectives.age_s is None
+
+
+async def test_a_deleted_pool_refuses_alone_says_so_once_and_comes_back(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. It is deleted. 2. Bookmarks come: nothing is said twice. 3. It is made again, with other ports."""
+    cluster.configure("")
+    await synced(cluster.pools)
+    cluster.server.delete("vllm", POOLS)
+    await until(lambda: cluster.pools["a"].keeper.fault and not cluster.pool.snapshot.ready)
+    with pytest.raises(NoEndpoint):
+        cluster.pools.picker.pick(ask("batch"))
+    for _ in range(3):
+        cluster.server.bookmark(POOLS)
+        await asyncio.sleep(0.05)
+    lines = caplog.text.count("there is no InferencePool default/vllm")
+    cluster.server.put(pool_object(ports=[9000]))
+    await until(lambda: cluster.pool.snapshot.ready)
+
+    assert lines == 1
+    assert cluster.pools.picker.pick(ask("batch")).pick.endpoint.address == "10.0.0.1:9000"
+    assert cluster.pools["a"].keeper.fault is None

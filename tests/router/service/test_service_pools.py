@@ -1,14 +1,17 @@
 """Pools as the settings say, with a clock of the test's own."""
 
+from functools import partial
 from pathlib import Path
 
-import orjson
 import pytest
 
 from extproc.errors import NoEndpoint
 from extproc.router.routing.picker import Query
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Strategy
 from tests.clock import Clock
 from tests.router.service.running import build_pools, configure, running, synced
+from tests.stack.client import ask
 from tests.waiting import until
 
 
@@ -51,30 +54,28 @@ B = "{name: b, models: [b], endpoints: {file: missing.yaml}}"
 NO_B = "pool b: no list of endpoints yet: file_unreadable: "
 
 
-async def test_a_list_that_grows_old_makes_the_service_of_one_pool_not_ready(tmp_path: Path) -> None:
-    text = "pools: [{name: a, stale_after_s: 30, endpoints: {static: ['10.0.0.1:80']}}]"
-    clock = Clock()
-    async with running(text, tmp_path, clock) as pools:
-        assert pools.faults() == ["pool a: no list of endpoints yet"]
-        await pools["a"].keeper.synced.wait()
-        assert pools.faults() == []
-        clock.now_s += 31
-        assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
-        pools["a"].keeper.restarted("connection", "refused")
-        assert pools.faults() == ["pool a: the list of endpoints is 31 s old: connection: refused"]
-
-
-async def test_one_old_list_of_several_leaves_the_service_ready(tmp_path: Path) -> None:
+async def test_an_old_list_makes_the_service_of_one_pool_not_ready_and_one_of_several_leaves_it_ready(
+    tmp_path: Path,
+) -> None:
     stale = A.replace("name: a", "name: a, stale_after_s: 30")
     clock = Clock()
+    async with running(f"pools: [{stale}]", tmp_path, clock) as pools:
+        seen = [pools.faults()]
+        await pools["a"].keeper.synced.wait()
+        seen.append(pools.faults())
+        clock.now_s += 31
+        seen.append(pools.faults())
+        pools["a"].keeper.restarted("connection", "refused")
+        seen.append(pools.faults())
+    old = "pool a: the list of endpoints is 31 s old"
+    assert seen == [["pool a: no list of endpoints yet"], [], [old], [f"{old}: connection: refused"]]
+
     other = A.replace("name: a, models: [a]", "name: b, models: [b]")
-    text = f"pools: [{stale}, {other}]"
-    async with running(text, tmp_path, clock) as pools:
+    async with running(f"pools: [{stale}, {other}]", tmp_path, clock) as pools:
         await synced(pools)
         clock.now_s += 31
 
-        assert pools.faults() == []
-        assert pools.remarks() == ["pool a: the list of endpoints is 31 s old"]
+        assert (pools.faults(), pools.remarks()) == ([], [old])
 
 
 async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp_path: Path) -> None:
@@ -86,18 +87,16 @@ async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp
         clock.now_s += 299
         keeper.restarted("connection", "refused")
         clock.now_s += 299
-
-        assert pools.faults() == []
-        assert pools.remarks() == ["pool a: the list of endpoints is 598 s old: connection: refused"]
-
+        seen = [pools.faults(), pools.remarks()]
         keeper.lacks("connection", "refused")
         clock.now_s += 299
-
-        assert pools.faults() == []
-
+        seen.append(pools.faults())
         clock.now_s += 2
+        seen.append(pools.faults())
 
-        assert pools.faults() == ["pool a: its source has said nothing for 301 s: connection: refused"]
+    remark = "pool a: the list of endpoints is 598 s old: connection: refused"
+    assert seen[:3] == [[], [remark], []]
+    assert seen[3] == ["pool a: its source has said nothing for 301 s: connection: refused"]
 
 
 async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: Path) -> None:
@@ -110,13 +109,10 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
         await pools["a"].keeper.synced.wait()
         await until(lambda: pools["b"].keeper.fault is not None)
         [fault] = pools.faults()
-
-        assert fault.startswith(NO_B)
-
         clock.now_s += 10
 
-        assert pools.faults() == []
-        assert pools.remarks() == [fault]
+        assert fault.startswith(NO_B)
+        assert (pools.faults(), pools.remarks()) == ([], [fault])
         assert str(pools["b"].keeper.fault).startswith("file_unreadable: ")
 
 
@@ -134,46 +130,42 @@ async def test_a_service_whose_only_pool_has_no_list_is_never_ready_nor_is_one_w
 
 async def test_a_pool_that_is_added_without_a_list_leaves_the_service_ready(tmp_path: Path) -> None:
     """From the first moment, and its requests alone are refused."""
-    clock = Clock()
-    async with running(f"pools: [{A}]", tmp_path, clock) as pools:
+    async with running(f"pools: [{A}]", tmp_path, Clock()) as pools:
         await pools["a"].keeper.synced.wait()
         configure(pools, f"pools: [{A}, {B}]")
-
-        assert pools.faults() == []
-
+        seen = [pools.faults()]
         await until(lambda: pools["b"].keeper.fault is not None)
 
-        assert pools.faults() == []
+        assert [*seen, pools.faults()] == [[], []]
         assert pools.picker.pick(request("a")).pick.pool.name == "a"
         with pytest.raises(NoEndpoint, match="pool 'b' has no ready endpoint"):
             pools.picker.pick(request("b"))
 
 
 def request(model: str) -> Query:
-    body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]})
-    return Query("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
+    return Query("POST", "/v1/chat/completions", {}, ask("hello", model=model))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "keeps_ring"),
-    [
-        ("{name: prefix_hash, load_factor: 2}", True),
-        ("{name: prefix_hash, key: [conversation]}", True),
-        ("{name: prefix_hash, positions: 8}", False),
-    ],
-)
-async def test_only_other_positions_make_another_ring(
-    tmp_path: Path, strategy: str, *, keeps_ring: bool
-) -> None:
-    hashed = A.replace("name: a", "name: a, strategy: {name: prefix_hash}")
-    async with running(f"pools: [{hashed}]", tmp_path, Clock()) as pools:
-        pool, keeper = pools["a"].pool, pools["a"].keeper
-        await keeper.synced.wait()
-        before, ring = pool.strategy, pool.snapshot.placement
-        configure(pools, f"pools: [{A.replace('name: a', f'name: a, strategy: {strategy}')}]")
-        await until(lambda: pool.strategy is not before)
+def has_another(pool: Pool, before: Strategy) -> bool:
+    return pool.strategy is not before
 
-        assert (pool.snapshot.placement is ring) is keeps_ring
+
+async def test_only_other_positions_make_another_ring(tmp_path: Path) -> None:
+    def with_(settings: str) -> str:
+        strategy = f"strategy: {{name: prefix_hash, {settings}}}"
+        return f"pools: [{A.replace('name: a', f'name: a, {strategy}')}]"
+
+    async with running(with_(""), tmp_path, Clock()) as pools:
+        pool = pools["a"].pool
+        await pools["a"].keeper.synced.wait()
+        rings = [pool.snapshot.placement]
+        for settings in ("load_factor: 2", "key: [conversation]", "positions: 8"):
+            changed = partial(has_another, pool, pool.strategy)
+            configure(pools, with_(settings))
+            await until(changed)
+            rings.append(pool.snapshot.placement)
+
+    assert [ring is rings[0] for ring in rings] == [True, True, True, False]
 
 
 async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> None:

@@ -158,15 +158,6 @@ def test_a_service_without_endpoints_yet_is_not_serving_and_says_why(service: Se
     assert service.metric("extproc_watch_restarts_total", pool="vllm", why="file_unreadable") == 1
 
 
-def test_a_pool_that_is_added_without_endpoints_leaves_the_service_ready(service: Service) -> None:
-    missing = {**pool([]), "name": "second", "models": ["second"], "endpoints": {"file": "missing.yaml"}}
-    service.configure([{**pool(ADDRESSES), "models": ["first"]}, missing])
-
-    wait_until(lambda: service.metric("extproc_pool_fault", pool="second") == 1)
-    assert service.is_ready()
-    assert get(f"{service.admin_url}/readyz").startswith("ready\npool second: no list of endpoints yet: ")
-
-
 def readyz(service: Service) -> str | None:
     """What a service that is not ready says of it; `None` if it does not answer, or is ready."""
     try:
@@ -201,23 +192,6 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         assert said in second.log.read_text()
         assert first.is_ready()
     assert not (tmp_path / "socket").exists(), "it leaves no file behind"
-
-
-def strategy_of(service: Service) -> str:
-    return str(get_json(f"{service.admin_url}/pools")[0]["strategy"])
-
-
-def test_a_changed_file_is_applied_and_a_bad_one_refused(service: Service) -> None:
-    service.configure([pool(ADDRESSES, {"name": "round_robin"})])
-    wait_until(lambda: strategy_of(service) == "round_robin")
-    assert service.metric("extproc_config_reloads_total", result="applied") == 1
-
-    service.config.write_text("pools: [")
-    wait_until(lambda: service.metric("extproc_config_reloads_total", result="refused") == 1)
-    assert strategy_of(service) == "round_robin"
-
-    service.configure([pool(ADDRESSES)])
-    wait_until(lambda: strategy_of(service) == "prefix_hash")
 
 
 async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:

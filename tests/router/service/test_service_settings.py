@@ -42,6 +42,11 @@ def pool_of(endpoints: str = "{dns: 'v:1'}", **fields: str) -> str:
     return f"pools: [{{name: a, endpoints: {endpoints}{more}}}]"
 
 
+def pools_of(*fields: str) -> str:
+    """A file with a pool for each of these fields."""
+    return f"pools: [{', '.join(f'{{name: p{n}, {DNS}, {each}}}' for n, each in enumerate(fields))}]"
+
+
 def faults(text: str, **environment: str) -> str:
     with pytest.raises(SettingsError) as caught:
         parse_settings(text, environment, where="f.yaml")
@@ -82,9 +87,8 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
 
     assert f"{place} was removed in 0.2: " in faults(yaml.safe_dump(value))
     if place.startswith("server."):
-        assert f"{place} was removed in 0.2: " in faults(
-            MINIMAL, **{f"EXTPROC_{place.replace('.', '__').upper()}": "1"}
-        )
+        variable = f"EXTPROC_{place.replace('.', '__').upper()}"
+        assert f"{place} was removed in 0.2: " in faults(MINIMAL, **{variable: "1"})
 
 
 @table(
@@ -93,21 +97,12 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
         (pool_of("{kubernetes: {service: v, port: ['99999']}}"), "a port's number goes without quotes"),
-        (
-            "pools: []\nserver: {drain_s: x}\npools: 1",
-            "f.yaml:3: pools is given twice (line 1)\nf.yaml:3: pools: expected a list",
-        ),
-        (
-            "share: {cluster: c, secret: {env: S}, mesh: {listen: ':99999', peers: {static: []}}}",
-            "share.mesh.listen: 99999 is not a port",
-        ),
+        ("pools: []\npools: 1", "f.yaml:2: pools is given twice (line 1)\nf.yaml:2: pools: expected a list"),
+        ("share: {mesh: {listen: ':99999', peers: {static: []}}}", "share.mesh.listen: 99999 is not a port"),
         ("server: {drain_s: '30'}", "server.drain_s: expected a number"),
         ("server: {listn: x}", "server.listn: there is no such setting; did you mean listen?"),
         ("pools: [{name: a, endpoint: {static: []}}]", "pools.0.endpoints: is missing"),
-        (
-            pool_of(strategy="{name: prefix_cach}"),
-            "pools.0.strategy: there is no prefix_cach; did you mean prefix_cache? (choose from ",
-        ),
+        (pool_of(strategy="{name: prefix_cach}"), "prefix_cach; did you mean prefix_cache? (choose from "),
         (pool_of(strategy="5"), "pools.0.strategy: expected a mapping"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
@@ -132,13 +127,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (pool_of("{dns: 'vllm:0'}"), "endpoints.dns: 'vllm:0' is not name:port"),
         (pool_of("{dns: '10.0.0.1:80'}"), "give it as static"),
         (pool_of(models="[]"), "an empty list serves no request"),
+        (pools_of("models: [m]", "adapters: [m]"), "pools.1.adapters.0: m is served by the pool p0, too"),
         (
-            f"pools: [{{name: a, models: [m], {DNS}}}, {{name: b, adapters: [m], {DNS}}}]",
-            "pools.1.adapters.0: m is served by the pool a, too",
-        ),
-        (
-            f"pools: [{{name: a, when_down: open, {DNS}}}, {{name: b, when_down: open, models: [b], {DNS}}}]",
-            "one pool can be open when the service is down, and a is",
+            pools_of("when_down: open", "when_down: open"),
+            "one pool can be open when the service is down, and p0",
         ),
         (pool_of(strategy="{name: best}"), "there is no best (choose from prefix_cache, "),
         (pool_of(strategy="{name: prefix_hash, key: [x]}"), "'x' is not a key"),
@@ -254,31 +246,21 @@ def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) 
 @table(
     ("when_down", "opened"),
     [
-        ([""], "p0"),
-        (["open"], "p0"),
-        (["closed"], None),
-        (["", ""], None),
-        (["", "open"], "p1"),
-        (["closed", "closed"], None),
+        *(([""], "p0"), (["open"], "p0"), (["closed"], None)),
+        *((["", ""], None), (["", "open"], "p1"), (["closed", ""], None)),
     ],
 )
 def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], opened: str | None) -> None:
-    pools = [
-        {"name": f"p{number}", "models": [f"m{number}"], "endpoints": {"dns": "v:1"}}
-        | ({"when_down": word} if word else {})
-        for number, word in enumerate(when_down)
-    ]
+    fields = [f"when_down: {word}" if word else f"models: [m{n}]" for n, word in enumerate(when_down)]
 
-    assert parse_settings(yaml.safe_dump({"pools": pools}), {}).open_pool == opened
+    assert parse_settings(pools_of(*fields), {}).open_pool == opened
 
 
 @table(
     ("port", "ports"),
     [
-        ("http", ("http",)),
-        ("8000", (8000,)),
-        ("[8000, 8001]", (8000, 8001)),
-        ("[rank-0, 8001]", ("rank-0", 8001)),
+        *(("http", ("http",)), ("8000", (8000,))),
+        *(("[8000, 8001]", (8000, 8001)), ("[rank-0, 8001]", ("rank-0", 8001))),
     ],
 )
 def test_a_services_port_may_be_several(port: str, ports: tuple[int | str, ...]) -> None:

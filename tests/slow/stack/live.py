@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from types import MappingProxyType
 
 import aiohttp
 
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import ApiServer, serving, write_access
 from tests.router.cluster.objects import Object, draining_pod, pod, slice_object
-from tests.slow.stack.mesh import Pods, run_pods, until_hosts
-from tests.stack.client import MODEL, Answer, ask, send, statuses
+from tests.stack.client import MODEL, Answer, ask, send
 from tests.stack.gateway import Edit, Gateway, edited, load
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
+from tests.stack.upstream import Endpoints, serve
+from tests.waiting import until
 
 IPS = [f"127.0.2.{number}" for number in range(1, 5)]
 
@@ -29,7 +29,9 @@ class Cluster:
     gateway: Gateway
     service: Service
     api: ApiServer
-    pods: Pods
+    pods: Endpoints
+    port: int
+    metrics_port: int
     api_running: AsyncExitStack
     has_xds: bool = True
 
@@ -44,7 +46,7 @@ class Cluster:
     def apply(self, *numbers: int, draining: frozenset[int] = frozenset(), service: str = "vllm") -> None:
         """Writes the EndpointSlice of a Service that has these pods."""
         entries = [self._entry(number, draining) for number in numbers]
-        ports: list[Object] = [{"name": "http", "port": self.pods.port, "protocol": "TCP"}]
+        ports: list[Object] = [{"name": "http", "port": self.port, "protocol": "TCP"}]
         self.api.put(slice_object(f"{service}-1", *entries, ports=ports, service=service))
 
     def configure(
@@ -76,7 +78,7 @@ class Cluster:
         return draining_pod(name, IPS[number]) if number in draining else pod(name, IPS[number], ready=True)
 
     def address(self, number: int) -> str:
-        return f"{IPS[number]}:{self.pods.port}"
+        return f"{IPS[number]}:{self.port}"
 
     def hosts(self, *numbers: int, draining: frozenset[int] = frozenset()) -> dict[str, str]:
         return {self.address(n): "DRAINING" if n in draining else "HEALTHY" for n in numbers}
@@ -112,13 +114,12 @@ async def run_cluster(
     ports = {8080: client, 9901: admin, 9902: metrics, 9002: ext_proc, 8000: pod_port}
     gateway = Gateway(directory, edited(load(shipped), ports, edits), port=client, admin_port=admin)
     service = Service(directory, port=ext_proc, admin_port=service_admin, listen=listen)
-    token = directory / "token"
-    token.write_text("token-1")
-    async with AsyncExitStack() as api_running, run_pods(IPS, pod_port) as pods:
+    addresses = [f"{ip}:{pod_port}" for ip in IPS]
+    async with AsyncExitStack() as api_running, serve(addresses) as pods:
         api = await api_running.enter_async_context(serving(ApiServer()))
-        cluster = Cluster(gateway, service, api, pods, api_running, shipped == "xds.yaml")
+        cluster = Cluster(gateway, service, api, pods, pod_port, metrics, api_running, shipped == "xds.yaml")
         cluster.apply(0, 1, 2)
-        write_kubeconfig(directory / "kubeconfig", api.url, token)
+        write_access(directory, api.url)
         cluster.configure(llama="vllm")
         with service:
             await asyncio.to_thread(service.wait_ready)
@@ -135,6 +136,9 @@ async def sweep(session: aiohttp.ClientSession, count: int, text: str = "sweep")
     return [await send(session, ask(f"{text} {number}")) for number in range(count)]
 
 
-def servers(answers: list[Answer]) -> Counter[str]:
-    assert statuses(answers) == {200: len(answers)}
-    return Counter(answer.served_by for answer in answers)
+async def until_hosts(gateway: Gateway, cluster: str, wanted: dict[str, str]) -> None:
+    """Waits until Envoy has exactly these hosts for a cluster."""
+    await until(
+        lambda: gateway.hosts(cluster) == wanted,
+        lambda: f"{cluster} has {gateway.hosts(cluster)}, not {wanted}",
+    )

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.manifests.rendering import MANIFESTS
-from tests.slow.stack.mesh import HELD, Pods, run_pods
 from tests.stack.client import connect, send
 from tests.stack.fetch import answers
 from tests.stack.gateway import Gateway, Tree, cluster, edited, load
 from tests.stack.ports import free_ports
+from tests.stack.upstream import HELD, Endpoints, serve
 from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.envoy
@@ -39,11 +39,11 @@ def alone(tree: Tree) -> None:
 
 
 @asynccontextmanager
-async def run_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Pods, int]]:
+async def run_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Endpoints, int]]:
     """Yields an Envoy, its one pod and Envoy's admin port."""
     client, admin, service, pod = free_ports(4)
     tree = edited(load("standalone.yaml"), {8080: client, 9901: admin, 9002: service, 8001: pod}, [alone])
-    async with run_pods(["127.0.0.1"], pod) as pods:
+    async with serve([f"127.0.0.1:{pod}"]) as pods:
         with Gateway(directory, tree, port=client, admin_port=admin) as gateway:
             await asyncio.to_thread(gateway.wait_ready)
             yield gateway, pods, admin
@@ -63,7 +63,7 @@ async def test_draining_waits_for_open_answers_and_takes_no_new_connection(tmp_p
         await asyncio.to_thread(wait_until, lambda: not answers(f"{gateway.admin_url}/ready"))
         await asyncio.to_thread(wait_until, lambda: not answers(f"{gateway.url}/health"))
         is_waiting = not script.done()
-        pods.release.set()
+        pods.release()
         ended = [(answer.status, answer.body) for answer in await asyncio.gather(*streams)]
         result = await script
 
@@ -78,7 +78,7 @@ async def test_draining_ends_at_its_limit(tmp_path: Path) -> None:
         await until(lambda: pods.held)
         result = await run_script(admin, limit_s=2)
         still_open = not stream.done()
-        pods.release.set()
+        pods.release()
         await stream
 
     assert result.returncode == 0

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.router.cluster.dns_server import DnsServer, serving_dns
-from tests.slow.stack.live import IPS, Cluster, run_cluster, servers, sweep
-from tests.stack.client import ask, connect, send
+from tests.slow.stack.live import IPS, Cluster, run_cluster, sweep
+from tests.stack.client import ask, connect, send, servers
+from tests.stack.fetch import answers, get
 from tests.stack.gateway import Edit, Tree, cluster, find
 from tests.waiting import until
 
@@ -94,9 +95,25 @@ async def test_a_pod_that_leaves_dns_finishes_its_streams(tmp_path: Path) -> Non
         dns.records[NAME, "A"] = [IPS[0], IPS[2]]
         await until_resolved(running, 0, 2)
         later = servers(await sweep(session, 30))
-        running.pods.release.set()
+        running.pods.release()
         answers = await asyncio.gather(*streams)
 
     assert running.address(1) not in later
     assert running.address(1) in servers(answers)
     assert Counter(answer.body for answer in answers) == {b"first last": 30}
+
+
+async def test_the_pods_ports_show_prometheus_two_paths_and_the_socket_is_the_services_own(
+    tmp_path: Path,
+) -> None:
+    """Not Envoy's admin port; and nobody else may write to the socket, which decides where prompts go."""
+    async with run_sidecar(tmp_path) as (running, _):
+        url = f"http://127.0.0.1:{running.metrics_port}"
+        metrics = await asyncio.to_thread(get, f"{url}/stats/prometheus")
+        paths = ("/ready", "/config_dump", "/quitquitquit")
+        open_ = [await asyncio.to_thread(answers, f"{url}{path}") for path in paths]
+        mode = (tmp_path / "ext_proc.sock").stat().st_mode
+
+    assert "envoy_cluster_upstream_rq_total" in metrics
+    assert open_ == [True, False, False]
+    assert mode & 0o022 == 0

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.stack.client import Answer, ask, connect, send, statuses
+from tests.stack.client import Answer, ask, connect, send, served, statuses
 from tests.stack.service import pool
 from tests.stack.stack import Stack, states
 from tests.stack.upstream import serve
@@ -22,28 +22,21 @@ pytestmark = pytest.mark.envoy
 TEXTS = [f"conversation {number}" for number in range(24)]
 
 
-async def served(session: aiohttp.ClientSession, texts: Sequence[str] = TEXTS) -> dict[str, str]:
-    """Asks once per text, one after the other; returns who answered."""
-    answers = [await send(session, ask(text)) for text in texts]
-    assert statuses(answers) == {200: len(texts)}
-    return {text: answer.served_by for text, answer in zip(texts, answers, strict=True)}
-
-
 @pytest.mark.parametrize("transport", ["native", "grpcio"])
 async def test_service_hangs(stack: Stack, transport: str) -> None:
     """A stopped process holds no request longer than Envoy's patience; soon it is passed by."""
     stack.use(transport=transport)
     async with connect(stack.url) as session:
-        homes = await served(session)
+        homes = await served(session, TEXTS)
         stack.service.send(signal.SIGSTOP)
         first = await send(session, ask("while it hangs"))
         await until(lambda: not stack.gateway.sees_service())
         timeouts = stack.gateway.ext_proc()["message_timeouts"]
-        await served(session)
+        await served(session, TEXTS)
         assert stack.gateway.ext_proc()["message_timeouts"] == timeouts
         stack.service.send(signal.SIGCONT)
         await until(stack.gateway.sees_service)
-        back = await served(session)
+        back = await served(session, TEXTS)
 
     assert first.status == 200
     assert back == homes
@@ -56,7 +49,7 @@ async def test_endpoint_that_swallows_connections_costs_its_conversations_a_mome
     before = timeouts(stack)
     async with serve(stack.spare[:3]), connect(stack.url) as session:
         async with serve([gone]):
-            homes = await served(session)
+            homes = await served(session, TEXTS)
         with black_hole(gone):
             homeless = [text for text in TEXTS if homes[text] == gone]
             moved = await served(session, homeless)
@@ -125,7 +118,7 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
         await change(stack.addresses[:3])
         is_over.set()
         answers = [answer for answers in await asyncio.gather(*load) for answer in answers]
-        without = await served(session)
+        without = await served(session, TEXTS)
 
     assert len(answers) > 100
     assert statuses(answers) == {200: len(answers)}

@@ -5,7 +5,6 @@ a time and never a burst; what is asked is how many of them failed.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
@@ -14,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.stack.client import Answer, ask, connect, send, statuses
+from tests.stack.client import Answer, ask, connect, send, servers, statuses
 from tests.stack.service import pool, prefix_hash
 from tests.stack.stack import Stack, states
 from tests.waiting import until
@@ -29,8 +28,7 @@ TOKENS = 120
 
 NUMBERS = count()
 LEAST_LOAD = {"name": "least_load"}
-STRATEGIES = [LEAST_LOAD, prefix_hash()]
-each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=["least_load", "prefix_hash"])
+BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
 
 
 def use(stack: Stack, strategy: dict[str, Any], **fields: Any) -> str:
@@ -51,15 +49,20 @@ async def load(session: aiohttp.ClientSession, count: int, text: str) -> list[An
 
 
 @asynccontextmanager
-async def resetting(address: str) -> AsyncGenerator[None]:
-    """Takes connections at an address, and resets each when a request begins to come."""
+async def breaking(address: str, head: bytes = b"") -> AsyncGenerator[None]:
+    """Begins each answer at an address with this head, and cuts it; without one it resets the connection."""
 
-    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.transport.abort()
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        await writer.drain()
+        if head:
+            writer.close()
+        else:
+            writer.transport.abort()
 
     host, _, port = address.rpartition(":")
-    async with await asyncio.start_server(reset, host, int(port), reuse_address=True):
+    async with await asyncio.start_server(answer, host, int(port), reuse_address=True):
         yield
 
 
@@ -67,13 +70,9 @@ def errors(answers: Sequence[Answer]) -> int:
     return sum(answer.status >= 500 for answer in answers)
 
 
-def servers(answers: Sequence[Answer]) -> Counter[str]:
-    return Counter(answer.served_by for answer in answers)
-
-
-async def until_back(stack: Stack, session: aiohttp.ClientSession, timeout_s: float = 30.0) -> None:
+async def until_back(stack: Stack, session: aiohttp.ClientSession) -> None:
     """Goes on sending until every endpoint is ready."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(60):
         while set((await asyncio.to_thread(states, stack)).values()) != {"ready"}:
             await load(session, 20, "meanwhile")
 
@@ -82,7 +81,7 @@ async def test_one_that_resets_connections_costs_few_requests(stack: Stack) -> N
     name = use(stack, LEAST_LOAD)
     bad = stack.addresses[3]
     await asyncio.to_thread(stack.simulators[1].kill)
-    async with connect(stack.url) as session, resetting(bad):
+    async with connect(stack.url) as session, breaking(bad):
         first = await load(session, TEN_SECONDS, "first")
         state = (await asyncio.to_thread(states, stack))[bad]
     answers = stack.service.metric("extproc_answers_total", pool=name, endpoint=bad, **{"class": "none"})
@@ -92,27 +91,12 @@ async def test_one_that_resets_connections_costs_few_requests(stack: Stack) -> N
     assert answers == errors(first)
 
 
-@asynccontextmanager
-async def cutting(address: str) -> AsyncGenerator[None]:
-    """Begins each answer at an address well, and cuts it after its head."""
-
-    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
-        await writer.drain()
-        writer.close()
-
-    host, _, port = address.rpartition(":")
-    async with await asyncio.start_server(cut, host, int(port), reuse_address=True):
-        yield
-
-
 async def test_one_that_cuts_its_answers_costs_few_requests(stack: Stack) -> None:
     name = use(stack, LEAST_LOAD, probe=False)
     bad = stack.addresses[3]
     await asyncio.to_thread(stack.simulators[1].kill)
     cut = 0
-    async with connect(stack.url) as session, cutting(bad):
+    async with connect(stack.url) as session, breaking(bad, BEGUN):
         for number in range(100):
             try:
                 await send(session, ask(f"cut {number}", max_tokens=1))

@@ -1,10 +1,8 @@
 """Requests that are held longer than Envoy waits for an answer, in every way a gateway may ask."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.slow.stack.variants import TIMEOUT_S
 from tests.stack.client import ask, connect, send, statuses
@@ -71,20 +69,3 @@ async def test_an_envoy_that_may_not_wait_longer_gives_up(stack: Stack) -> None:
         await until(lambda: held(stack) == 0)
 
     assert given_up.status >= 500
-
-
-async def test_a_request_that_came_before_any_endpoint_is_served_by_the_first(
-    stack: Stack, tmp_path: Path
-) -> None:
-    listed = tmp_path / "endpoints.yaml"
-    listed.write_text("[]")
-    late = {"name": "late", "endpoints": {"file": str(listed)}, "hold": {"settle_s": 0.1}, "probe": False}
-    stack.use(late, endpoints=stack.spare)
-    async with serve(stack.spare), connect(stack.url) as session:
-        requests = [asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(3)]
-        await until(lambda: stack.service.metric("extproc_held_requests", pool="late") == 3)
-        ip, _, port = stack.spare[0].rpartition(":")
-        listed.write_text(yaml.safe_dump([{"address": ip, "port": int(port)}]))
-        answers = await asyncio.gather(*requests)
-
-    assert {(answer.status, answer.served_by) for answer in answers} == {(200, stack.spare[0])}

@@ -10,9 +10,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.slow.stack.live import Cluster, run_cluster, servers, sweep
-from tests.slow.stack.mesh import until_hosts
-from tests.stack.client import Answer, ask, connect, send
+from tests.slow.stack.live import Cluster, run_cluster, sweep, until_hosts
+from tests.stack.client import Answer, ask, connect, send, servers
 from tests.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -58,7 +57,7 @@ async def test_pods_come_drain_and_go_under_open_streams(cluster: Cluster) -> No
         await cluster.until(0, 2, 3)
         after = servers(await sweep(session, 60))
 
-        cluster.pods.release.set()
+        cluster.pods.release()
         answers = await asyncio.gather(*streams)
 
     assert cluster.address(1) not in while_draining | after
@@ -94,11 +93,11 @@ async def test_a_pool_added_to_the_configuration_is_served_without_touching_envo
 
         theirs = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
         others = await sweep(session, 20)
-        before = len(cluster.pods.bodies)
+        before = cluster.pods.arrived
         await asyncio.to_thread(cluster.service.kill)
         refused = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
         refused += [await send(session, ask(f"chat {number}")) for number in range(8)]
-        reached = len(cluster.pods.bodies) - before
+        reached = cluster.pods.arrived - before
 
         await asyncio.to_thread(cluster.service.start)
         await asyncio.to_thread(cluster.service.wait_ready)
@@ -219,7 +218,7 @@ async def test_a_restarted_service_finds_its_clusters_and_affinity_is_back(clust
         await cluster.until_asked()
         after = [answer.served_by for answer in await sweep(session, 30)]
         counted_after = changes(cluster)
-        cluster.pods.release.set()
+        cluster.pods.release()
 
         assert (await held).body == b"first last"
     assert after == before

@@ -165,17 +165,19 @@ async def test_the_picker_hangs_for_a_moment_while_an_answer_streams(stack: Stac
 
     async with connect(stack.url) as session:
         await _until_answered(session)
-        await _stream_while(session, hang)
+        received = await _stream_while(session, hang)
+
+    assert received.count(b"data: ") >= 2_000
+    assert received.endswith(b"data: [DONE]\n\n")
 
 
-async def _stream_while(session: aiohttp.ClientSession, happens: Callable[[], None]) -> None:
-    """Something happens after an answer's first chunk; raises if the answer breaks off."""
-    body = ask("stream", stream=True, max_tokens=2_000)
+async def _stream_while(session: aiohttp.ClientSession, happens: Callable[[], None]) -> bytes:
+    """Something happens after an answer's first chunk; returns all of it, raises if it breaks off."""
+    body = ask("stream", stream=True, max_tokens=2_000, ignore_eos=True)
     async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
         received = await answer.content.readany()
         happens()
-        received += await answer.content.read()
-    assert received.endswith(b"data: [DONE]\n\n")
+        return received + await answer.content.read()
 
 
 def _texts(body: bytes) -> list[str]:

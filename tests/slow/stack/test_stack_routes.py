@@ -146,15 +146,3 @@ async def test_twenty_megabytes_arrive_and_more_than_the_limit_does_not(stack: S
     assert f"x-simulated-body-xxh3: {xxhash.xxh3_64_hexdigest(body)}" in arrived
     assert refused.split()[1] == "413"
     assert '"body_too_large"' in refused
-
-
-async def test_with_everything_behind_it_down_envoys_health_is_its_own(stack: Stack) -> None:
-    """A load balancer before us asks whether we take requests."""
-    stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
-    stack.service.kill()
-    before = stack.gateway.ext_proc()["streams_started"]
-    async with connect(stack.url) as session:
-        answer = await send(session, b"", path="/health", method="GET")
-
-    assert (answer.status, answer.body) == (200, b"")
-    assert stack.gateway.ext_proc()["streams_started"] == before
