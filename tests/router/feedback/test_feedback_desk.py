@@ -1,10 +1,8 @@
 """Outcomes arrive at a pool: who is picked afterwards, what is counted, what is told."""
 
-import heapq
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, 
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.clock import Clock
-from tests.tables import table
 
 ENDPOINTS = [
     Endpoint(f"e{number}", f"10.0.0.{number}:80", adapters=frozenset({"sql"} if number < 3 else ()))
@@ -176,86 +173,6 @@ def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> N
     desk.counters.keep({"e2"})
 
     assert desk.counters.answers == {}
-
-
-class World:
-    """Clients that each ask five times a second, four endpoints, some of which may fail at once.
-
-    In virtual time. What became of a request is told in batches, `FLUSH_S` after the last one.
-    """
-
-    FLUSH_S = 0.02
-    SERVICE_S = 0.15
-    PERIOD_S = 0.2
-
-    def __init__(self, strategy: Strategy, clients: int = 16) -> None:
-        self.clock = Clock()
-        self.desk = build(strategy, self.clock)
-        self.rng = random.Random(5)
-        self.failing: set[str] = set()
-        self.untold: list[tuple[float, Outcome]] = []
-        self.answers: list[tuple[float, str, bool]] = []
-        self._events: list[tuple[float, int, Iterator[float]]] = []
-        for number in range(clients):
-            at_s = self.clock.now_s + self.PERIOD_S * number / clients
-            heapq.heappush(self._events, (at_s, number, self._client()))
-        heapq.heappush(self._events, (self.clock.now_s, clients, self._logger()))
-
-    def run(self, seconds: float) -> list[tuple[str, bool]]:
-        """Returns who answered in this time, and whether well."""
-        start_s = self.clock.now_s
-        while self._events[0][0] <= start_s + seconds:
-            self.clock.now_s, number, routine = heapq.heappop(self._events)
-            heapq.heappush(self._events, (self.clock.now_s + next(routine), number, routine))
-        self.clock.now_s = start_s + seconds
-        return [(name, is_well) for at_s, name, is_well in self.answers if at_s > start_s]
-
-    def _client(self) -> Iterator[float]:
-        while True:
-            taken = pick(self.desk.pool, self.rng.getrandbits(64))
-            fails = taken.endpoint.name in self.failing
-            duration_s = 0.002 if fails else self.rng.expovariate(1 / self.SERVICE_S)
-            yield duration_s
-            taken.release()
-            verdict = Verdict.FAILED if fails else Verdict.ANSWERED
-            outcome = said(taken.endpoint, verdict, 500 if fails else 200, duration_s)
-            self.untold.append((self.clock.now_s, outcome))
-            self.answers.append((self.clock.now_s, taken.endpoint.name, not fails))
-            yield max(0.0, self.PERIOD_S - duration_s)
-
-    def _logger(self) -> Iterator[float]:
-        while True:
-            yield self.FLUSH_S
-            told, self.untold = self.untold, []
-            for _, outcome in told:
-                self.desk.observe(outcome)
-
-
-@table("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
-def test_one_of_four_that_fails_at_once_costs_few_requests_and_gets_its_share_back(
-    make: type[LeastLoad] | type[PrefixHash],
-) -> None:
-    """Where nothing is learnt from failures, it is a black hole."""
-    world, hole = World(make(outside())), World(make(outside()))
-    before = world.run(10)
-    world.failing = {"e1"}
-    first, after = world.run(10), world.run(20)
-    world.failing = set()
-    world.run(20)
-    back = world.run(10)
-    hole.desk.cooling.rules, hole.failing = Rules(failures=None), {"e1"}
-
-    def errors(answers: list[tuple[str, bool]]) -> float:
-        return sum(not is_well for _, is_well in answers) / len(answers)
-
-    def share(answers: list[tuple[str, bool]]) -> float:
-        return sum(name == "e1" for name, _ in answers) / len(answers)
-
-    assert errors(before) == errors(back) == 0
-    assert errors(first) < 0.02
-    assert errors(after) <= 0.005
-    assert [share(before), share(back)] == pytest.approx([0.25, 0.25], abs=0.08)
-    assert errors(hole.run(10)) > 0.25
 
 
 def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_there_is_one() -> None:

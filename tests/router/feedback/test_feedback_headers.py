@@ -49,20 +49,6 @@ def build() -> tuple[PoolFeedback, Clock]:
     return PoolFeedback(pool, cooling), clock
 
 
-def test_headers_alone_are_enough() -> None:
-    desk, clock = build()
-    for _ in range(3):
-        desk.observe_response(told(500))
-
-    assert desk.cooling.shut() == {"a": Why.COOLING}
-    assert desk.counters.answers == {("a", "5xx"): 3}
-
-    clock.now_s += 4
-    desk.observe_response(told(200))
-
-    assert desk.cooling.shut() == {}
-
-
 def test_a_failure_that_is_told_twice_counts_once() -> None:
     desk, _ = build()
     logged = Outcome(A.address, Verdict.FAILED, 500)

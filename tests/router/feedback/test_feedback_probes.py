@@ -21,7 +21,6 @@ from extproc.router.routing.strategies.base import Outside
 from tests.clock import Sleeps
 from tests.stack.ports import free_ports
 from tests.tables import table
-from tests.waiting import until
 
 
 def build(count: int) -> PoolFeedback:
@@ -163,19 +162,3 @@ async def test_silence_and_a_closed_port_are_no_health() -> None:
     async with serving(200, delay_s=1) as slow, ClientSession(timeout=timeout) as session:
         assert not await ask_health(session, slow)
         assert not await ask_health(session, f"http://127.0.0.1:{closed}/health")
-
-
-async def test_a_prober_asks_until_it_is_cancelled() -> None:
-    desk = build(0)
-    async with serving(503) as sick, serving(200) as well:
-        addresses = [url.split("/")[2] for url in (sick, well)]
-        endpoints = [Endpoint(address, address) for address in addresses]
-        desk.pool.replace(endpoints)
-        plan = ProbePlan(interval_s=0.01)
-        task = asyncio.create_task(Prober(desk, plan, rng=random.Random(1)).run())
-        await until(desk.cooling.shut)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    assert desk.cooling.shut() == {addresses[0]: Why.UNHEALTHY}

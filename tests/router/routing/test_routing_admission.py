@@ -85,19 +85,6 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
     assert Admission(PRIORITIES).standing(told) == Standing(-10)
 
 
-@table(("objective", "kind"), [("batch", Sheddable), ("usual", Overloaded), ("premium", Overloaded)])
-def test_a_refusal_says_of_which_kind_it_is(objective: str, kind: type[Overloaded]) -> None:
-    pool = full_pool(1)
-    for _ in range(2):
-        pool.book.take("e0")
-
-    with pytest.raises(Overloaded) as caught:
-        send(pool, objective)
-
-    assert type(caught.value) is kind
-    assert (caught.value.status, caught.value.retry_after_s, caught.value.pool) == (429, 1, "llama")
-
-
 @table(
     ("in_flight", "refused", "kind", "let_in"),
     [

@@ -37,15 +37,6 @@ def test_what_was_never_taken_or_by_others_is_not_ours_to_release() -> None:
             book.release(name)
 
 
-def test_ties_fall_evenly() -> None:
-    book = book_of(a=1, b=1, c=1, d=2)
-    rng = random.Random(3)
-    firsts = Counter(next(book.least_loaded(rng)) for _ in range(3_000))
-
-    assert set(firsts) == {"a", "b", "c"}
-    assert min(firsts.values()) > 900
-
-
 @given(MOVES)
 def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) -> None:
     book, ours, elsewhere, members = LoadBook(), Counter[str](), Counter[str](), set[str]()

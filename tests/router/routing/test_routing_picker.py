@@ -1,7 +1,6 @@
 """The picker: from a request to a pool, a key and an endpoint."""
 
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -12,15 +11,9 @@ from extproc.errors import NoEndpoint, PromptError, PromptTooComplex, UnknownMod
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.balanced import NO_PREFIX, TURN, LeastLoad
+from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import (
-    NOWHERE,
-    Candidates,
-    Choice,
-    Ending,
     Outside,
-    Placement,
-    Reading,
     Strategy,
 )
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
@@ -271,86 +264,6 @@ def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
         pick.release()
 
     assert (built.book.in_flight("e1"), built.book.total) == (0, 4)
-
-
-class Learner(Strategy, Reading):
-    """Takes the first endpoint, and writes down what it hears."""
-
-    name = "learner"
-    headers = ()
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, object]] = []
-
-    def needs_body(self, headers: object) -> bool:  # always
-        return True
-
-    def read(self, prompt: object, headers: object, adapter: str) -> "Learner":  # anything
-        return self
-
-    def place(self, ready: object, before: Placement) -> Placement:  # nowhere
-        return NOWHERE
-
-    def follow(self, ready: Iterable[str]) -> None:
-        self.heard.append(("follow", [*ready]))
-
-    def choose(self, candidates: Candidates, count: int) -> Choice:
-        return Choice(candidates.names[:count], TURN)
-
-    def taken(self, endpoint: str) -> None:
-        self.heard.append(("taken", endpoint))
-
-    def ended(self, endpoint: str) -> None:
-        self.heard.append(("ended", endpoint))
-
-    def learn(self, endpoint: str, ending: Ending) -> None:
-        self.heard.append(("learn", (endpoint, ending.status)))
-
-
-def learning() -> tuple[Learner, Pool]:
-    learner = Learner()
-    built = pool("llama", Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80"), strategy=learner)
-    return learner, built
-
-
-def test_a_strategy_hears_of_endpoints_and_of_a_request_to_its_end() -> None:
-    learner, built = learning()
-    pick = Picker([Route(built)]).pick(chat("m")).pick
-    moved = built.move(pick, "10.0.0.2:80")
-    moved.release()
-    moved.learn(Ending(status=200))
-    built.replace([Endpoint("b", "10.0.0.2:80")])
-
-    assert learner.heard == [
-        ("follow", ["a", "b"]),
-        ("taken", "a"),
-        ("ended", "a"),
-        ("taken", "b"),
-        ("ended", "b"),
-        ("learn", ("b", 200)),
-        ("follow", ["b"]),
-    ]
-
-
-def test_a_request_ends_with_the_strategy_that_placed_it() -> None:
-    learner, built = learning()
-    pick = Picker([Route(built)]).pick(chat("m")).pick
-    built.install(built.snapshot, LeastLoad(OUTSIDE))
-    pick.release()
-
-    assert learner.heard[-1] == ("ended", "a")
-    assert built.book.total == 0
-
-
-def test_a_proposal_counts_nothing() -> None:
-    learner, built = learning()
-    proposed = Picker([Route(built)]).propose(chat("m"))
-
-    assert proposed.pick.endpoint.name == "a"
-    assert learner.heard == [("follow", ["a", "b"])]
-    assert built.book.total == 0
-    with pytest.raises(KeyError):
-        proposed.pick.release()
 
 
 def test_tenants_share_no_prefix_and_a_tenant_does_with_itself() -> None:

@@ -239,14 +239,6 @@ def test_a_request_that_another_endpoint_answered_is_known_there_alone(way: str)
     assert not any(fleet.strategy.index.holding(name).pinned for name in "ab")  # type: ignore[union-attr]
 
 
-def test_what_a_strange_endpoint_answered_is_known_nowhere() -> None:
-    fleet = Fleet("ab")
-    pick = fleet.visit(words("Why?", 1_000))
-    pick.learn(Ending(status=200), "10.9.9.9:80")
-
-    assert len(fleet.strategy.index) == 0
-
-
 def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
     """Requests of all lengths, one at a time, on engines `slowness` times as slow as the profile."""
     rng = random.Random(5)

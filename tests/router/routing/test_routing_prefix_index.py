@@ -114,21 +114,6 @@ def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
     assert len(at(index, "a")) == 8
 
 
-def test_what_two_requests_use_stays_until_both_have_ended() -> None:
-    index = index_of("a")
-    holding = at(index, "a")
-    long, short = chain(1, 2, 3), chain(1, 2)
-    first, second = index.take(holding, long, 0.0), index.take(holding, short, 0.0)
-    index.release(holding, long, first, 0.0)
-
-    assert (holding.pinned_bytes, holding.idle_bytes) == (2 * SIZE, SIZE)
-
-    index.release(holding, short, second, 0.0)
-
-    assert (holding.pinned_bytes, holding.idle_bytes) == (0, 3 * SIZE)
-    assert list(holding.idle) == [*reversed(long.hashes)]
-
-
 @table("event", ["goes", "moves", "is lost"])
 def test_an_endpoint_that_goes_or_moves_or_is_lost_holds_nothing_whenever_its_requests_end(
     event: str,
@@ -152,15 +137,6 @@ def test_an_endpoint_that_goes_or_moves_or_is_lost_holds_nothing_whenever_its_re
     index.withdraw(old, asked, taken)
 
     assert depth(index, "a", 1, 2, 3) == 2
-
-
-def test_an_endpoint_that_stays_keeps_what_it_holds() -> None:
-    index = index_of("a", "b")
-    visit(index, "a", 1, 2)
-    index.follow({"a": "10.0.0.1:80", "c": "10.0.0.3:80"})
-
-    assert depth(index, "a", 1, 2) == 2
-    assert index.holding("b") is None
 
 
 def test_prompts_fork_where_they_go_on_differently() -> None:
@@ -397,11 +373,10 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.resize(name, blocks * SIZE)
 
     @invariant()
-    def open_requests_hold_all_that_they_took(self) -> None:
-        for request in self.open:
-            if not request.holding.is_gone:
-                taken = request.asked.hashes[: request.taken.blocks]
-                assert all(block in request.holding.pinned for block in taken)
+    def open_requests_hold_all_that_they_took_and_nobody_else_does(self) -> None:
+        for holding in self.holdings():
+            ours = [one for one in self.open if one.holding is holding]
+            assert holding.pinned.keys() == {b for o in ours for b in o.asked.hashes[: o.taken.blocks]}
 
     @invariant()
     def the_bound_holds(self) -> None:

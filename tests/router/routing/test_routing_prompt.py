@@ -235,13 +235,6 @@ def test_tool_nested_too_deeply_to_write_is_left_out() -> None:
     )
 
 
-def test_boundaries_tell_speakers_apart() -> None:
-    one = chat(user("a"), {"role": "assistant", "content": "b"})
-    other = chat(user("ab"))
-
-    assert one.head(100) != other.head(100)
-
-
 def test_conversation_is_the_system_text_and_the_first_user_message() -> None:
     system = {"role": "system", "content": "You are helpful. " * 100}
     other_system = {"role": "system", "content": "You are helpful. " * 99 + "You are terse."}

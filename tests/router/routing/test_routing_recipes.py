@@ -64,10 +64,15 @@ def newest(tmp_path: Path) -> Iterator[type[Strategy]]:
     del sys.modules["newest"]
 
 
-def test_a_strategy_in_one_file_is_configured_and_picks(newest: type[Strategy]) -> None:
+def test_a_strategy_in_one_file_is_configured_as_strictly_as_the_others_and_picks(
+    newest: type[Strategy],
+) -> None:
     registry = StrategyRegistry(*STRATEGIES.kinds.values(), newest)  # the one line
     section = TypeAdapter[StrategySettings](Annotated[StrategySettings, registry])
 
+    for wrong in ({"name": "newest", "skip": -1}, {"name": "newest", "more": 1}, {"name": "oldest"}):
+        with pytest.raises(ValidationError):
+            section.validate_python(wrong)
     settings = section.validate_python({"name": "newest", "skip": 1})
     strategy = registry.build(settings.name, settings.options(), Outside(random.Random(1), float))
     pool = Pool("llama", strategy)
@@ -79,15 +84,6 @@ def test_a_strategy_in_one_file_is_configured_and_picks(newest: type[Strategy]) 
     assert registry.reasons["newest"].meaning == "one of the endpoints that came last"
     assert "newest" in build_page(registry.reasons).html
     assert "NewestSettings" in section.json_schema()["$defs"]
-
-
-def test_its_section_is_as_strict_as_the_others(newest: type[Strategy]) -> None:
-    registry = StrategyRegistry(*STRATEGIES.kinds.values(), newest)
-    section = TypeAdapter[StrategySettings](Annotated[StrategySettings, registry])
-
-    for wrong in ({"name": "newest", "skip": -1}, {"name": "newest", "more": 1}, {"name": "oldest"}):
-        with pytest.raises(ValidationError):
-            section.validate_python(wrong)
 
 
 def test_the_docs_and_the_page_explain_every_reason() -> None:

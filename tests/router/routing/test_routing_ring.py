@@ -34,10 +34,6 @@ def test_walk_starts_at_the_first_position_at_or_after_the_key(key: int, owners:
     assert owners == "".join(ring.walk(key))
 
 
-def test_empty_ring_walks_nowhere() -> None:
-    assert not list(Ring().walk(7))
-
-
 def test_colliding_positions_stand_in_the_order_of_names_whoever_came_first() -> None:
     marks = {"a": [10], "b": [10], "c": [10], "x": [90], "y": [91], "z": [92]}
     ring = at(marks)
@@ -62,23 +58,6 @@ def test_unchanged_members_give_the_same_ring() -> None:
     ring = Ring("abc")
 
     assert ring.replace("cba") is ring
-
-
-def test_a_ring_knows_its_members() -> None:
-    ring = Ring("ab", positions=8)
-
-    assert "a" in ring
-    assert "z" not in ring
-    assert len(ring) == 2
-    assert ring != "ab"
-
-
-def test_a_freed_slot_is_used_again() -> None:
-    names = [f"pod-{index}" for index in range(20)]
-    ring = Ring(names, positions=4)
-    changed = ring.replace(names[1:]).replace([*names[1:], "new"]).replace([*names, "new"])
-
-    assert changed == Ring([*names, "new"], positions=4)
 
 
 def test_256_positions_spread_keys_evenly() -> None:

@@ -221,7 +221,7 @@ def test_a_pool_without_its_closed_ones_is_the_pool_of_the_others(
     assert (sorted(first), [*map(counts.get, first)]) == (sorted(second), [*map(counts.get, second)])
 
 
-@table("closed", ["b", "bc", "bcdefghijk"])
+@table("closed", ["", "b", "bc", "bcdefghijk"])
 def test_ties_beside_closed_ones_are_even(closed: str) -> None:
     book, rng = LoadBook(), random.Random(5)
     book.set_members("abcdefghijklm")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
@@ -60,15 +59,6 @@ def test_without_a_log_no_more_than_a_thousand_ended_requests_are_kept() -> None
         tickets.end(tickets.give(take_pick()))
 
     assert len(tickets) == 1_024
-
-
-def test_every_pick_has_a_number_whatever_its_strategy() -> None:
-    pool = Pool("llama", LeastLoad(OUTSIDE))
-    pool.replace([Endpoint("a", "10.0.0.1:80")])
-    tickets = Tickets(Clock(0.0), 0)
-    pick = pool.pick(pool.strategy.read(None, {}, ""))
-
-    assert tickets.take(tickets.give(pick)) is pick
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 20))

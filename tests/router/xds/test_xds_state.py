@@ -184,19 +184,6 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
     assert subscriber.next() is None
 
 
-def test_a_pool_removed_and_added_between_two_looks_gets_its_endpoints_again() -> None:
-    catalog = Catalog(["llama", "qwen"])
-    catalog.replace("qwen", [A])
-    subscriber = subscribed(catalog, "llama", "qwen")
-    catalog.remove("qwen")
-    clusters = subscriber.next()
-    catalog.replace("qwen", [A])
-    accept(subscriber, clusters)
-
-    assert names(subscriber.next()) == ["llama", "qwen"]
-    assert names(subscriber.next()) == ["qwen"]
-
-
 @table(
     ("wanted", "told"),
     [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])],
