@@ -82,7 +82,7 @@ def test_any_history_gives_the_ring_of_its_last_members(
     assert ring == Ring(members, positions=5)
 
 
-@given(NAMES.filter(bool), st.integers(0, 2**64 - 1))
+@given(NAMES, st.integers(0, 2**64 - 1))
 def test_walk_meets_every_member_once(names: set[str], key: int) -> None:
     assert sorted(names) == sorted(Ring(names, positions=3).walk(key))
 
