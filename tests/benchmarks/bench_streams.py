@@ -66,7 +66,7 @@ async def hold(service: Service, port: int) -> tuple[float, float]:
     during = await wave(STREAMS)
     left = memory_bytes(service)
     for channel in channels:
-        await channel.close()
+        await channel.close(None)
     return (during - before) / STREAMS, (left - before) / STREAMS
 
 

@@ -21,14 +21,22 @@ from extproc.router.wire.calls import Status
 from tests.router.feedback.access_logs import Client, entry, message
 from tests.tables import table
 
-CLIENTS = ("downstream_connection_termination", "downstream_protocol_error", "downstream_remote_reset")
-ENDPOINTS = (
-    "upstream_connection_failure",
-    "upstream_connection_termination",
-    "upstream_remote_reset",
-    "upstream_request_timeout",
-    "upstream_protocol_error",
-)
+FAULTS = {
+    **dict.fromkeys(
+        ("downstream_connection_termination", "downstream_protocol_error", "downstream_remote_reset"),
+        EndpointFault.CLIENT,
+    ),
+    **{
+        f"upstream_{what}": EndpointFault.ENDPOINT
+        for what in (
+            "connection_failure",
+            "connection_termination",
+            "remote_reset",
+            "request_timeout",
+            "protocol_error",
+        )
+    },
+}
 OTHERS = ("no_healthy_upstream", "upstream_overflow", "no_route_found", "upstream_retry_limit_exceeded")
 
 milliseconds = st.integers(0, 10**7)
@@ -47,39 +55,28 @@ class Heard:
 
 
 @given(
-    st.none() | st.text(st.characters(codec="utf-8"), max_size=9),
-    st.none() | st.tuples(ips, st.integers(1, 65535)),
-    st.none() | st.integers(100, 599) | st.sampled_from([429, 503]),
-    milliseconds,
-    st.none() | milliseconds,
-    st.none() | st.sampled_from(CLIENTS + ENDPOINTS + OTHERS),
-    st.integers(0, 5),
-    st.lists(ips, max_size=3).map(tuple),
+    st.fixed_dictionaries(
+        {
+            "pool": st.none() | st.text(st.characters(codec="utf-8"), max_size=9),
+            "address": st.none() | st.tuples(ips, st.integers(1, 65535)),
+            "status": st.none() | st.integers(100, 599) | st.sampled_from([429, 503]),
+            "duration_ms": milliseconds,
+            "first_byte_ms": st.none() | milliseconds,
+            "flag": st.none() | st.sampled_from([*FAULTS, *OTHERS]),
+            "attempts": st.integers(0, 5),
+            "destinations": st.lists(ips, max_size=3).map(tuple),
+        }
+    ),
     st.none() | st.integers(0, 99).map(str),
 )
-def test_what_the_other_codec_writes_is_the_exchange_it_wrote(  # noqa: PLR0917  # hypothesis fills them in order
-    pool: str | None,
-    address: tuple[str, int] | None,
-    status: int | None,
-    duration_ms: int,
-    first_byte_ms: int | None,
-    flag: str | None,
-    attempts: int,
-    destinations: tuple[str, ...],
-    retry_after: str | None,
+def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
+    fields: dict[str, Any], retry_after: str | None
 ) -> None:
     headers = {"x-other": "1"} | ({} if retry_after is None else {"retry-after": retry_after})
-    written = entry(pool, address, status, duration_ms, first_byte_ms, flag, attempts, destinations, headers)
-    fault = (
-        EndpointFault.CLIENT
-        if flag in CLIENTS
-        else EndpointFault.ENDPOINT
-        if flag in ENDPOINTS
-        else EndpointFault.NONE
-    )
-    (exchange,) = read_entries(message(written))
+    (exchange,) = read_entries(message(entry(**fields, headers=headers)))
+    address, status, first_byte_ms = (fields[name] for name in ("address", "status", "first_byte_ms"))
 
-    assert exchange.duration_s == pytest.approx(duration_ms / 1e3)
+    assert exchange.duration_s == pytest.approx(fields["duration_ms"] / 1e3)
     assert (exchange.first_byte_s or 0) == pytest.approx((first_byte_ms or 0) / 1e3)
     assert (exchange.first_byte_s is None) == (first_byte_ms is None)
     assert exchange == Exchange(
@@ -87,9 +84,9 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(  # noqa: PLR0917 
         status or 0,
         exchange.duration_s,
         exchange.first_byte_s,
-        fault,
-        attempts,
-        list(destinations) if attempts > 1 and destinations else (),
+        FAULTS.get(fields["flag"], EndpointFault.NONE),
+        fields["attempts"],
+        list(fields["destinations"]) if fields["attempts"] > 1 and fields["destinations"] else (),
         retry_after if status in {429, 503} else None,
     )
     assert "secret" not in repr(exchange)  # what the client wrote

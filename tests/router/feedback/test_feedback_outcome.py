@@ -1,5 +1,7 @@
 """What an exchange says of the endpoints it reached: whose doing was it?"""
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,9 +11,11 @@ from extproc.router.feedback.outcome import (
     Outcome,
     Verdict,
     class_of,
+    judge_response,
     outcomes,
     parse_retry_after,
 )
+from extproc.router.stream.events import ResponseHeaders, Served
 from tests.tables import table
 
 # 21 October 2026, 07:27:40 GMT.
@@ -21,15 +25,15 @@ A, B, C = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 
 
 def answered(
-    status: int, fault: EndpointFault = EndpointFault.NONE, retry_after: str | None = None
+    status: int,
+    fault: EndpointFault = EndpointFault.NONE,
+    retry_after: str | None = None,
+    first_byte_s: float | None = 0.1,
 ) -> Exchange:
-    return Exchange(A, status, 0.5, 0.1, fault, retry_after=retry_after)
+    return Exchange(A, status, 0.5, first_byte_s, fault, retry_after=retry_after)
 
 
-def silent(
-    status: int, fault: EndpointFault = EndpointFault.NONE, retry_after: str | None = None
-) -> Exchange:
-    return Exchange(A, status, 0.5, None, fault, retry_after=retry_after)
+silent = partial(answered, first_byte_s=None)
 
 
 @table(
@@ -37,29 +41,21 @@ def silent(
     [
         (answered(200), Verdict.ANSWERED, "2xx"),
         (answered(302), Verdict.ANSWERED, "3xx"),
-        (answered(400), Verdict.ANSWERED, "4xx"),
-        (answered(404), Verdict.ANSWERED, "4xx"),
-        (answered(499), Verdict.ANSWERED, "4xx"),
-        (answered(500), Verdict.FAILED, "5xx"),
-        (answered(502), Verdict.FAILED, "5xx"),
-        (answered(599), Verdict.FAILED, "5xx"),
-        (answered(501), Verdict.ANSWERED, "5xx"),
-        (answered(505), Verdict.ANSWERED, "5xx"),
+        *((answered(status), Verdict.ANSWERED, "4xx") for status in (400, 404, 499)),
+        *((answered(status), Verdict.FAILED, "5xx") for status in (500, 502, 503, 599)),
+        *((answered(status), Verdict.ANSWERED, "5xx") for status in (501, 505)),
         (answered(429), Verdict.BUSY, "4xx"),
         (answered(429, retry_after="7"), Verdict.BUSY, "4xx"),
-        (answered(503), Verdict.FAILED, "5xx"),
         (answered(503, retry_after="7"), Verdict.BUSY, "5xx"),
         (answered(200, EndpointFault.CLIENT), Verdict.ANSWERED, "2xx"),
         (answered(500, EndpointFault.CLIENT), Verdict.FAILED, "5xx"),
         (answered(200, EndpointFault.ENDPOINT), Verdict.BROKEN, "broken"),
         (answered(700), Verdict.FAILED, "unknown"),
         # The status is Envoy's own here, and so is its header.
-        (silent(503, EndpointFault.ENDPOINT), Verdict.FAILED, "none"),
+        *((silent(status, EndpointFault.ENDPOINT), Verdict.FAILED, "none") for status in (503, 504)),
         (silent(503, EndpointFault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
-        (silent(504, EndpointFault.ENDPOINT), Verdict.FAILED, "none"),
         (silent(0, EndpointFault.CLIENT), Verdict.UNKNOWN, "unknown"),
-        (silent(413), Verdict.UNKNOWN, "unknown"),
-        (silent(503), Verdict.UNKNOWN, "unknown"),
+        *((silent(status), Verdict.UNKNOWN, "unknown") for status in (413, 503)),
     ],
 )
 def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str) -> None:
@@ -76,11 +72,7 @@ def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str
         ("0", 0),
         (" 12 ", 12),
         ("9" * 400, 999_999_999),
-        ("-1", 1),
-        ("1.5", 1),
-        ("soon", 1),
-        ("", 1),
-        ("١٢", 1),  # digits, but not HTTP's
+        *((odd, 1) for odd in ("-1", "1.5", "soon", "", "١٢")),  # the last are digits, but not HTTP's
         ("Wed, 21 Oct 2026 07:28:00 GMT", 20),
         ("Wednesday, 21-Oct-26 07:28:00 GMT", 20),
         ("Wed Oct 21 07:28:00 2026", 20),
@@ -145,3 +137,24 @@ def test_a_clients_doing_never_blames_the_endpoint_it_was_sent_to(exchange: Exch
         assert blamed == []
     if exchange.fault is EndpointFault.CLIENT and not is_answer:
         assert blamed == []
+
+
+def told(status: int, retry_after: str | None = None, *, is_upstreams: bool = False) -> Outcome:
+    response = ResponseHeaders(status=status, retry_after=retry_after, is_upstreams=is_upstreams)
+    return judge_response(Served("llama", A, response), 0.3, 0.0)
+
+
+@table(
+    ("outcome", "verdict"),
+    [
+        *((told(status), Verdict.ANSWERED) for status in (200, 404, 501)),
+        *((told(status), Verdict.FAILED) for status in (500, 503, 504)),
+        (told(429, "3"), Verdict.BUSY),
+        (told(503, "3", is_upstreams=True), Verdict.BUSY),
+        (told(503, "3"), Verdict.UNKNOWN),  # it may be the proxy's own
+    ],
+)
+def test_response_headers_are_judged(outcome: Outcome, verdict: Verdict) -> None:
+    assert outcome.verdict is verdict
+    assert (outcome.address, outcome.duration_s, outcome.first_byte_s) == (A, 0.3, 0.3)
+    assert outcome.retry_after_s == (3 if verdict is Verdict.BUSY else 0)

@@ -19,7 +19,7 @@ from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
-from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside
+from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside, Reason
 from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
@@ -175,8 +175,13 @@ def test_the_adapter_of_a_request_is_part_of_its_blocks() -> None:
     assert len(keys) == 3
 
 
-@table("event", ["returns", "moves", "is lost"])
-def test_an_endpoint_that_returns_or_moves_or_is_lost_is_cold(event: str) -> None:
+@table(
+    ("event", "reason"),
+    [("goes on", SESSION), ("returns", COLD), ("moves", COLD), ("is lost", COLD), ("began", COLD)],
+)
+def test_an_endpoint_that_returns_or_moves_or_began_anew_or_is_lost_is_cold(
+    event: str, reason: Reason
+) -> None:
     fleet = Fleet("ab")
     said = (words("Why?", 1_000), "Because.", "How?")
     warm = fleet.visit(*said[:1]).endpoint.name
@@ -185,8 +190,10 @@ def test_an_endpoint_that_returns_or_moves_or_is_lost_is_cold(event: str) -> Non
     if event == "returns":
         fleet.follow("ab".replace(warm, ""))
     fleet.follow("ab", subnet=9 if event == "moves" else 0)
+    for started_s in (1e9, 1e9 + 60 * (event == "began")):
+        sense(fleet, warm, replace(SAID, kv_tokens=84_000, started_s=started_s))
 
-    assert fleet.pick(*said).reason is COLD
+    assert fleet.pick(*said).reason is reason
 
 
 @table("is_open", [False, True])
@@ -203,17 +210,6 @@ def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known:
 
     assert bool(len(fleet.strategy.index)) == is_known
     assert (fleet.pick(words("Why?", 1_000)).reason is PREFIX) == is_known
-
-
-def test_a_request_from_before_the_endpoint_went_may_end_any_time() -> None:
-    fleet = Fleet("ab")
-    pick = fleet.pick("Why?")
-    fleet.follow("")
-    fleet.follow("ab")
-    pick.release()
-    pick.learn(Ending(status=500))
-
-    assert fleet.pool.book.total == 0
 
 
 @table("way", ["moved", "told while open", "told late"])
@@ -299,29 +295,6 @@ SAID = EndpointSignals(kv_tokens=1_000, queried_tokens=10, prefills=1, started_s
 
 def sense(fleet: Fleet, name: str, signals: EndpointSignals | None) -> None:
     fleet.strategy.apply_signals(name, signals, fleet.pool.book.counts)
-
-
-def test_the_size_of_a_cache_is_what_its_endpoint_says() -> None:
-    fleet = Fleet("ab")
-    sense(fleet, "a", SAID)
-    sense(fleet, "strange", SAID)
-    endpoints = fleet.strategy.describe_engines()["endpoints"]
-
-    assert endpoints["a"]["cache_tokens"] == 1_000  # type: ignore[index]
-    assert endpoints["b"]["cache_tokens"] == 84_000  # type: ignore[index]
-
-
-def test_an_endpoint_that_began_anew_is_cold() -> None:
-    fleet = Fleet("a")
-    sense(fleet, "a", SAID)
-    fleet.visit(words("Why?", 1_000))
-    sense(fleet, "a", replace(SAID, queried_tokens=1_300))
-
-    assert fleet.visit(words("Why?", 1_000)).reason is PREFIX
-
-    sense(fleet, "a", replace(SAID, started_s=1e9 + 60))
-
-    assert fleet.visit(words("Why?", 1_000)).reason is COLD
 
 
 def test_an_endpoint_that_never_finds_what_was_predicted_is_distrusted() -> None:

@@ -104,28 +104,24 @@ def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
 
 
 @table(
-    "later",
+    ("later", "is_lost"),
     [
-        replace(FIRST, started_s=1e9 + 60, queried_tokens=99),
-        replace(FIRST, queried_tokens=9),
-        replace(FIRST, prefills=0),
+        (replace(FIRST, started_s=1e9 + 60, queried_tokens=99), True),
+        (replace(FIRST, queried_tokens=9), True),
+        (replace(FIRST, prefills=0), True),
+        (replace(FIRST, queried_tokens=20), False),
     ],
 )
-def test_one_that_began_anew_has_lost_what_it_held(later: EndpointSignals) -> None:
+@table("was_away", [False, True])
+def test_one_that_began_anew_has_lost_what_it_held(
+    later: EndpointSignals, is_lost: bool, was_away: bool
+) -> None:
     sense = SignalHistory()
+    assert [sense.take(FIRST).is_lost for _ in range(2)] == [False, False]
+    if was_away:
+        sense.miss()
 
-    assert not sense.take(FIRST).is_lost
-    assert not sense.take(FIRST).is_lost
-    assert sense.take(later).is_lost
-    assert not sense.take(later).is_lost
-
-
-def test_one_that_was_away_and_is_the_same_has_lost_nothing() -> None:
-    sense = SignalHistory()
-    sense.take(FIRST)
-    sense.miss()
-
-    assert not sense.take(replace(FIRST, queried_tokens=20)).is_lost
+    assert [sense.take(later).is_lost for _ in range(2)] == [is_lost, False]
 
 
 @table(

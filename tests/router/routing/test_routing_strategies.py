@@ -112,13 +112,6 @@ def test_bound_counts_the_request_itself_but_not_on_the_candidate() -> None:
     assert kubeai().reading(1).choose(candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is SPILL
 
 
-def test_second_concurrent_request_stays_home_only_thanks_to_the_floor() -> None:
-    busy = {"a": 1, **dict.fromkeys("bcdefgh", 0)}
-
-    assert kubeai().reading(1).choose(candidates(busy), 1).names == ("b",)
-    assert PrefixHash(OUTSIDE).reading(1).choose(candidates(busy), 1).names == ("a",)
-
-
 @table(("in_flight", "is_home"), [(0, True), (3, True), (4, False)])
 def test_floor_accepts_fewer_than_itself(in_flight: int, is_home: bool) -> None:
     quiet = {"a": in_flight, **dict.fromkeys("bcdefghijklmnopqrst", 0)}

@@ -2,14 +2,14 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.pool import Pick
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Ending, PeerCounts
@@ -34,8 +34,60 @@ from extproc.router.share.outbox import Outbox
 from extproc.router.share.peers import MAX_PEERS, MAX_PICK_BLOCKS, MAX_PICKS, MAX_STRANGERS, PeerPicks
 from extproc.router.share.pool_share import Share
 from tests.router.routing.fleet import Fleet, Shut, ask, words
-from tests.router.share.town import Gateway, Town, town
 from tests.tables import table
+
+
+class Gateway(Fleet):
+    """A fleet's gateway with its share; letters it wrote wait in `sent`."""
+
+    def __init__(self, place: int, names: str, **options: object) -> None:
+        super().__init__(names, seed=place, **options)
+        self.share = Share(self.pool, 1_000 + place)
+
+    @property
+    def neighbours(self) -> PeerCounts:
+        return self.share.peers.counts
+
+    def hear(self, letters: Iterable[Letter]) -> None:
+        for letter in letters:
+            self.share.hear(letter, self.clock.now_s)
+
+
+class Town:
+    """Gateways on one clock, and a bus that brings everything at once, unless it is told otherwise."""
+
+    def __init__(self, count: int, names: str = "abcd", **options: object) -> None:
+        self.gateways = [Gateway(place, names, **options) for place in range(count)]
+
+    def wait(self, seconds: float) -> None:
+        for gateway in self.gateways:
+            gateway.clock.now_s += seconds
+
+    def post(self) -> None:
+        """Everybody's news go to all the others."""
+        for sender in self.gateways:
+            letters = sender.share.letters(sender.clock.now_s)
+            for gateway in self.gateways:
+                if gateway is not sender:
+                    gateway.hear(letters)
+
+    def beat(self, rounds: int = 1, late_s: float = 0.0) -> None:
+        """So many heartbeats of everybody, a second each."""
+        for _ in range(rounds):
+            self.wait(1.0 - late_s)
+            letters = [(one, one.share.heartbeat(one.clock.now_s)) for one in self.gateways]
+            self.wait(late_s)
+            for sender, letter in letters:
+                for gateway in self.gateways:
+                    if gateway is not sender:
+                        gateway.hear([letter])
+
+
+def town(count: int, **options: object) -> Town:
+    """Gateways that know how late each other's letters are: not at all."""
+    found = Town(count, **options)  # type: ignore[arg-type]
+    found.beat(3)
+    return found
 
 
 def counts(gateway: Gateway) -> dict[str, int]:
@@ -390,27 +442,20 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
 
 
 def test_strategies_that_see_no_prompt_share_counts_all_the_same() -> None:
-    pools = []
-    for place in range(2):
-        fleet = Fleet("ab", seed=place)
-        pool = Pool("llama", LeastLoad(fleet.outside))
-        pool.replace([Endpoint(name, f"10.0.0.{ord(name)}:80") for name in "ab"])
-        pools.append((pool, Share(pool, place)))
-    (one, mine), (other, theirs) = pools
-    for now in range(1, 4):
-        for here, there in ((mine, theirs), (theirs, mine)):
-            there.hear(here.heartbeat(now), now)
-    picks = [one.pick(LeastLoad(fleet.outside)) for _ in range(5)]
-    for letter in mine.letters(3.0):
-        theirs.hear(letter, 3.0)
+    one, other = (both := town(2)).gateways
+    for gateway in both.gateways:
+        gateway.pool.strategy = LeastLoad(gateway.outside)
+        gateway.follow("abcd")
+    picks = [one.pick("Why?") for _ in range(5)]
+    both.post()
 
-    assert other.book.counts() == one.book.counts() == Counter(pick.endpoint.name for pick in picks)
+    assert counts(other) == counts(one)
+    assert sum(counts(other).values()) == 5
 
     picks[0].release()
-    for letter in mine.letters(3.0):
-        theirs.hear(letter, 3.0)
+    both.post()
 
-    assert other.book.counts() == one.book.counts()
+    assert counts(other) == counts(one)
 
 
 def test_what_was_taken_before_anybody_listened_ends_unheard() -> None:
