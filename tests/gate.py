@@ -22,10 +22,7 @@ _REFERENCE_S: Final = 0.30
 _ROOT: Final = Path(__file__).parent.parent
 _BIN: Final = Path(sys.executable).parent
 _PYTHON: Final = sys.executable
-CONTRACTS: Final = (
-    "extproc",
-    *(f"extproc/{house}" for house in ("router", "bench", "simulator", "operator")),
-)
+CONTRACTS: Final = ("extproc", *(f"extproc/{each}" for each in ("router", "bench", "simulator", "operator")))
 
 CHECKS: Final[dict[str, Sequence[Sequence[str]]]] = {
     "types": ([f"{_BIN}/mypy"],),
@@ -37,17 +34,8 @@ CHECKS: Final[dict[str, Sequence[Sequence[str]]]] = {
     "generated": (["make", "--no-print-directory", "generated-check"],),
 }
 TESTS: Final = [
-    _PYTHON,
-    "-m",
-    "pytest",
-    "--numprocesses",
-    "2",
-    "--dist",
-    "loadgroup",
-    "-m",
-    "not slow",
-    "--ignore",
-    "tests/slow",
+    *(_PYTHON, "-m", "pytest", "--numprocesses", "2", "--dist", "loadgroup"),
+    *("-m", "not slow", "--ignore", "tests/slow"),
 ]
 
 

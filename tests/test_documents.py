@@ -55,10 +55,9 @@ def test_any_bytes_are_a_document_or_a_settings_error(content: bytes) -> None:
 
 def test_a_place_is_the_line_of_the_deepest_node_that_is_there() -> None:
     document = parse_document("a:\n  b-c:\n  - 1\n  - d: 2\n", "f")
+    places = [(), ("a",), ("a", "b_c", 1), ("a", "union", "b-c", 1, "d", 9)]
 
-    assert [
-        document.at(place) for place in [(), ("a",), ("a", "b_c", 1), ("a", "union", "b-c", 1, "d", 9)]
-    ] == ["f:1", "f:1", "f:4", "f:4"]
+    assert [document.at(place) for place in places] == ["f:1", "f:1", "f:4", "f:4"]
 
 
 def test_a_key_may_replace_what_is_merged_into_its_mapping() -> None:

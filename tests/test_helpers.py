@@ -25,11 +25,9 @@ def test_ports_of_one_process_are_not_handed_out_again_before_they_are_bound() -
 
 def test_two_processes_never_get_the_same_ports() -> None:
     with ExitStack() as stack:
-        command = [sys.executable, "-c", _TAKE]
+        command, pipe = [sys.executable, "-c", _TAKE], subprocess.PIPE
         both = [
-            stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
+            stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
             for _ in range(2)
         ]
         one, other = [process.stdout.readline().split() for process in both if process.stdout]

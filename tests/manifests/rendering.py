@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,7 @@ def of_kind(overlay: str, *kinds: str) -> list[Object]:
 
 
 def named(overlay: str, kind: str, name: str) -> Object:
-    [found] = [item for item in of_kind(overlay, kind) if item["metadata"]["name"] == name]
-    return found
+    return pick(render(overlay), kind, name)
 
 
 def pods(overlay: str) -> dict[str, Object]:
@@ -111,19 +110,18 @@ def environment(overlay: str) -> dict[str, str]:
     return variables | {variable["name"]: variable["value"] for variable in container.get("env", [])}
 
 
-def deployment_after(overlay: str, folder: Path, changes: Object) -> Object:
-    """Returns the service's Deployment in an overlay of a user's own over one of ours."""
-    ours = os.path.relpath(MANIFESTS / overlay, folder.resolve())
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [ours],
-        **changes,
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    [found] = [
-        item
-        for item in render_folder(folder)
-        if (item["kind"], item["metadata"]["name"]) == ("Deployment", "extproc")
-    ]
+def render_own(
+    folder: Path, resources: Sequence[str], components: Sequence[str], **more: object
+) -> list[Object]:
+    """Returns the objects of a user's own kustomization in `folder` over these of ours."""
+    ours = os.path.relpath(MANIFESTS, folder.resolve())
+    tree = {"resources": [f"{ours}/{each}" for each in resources]}
+    tree["components"] = [f"{ours}/components/{each}" for each in components]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**tree, **more}))
+    return render_folder(folder)
+
+
+def pick(objects: Iterable[Object], kind: str, name: str | None = None) -> Object:
+    """The one object of that kind, and of that name where one is given."""
+    [found] = [o for o in objects if o["kind"] == kind and name in {None, o["metadata"]["name"]}]
     return found

@@ -36,26 +36,25 @@ def load(path: Path) -> Tree:
     return tree
 
 
-@pytest.mark.parametrize("overlay", SERVING)
-def test_the_service_takes_its_configuration(overlay: str, tmp_path: Path) -> None:
-    [(name, text)] = files(overlay, "extproc.yaml")
-    path = tmp_path / name
+def write_file(overlay: str, suffix: str, folder: Path) -> Path:
+    """Writes the one file of an overlay's ConfigMaps whose name ends so."""
+    [(name, text)] = files(overlay, suffix)
+    path = folder / name
     path.write_text(text)
-
-    result = CliRunner().invoke(cli, ["check", str(path)])
-
-    assert result.exit_code == 0, result.output
+    return path
 
 
 @pytest.mark.parametrize("overlay", SERVING)
-def test_the_service_takes_what_its_environment_overrides(overlay: str, tmp_path: Path) -> None:
-    [(name, text)] = files(overlay, "extproc.yaml")
-    path = tmp_path / name
-    path.write_text(text)
+def test_the_service_takes_its_configuration_and_what_its_environment_overrides(
+    overlay: str, tmp_path: Path
+) -> None:
+    path = write_file(overlay, "extproc.yaml", tmp_path)
     [container] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
 
+    result = CliRunner().invoke(cli, ["check", str(path)])
     settings = load_settings(path, environment(overlay))
 
+    assert result.exit_code == 0, result.output
     is_sidecar = "/s" in overlay
     assert settings.server.listen == ("unix:/run/extproc/ext_proc.sock" if is_sidecar else "0.0.0.0:9002")
     assert settings.server.admin == "0.0.0.0:9090"  # not on loopback, as it is elsewhere
@@ -66,11 +65,7 @@ def test_the_service_takes_what_its_environment_overrides(overlay: str, tmp_path
 @pytest.mark.envoy
 @pytest.mark.parametrize("overlay", WITH_ENVOY)
 def test_envoy_takes_its_configuration(overlay: str, tmp_path: Path) -> None:
-    [(name, text)] = files(overlay, "envoy.yaml")
-    path = tmp_path / name
-    path.write_text(text)
-
-    assert validate(path) == ""
+    assert validate(write_file(overlay, "envoy.yaml", tmp_path)) == ""
 
 
 def validate(path: Path) -> str:
@@ -114,12 +109,14 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     assert validate(path) == ""
 
 
-def test_istio_asks_the_service_as_the_shipped_envoy_does() -> None:
+def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped_envoy_does() -> None:
     patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
-    [added] = [each["patch"]["value"] for each in patches if each["applyTo"] == "HTTP_FILTER"]
+    values = {each["applyTo"]: each["patch"]["value"] for each in patches}
     shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
+    manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
 
-    assert added["typed_config"] == ext_proc_filter(shipped)
+    assert values["HTTP_FILTER"]["typed_config"] == ext_proc_filter(shipped)
+    assert values["NETWORK_FILTER"]["typed_config"]["access_log"] == manager["access_log"][1:]
 
 
 @each(OTHER_GATEWAYS)
@@ -176,15 +173,6 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
         standalone.pop(place, None)
 
     assert xds == standalone
-
-
-def test_istio_tells_what_became_of_requests_as_the_shipped_envoy_does() -> None:
-    patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
-    [merged] = [each["patch"]["value"] for each in patches if each["applyTo"] == "NETWORK_FILTER"]
-    shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
-    manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
-
-    assert merged["typed_config"]["access_log"] == manager["access_log"][1:]
 
 
 def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:

@@ -18,7 +18,7 @@ from tests.manifests.rendering import (
     files,
     named,
     of_kind,
-    render_folder,
+    render_own,
 )
 from tests.stack.gateway import cluster, ext_proc_filter, load
 from tests.stack.pickers import GATEWAYS
@@ -34,27 +34,22 @@ def spec(overlay: str, kind: str, name: str) -> Any:
 
 
 @each(PICKERS)
-def test_the_pools_picker_is_the_service(overlay: str) -> None:
+def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -> None:
     picker = spec(overlay, "InferencePool", "vllm")["endpointPickerRef"]
-    service = spec(overlay, "Service", picker["name"])
+    ports = {port["port"]: port for port in spec(overlay, "Service", picker["name"])["ports"]}
     [text] = [text for _, text in files(overlay, "extproc.yaml")]
     settings = parse_settings(text, environment(overlay))
+    [pool] = settings.pools
+    source = pool.endpoints.inference_pool
+    [role] = of_kind(overlay, "Role")
 
-    assert picker["port"]["number"] in {port["port"] for port in service["ports"]}
+    assert picker["port"]["number"] in ports
+    assert ports[9002]["appProtocol"] == ("kubernetes.io/h2c" if overlay in PLAIN else "http2")
     assert settings.server.listen.endswith(f":{picker['port']['number']}")
     assert settings.server.health == "0.0.0.0:9003"
     assert (settings.server.tls is None) is (overlay in PLAIN)
     assert settings.server.tls is None or settings.server.tls.self_signed
-    assert [pool.fallbacks for pool in settings.pools] == ([2] if overlay in LISTED else [0])
-
-
-@each(PICKERS)
-def test_the_endpoints_are_the_pools_and_the_service_may_read_it(overlay: str) -> None:
-    [text] = [text for _, text in files(overlay, "extproc.yaml")]
-    [pool] = parse_settings(text, environment(overlay)).pools
-    source = pool.endpoints.inference_pool
-    [role] = of_kind(overlay, "Role")
-
+    assert pool.fallbacks == (2 if overlay in LISTED else 0)
     assert source is not None
     assert source.namespace is None  # the Pod's own
     assert spec(overlay, "InferencePool", source.name)
@@ -66,12 +61,8 @@ def own_overlay(folder: Path, overlay: str, pods_: Object) -> list[Object]:
     shutil.copytree(MANIFESTS / "components/vllm", folder / "vllm")
     [edit] = yaml.safe_load((folder / "vllm/vllm.yaml").read_text())
     (folder / "vllm/vllm.yaml").write_text(yaml.safe_dump([edit | {"value": pods_}]))
-    ours = os.path.relpath(MANIFESTS / overlay, folder.resolve())
-    locked = os.path.relpath(MANIFESTS / "components/vllm-network", folder.resolve())
-    (folder / "kustomization.yaml").write_text(
-        yaml.safe_dump({"resources": [ours], "components": [locked, "vllm"]})
-    )
-    return render_folder(folder)
+    copy = os.path.relpath(folder.resolve(), MANIFESTS / "components")
+    return render_own(folder, [overlay], ["vllm-network", f"{copy}/vllm"])
 
 
 @pytest.mark.parametrize("overlay", PICKERS)
@@ -95,13 +86,6 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
         check = rendered["HealthCheckPolicy", "vllm"]["spec"]["default"]["config"]["httpHealthCheck"]
         assert check["port"] == 9000
     assert ("Pods", "vllm") not in rendered
-
-
-@each(PICKERS)
-def test_the_services_protocol_is_the_one_it_speaks(overlay: str) -> None:
-    [port] = [port for port in spec(overlay, "Service", "extproc")["ports"] if port["port"] == 9002]
-
-    assert port["appProtocol"] == ("kubernetes.io/h2c" if overlay in PLAIN else "http2")
 
 
 @each(PICKERS)
@@ -131,11 +115,8 @@ def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
     # Without it the next one counts for nothing.
     assert said["splitExternalLocalOriginErrors"] is detection["split_external_local_origin_errors"] is True
     assert said["consecutiveLocalOriginFailures"] == detection["consecutive_local_origin_failure"]
-    assert (said["interval"], said["baseEjectionTime"]) == ("1s", "5s")
-    assert (said["interval"], said["baseEjectionTime"]) == (
-        detection["interval"],
-        detection["base_ejection_time"],
-    )
+    assert said["interval"] == detection["interval"] == "1s"
+    assert said["baseEjectionTime"] == detection["base_ejection_time"] == "5s"
     assert said["maxEjectionPercent"] == detection["max_ejection_percent"]
     assert said["consecutive5xxErrors"] == said["consecutiveGatewayErrors"] == 0
     # Every request in flight is an open stream to the picker.

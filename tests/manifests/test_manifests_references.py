@@ -1,15 +1,23 @@
 """Whatever an object names is there: each overlay in another namespace, with the components it may take."""
 
-import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.manifests.references import CLUSTER_WIDE, count_references, references, strings
-from tests.manifests.rendering import MANIFESTS, PICKERS, SERVING, Object, containers, render_folder, selects
+from tests.manifests.rendering import (
+    PICKERS,
+    SERVING,
+    Object,
+    containers,
+    each,
+    of_kind,
+    pick,
+    render_own,
+    selects,
+)
 
 NAMESPACE = "llm"
 # Its EnvoyFilter matches the Service by its whole name: docs/how-to/kubernetes.md says how to change it.
@@ -23,35 +31,21 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def moved(overlay: str) -> list[Object]:
-        folder = tmp_path_factory.mktemp("overlay")
-        ours = os.path.relpath(MANIFESTS, folder.resolve())
-        components = ["share", "vllm-network"]
         resources = [overlay] if overlay == "overlays/simulated" else [overlay, "overlays/example-vllm"]
-        kustomization = {
-            "namespace": NAMESPACE,
-            "resources": [f"{ours}/{each}" for each in resources],
-            "components": [f"{ours}/components/{each}" for each in components],
-        }
-        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        return render_folder(folder)
+        folder = tmp_path_factory.mktemp("overlay")
+        return render_own(folder, resources, ["share", "vllm-network"], namespace=NAMESPACE)
 
     return moved
 
 
 @pytest.mark.parametrize("overlay", SERVING)
-def test_everything_moves_into_the_namespace(moved: Any, overlay: str) -> None:
+def test_everything_moves_into_the_namespace_and_every_reference_with_it(moved: Any, overlay: str) -> None:
     objects = moved(overlay)
 
     spaces = {item["metadata"].get("namespace") for item in objects if item["kind"] not in CLUSTER_WIDE}
     assert spaces == {NAMESPACE}
     left = [text for text in strings(objects) if text == "default" or ".default.svc" in text]
     assert left == (["vllm.default.svc.cluster.local"] if overlay in WHOLE_NAMES else [])
-
-
-@pytest.mark.parametrize("overlay", SERVING)
-def test_every_reference_names_an_object_that_is_there(moved: Any, overlay: str) -> None:
-    objects = moved(overlay)
-
     assert count_references(objects, NAMESPACE) >= 3
 
 
@@ -89,12 +83,7 @@ def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
     """The pool's Service is there, and where a route names a Service, it is the same one."""
     objects = moved(overlay)
     services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
-    [config] = [
-        item["data"]["extproc.yaml"]
-        for item in objects
-        if item["kind"] == "ConfigMap" and item["metadata"]["name"] == "extproc"
-    ]
-    [pool] = yaml.safe_load(config)["pools"]
+    [pool] = yaml.safe_load(pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
     if overlay in PICKERS:
         pools = {item["metadata"]["name"] for item in objects if item["kind"] == "InferencePool"}
         assert pool["endpoints"]["inference_pool"]["name"] in pools
@@ -114,24 +103,16 @@ def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
     assert routed <= {watched["service"]}
 
 
-def test_no_overlay_restricts_vllm_unasked() -> None:
+@each(SERVING)
+def test_no_overlay_restricts_vllm_unasked(overlay: str) -> None:
     """Applying a gateway cuts off no other client of these Pods: the policy is a component."""
-    for overlay in SERVING:
-        folder = MANIFESTS / overlay
-        for item in render_folder(folder):
-            if item["kind"] == "NetworkPolicy":
-                assert not selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM), overlay
+    for item in of_kind(overlay, "NetworkPolicy"):
+        assert not selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM)
 
 
 def test_who_shares_may_read_peers_whatever_the_pool_is_found_by(moved: Any) -> None:
-    rules = [
-        rule
-        for item in moved("overlays/istio/inference-pool")
-        if item["kind"] == "Role"
-        for rule in item["rules"]
-        if "endpointslices" in rule["resources"]
-    ]
+    roles = [item["rules"] for item in moved("overlays/istio/inference-pool") if item["kind"] == "Role"]
+    [rule] = [rule for rules in roles for rule in rules if "endpointslices" in rule["resources"]]
 
-    assert rules == [
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
-    ]
+    assert (rule["apiGroups"], rule["verbs"]) == (["discovery.k8s.io"], ["list", "watch"])
+    assert rule["resources"] == ["endpointslices"]

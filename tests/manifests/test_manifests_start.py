@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from extproc.cli import cli
 from tests.manifests.references import CLUSTER_WIDE, count_references, strings
-from tests.manifests.rendering import MANIFESTS, Object, render_folder
+from tests.manifests.rendering import MANIFESTS, Object, pick, render_folder
 from tests.manifests.types_of_kubernetes import check
 from tests.tables import table
 
@@ -38,18 +38,10 @@ def join(folder: Path) -> None:
     path.write_text(path.read_text().replace("# components:", "components:"))
 
 
-def named(objects: list[Object], kind: str, name: str) -> Object:
-    [found] = [item for item in objects if (item["kind"], item["metadata"]["name"]) == (kind, name)]
-    return found
-
-
 def service(name: str, port: int) -> Object:
     """A Service of the user's own, which is in no folder of ours."""
-    return {
-        "kind": "Service",
-        "metadata": {"name": name, "namespace": "llm"},
-        "spec": {"ports": [{"port": port}]},
-    }
+    metadata = {"name": name, "namespace": "llm"}
+    return {"kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": port}]}}
 
 
 def routed(objects: list[Object]) -> set[tuple[str, object]]:
@@ -82,8 +74,7 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, t
     assert naming == ["extproc.yaml"]
     assert run("check", str(folder / "extproc.yaml")).endswith("ok, 1 pool(s)\n")
     assert (
-        named(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
-        == (folder / "extproc.yaml").read_text()
+        pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"] == (folder / "extproc.yaml").read_text()
     )
     [pool] = yaml.safe_load((folder / "extproc.yaml").read_text())["pools"]
     assert (pool["name"], pool["endpoints"]) == (
@@ -91,10 +82,14 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, t
         {"kubernetes": {"service": "qwen", "port": 8123}},
     )
     assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
-    [container] = named(objects, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
+    [container] = pick(objects, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "images.example:5000/team/extproc:9.9.9"
     for item in objects:
         check(item, "1.37")
+    # The service and Envoy reach the Pods whatever their labels.
+    policies = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
+    assert len(policies) == (2 if gateway == "envoy" else 1)
+    assert all({"to": [{"podSelector": {}}]} in policy["egress"] for policy in policies)
 
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
@@ -123,7 +118,7 @@ def test_a_services_port_may_lead_to_another_one_of_its_pods(
     if gateway == "existing":
         join(tmp_path / target / gateway)
     objects = render_folder(tmp_path / target / gateway)
-    [pool] = yaml.safe_load(named(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
+    [pool] = yaml.safe_load(pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
 
     assert str(pool["endpoints"]["kubernetes"]["port"]) == target
     assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
@@ -138,16 +133,6 @@ def test_a_change_of_the_service_in_extproc_yaml_is_all_that_a_route_needs(tmp_p
     assert routed(render_folder(folder)) == {("llama", 9000)}
 
 
-@pytest.mark.parametrize("gateway", GATEWAYS)
-def test_the_service_and_envoy_reach_the_pods_whatever_their_labels(gateway: str, tmp_path: Path) -> None:
-    write(tmp_path / "folder", gateway)
-    policies = [item for item in render_folder(tmp_path / "folder") if item["kind"] == "NetworkPolicy"]
-
-    assert len(policies) == (2 if gateway == "envoy" else 1)
-    for policy in policies:
-        assert {"to": [{"podSelector": {}}]} in policy["spec"]["egress"]
-
-
 @table(
     ("image", "rendered"),
     [
@@ -160,7 +145,7 @@ def test_the_service_and_envoy_reach_the_pods_whatever_their_labels(gateway: str
 def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Path) -> None:
     folder = tmp_path / image.replace("/", "-")
     write(folder, "existing", "--image", image)
-    pod = named(render_folder(folder), "Deployment", "extproc")["spec"]["template"]["spec"]
+    pod = pick(render_folder(folder), "Deployment", "extproc")["spec"]["template"]["spec"]
 
     assert pod["containers"][0]["image"] == rendered
 

@@ -1,14 +1,12 @@
 """The operator's manifests: types, ports that meet, and who may reach whom."""
 
 import json
-import os
 import re
 
 import pytest
-import yaml
 
 from extproc.operator.objects import BOARD_PORT
-from tests.manifests.rendering import MANIFESTS, Object, render_folder
+from tests.manifests.rendering import MANIFESTS, Object, pick, render_own
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.operator.made import EVERYTHING, objects_of
 
@@ -17,19 +15,9 @@ OPERATOR = {"app.kubernetes.io/name": "extproc-operator"}
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
-    folder = tmp_path_factory.mktemp("overlay").resolve()
-    ours = os.path.relpath(MANIFESTS / "components", folder)
-    components = [f"{ours}/operator", f"{ours}/operator-monitoring"]
-    image = {"name": "extproc-router", "newName": "my.registry/extproc-router"}
-    (folder / "kustomization.yaml").write_text(
-        yaml.safe_dump({"namespace": "llm", "components": components, "images": [image]})
-    )
-    return render_folder(folder)
-
-
-def find(rendered: list[Object], kind: str, name: str = "extproc-operator") -> Object:
-    [found] = [item for item in rendered if (item["kind"], item["metadata"]["name"]) == (kind, name)]
-    return found
+    folder, image = tmp_path_factory.mktemp("overlay"), {"name": "extproc-router"}
+    images = [image | {"newName": "my.registry/extproc-router"}]
+    return render_own(folder, [], ["operator", "operator-monitoring"], namespace="llm", images=images)
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -42,12 +30,12 @@ def test_objects_have_their_types(rendered: list[Object], version: str) -> None:
 def test_port_that_the_operator_listens_at_is_served_probed_scraped_and_let_in(
     rendered: list[Object],
 ) -> None:
-    template = find(rendered, "Deployment")["spec"]["template"]
+    template = pick(rendered, "Deployment", "extproc-operator")["spec"]["template"]
     [container] = template["spec"]["containers"]
     listen = container["args"][container["args"].index("--listen") + 1]
-    [port] = find(rendered, "Service")["spec"]["ports"]
-    [endpoint] = find(rendered, "ServiceMonitor")["spec"]["endpoints"]
-    policy = find(rendered, "NetworkPolicy")["spec"]
+    [port] = pick(rendered, "Service", "extproc-operator")["spec"]["ports"]
+    [endpoint] = pick(rendered, "ServiceMonitor", "extproc-operator")["spec"]["endpoints"]
+    policy = pick(rendered, "NetworkPolicy", "extproc-operator")["spec"]
 
     assert listen == f"0.0.0.0:{port['targetPort']}"
     for probe, path in (
@@ -59,8 +47,8 @@ def test_port_that_the_operator_listens_at_is_served_probed_scraped_and_let_in(
     assert (endpoint["port"], endpoint["path"], endpoint["honorLabels"]) == (port["name"], "/metrics", True)
     assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": port["targetPort"]}]]
     assert OPERATOR.items() <= template["metadata"]["labels"].items()
-    assert find(rendered, "Service")["spec"]["selector"] == OPERATOR
-    assert find(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"] == OPERATOR
+    assert pick(rendered, "Service", "extproc-operator")["spec"]["selector"] == OPERATOR
+    assert pick(rendered, "ServiceMonitor", "extproc-operator")["spec"]["selector"]["matchLabels"] == OPERATOR
     assert policy["podSelector"]["matchLabels"] == OPERATOR
 
 
@@ -68,7 +56,7 @@ def test_operator_names_its_image_once_so_that_a_registry_of_ones_own_reaches_ev
     rendered: list[Object],
 ) -> None:
     """`images:` rewrites no arguments: the runs' Pods get the image of the operator's own Pod."""
-    spec = find(rendered, "Deployment")["spec"]
+    spec = pick(rendered, "Deployment", "extproc-operator")["spec"]
     [container] = spec["template"]["spec"]["containers"]
 
     assert container["image"].startswith("my.registry/extproc-router:")
@@ -91,8 +79,8 @@ def test_pod_that_the_docs_fetch_reports_with_is_a_pod(version: str) -> None:
 def test_only_the_operator_reaches_the_pods_of_runs(rendered: list[Object]) -> None:
     """By the labels that the operator really gives to Pods."""
     jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
-    everyone = find(rendered, "NetworkPolicy", "extproc-benchmark")["spec"]
-    reports = find(rendered, "NetworkPolicy", "extproc-benchmark-reports")["spec"]
+    everyone = pick(rendered, "NetworkPolicy", "extproc-benchmark")["spec"]
+    reports = pick(rendered, "NetworkPolicy", "extproc-benchmark-reports")["spec"]
 
     for job in jobs:
         labels = job["spec"]["template"]["metadata"]["labels"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bench.experiments.replicas import lay_strategy, read_strategy
@@ -61,6 +61,14 @@ def ask(world: World, arm: Object) -> None:
     world.settle()
 
 
+def asked_for(arm: Object) -> World:
+    """A comparison that runs, whose leader has asked for an arm."""
+    world = comparing()
+    world.settle()
+    ask(world, arm)
+    return world
+
+
 def strategy_of(world: World) -> Object:
     return read_strategy(text_of(world), "llama")
 
@@ -91,9 +99,7 @@ def test_arm_that_the_leader_asks_for_is_written_and_nothing_else_is() -> None:
 
 @table("arm", [{"name": "random"}, {"name": "prefix_hash"}, {}])
 def test_what_is_no_arm_of_the_spec_is_not_written_whoever_asks(arm: Object) -> None:
-    world = comparing()
-    world.settle()
-    ask(world, arm)
+    world = asked_for(arm)
 
     assert text_of(world) == TEXT
 
@@ -121,9 +127,7 @@ def name_another_router(world: World) -> None:
 
 @table("happen", [end, suspend, turn_into_a_run, spoil, name_another_router])
 def test_router_is_as_it_was_found_when_its_run_is_over(happen: Callable[[World], None]) -> None:
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
+    world = asked_for(PREFIX_HASH)
     happen(world)
     world.settle()
 
@@ -131,9 +135,7 @@ def test_router_is_as_it_was_found_when_its_run_is_over(happen: Callable[[World]
 
 
 def test_run_after_a_run_takes_what_the_operators_wrote_not_the_last_arm() -> None:
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
+    world = asked_for(PREFIX_HASH)
     world.change(seed=5)
     world.settle()
 
@@ -143,9 +145,7 @@ def test_run_after_a_run_takes_what_the_operators_wrote_not_the_last_arm() -> No
 
 
 def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunner_left() -> None:
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
+    world = asked_for(PREFIX_HASH)
     again = comparing()
     hold = read_switch(world.routers["extproc"])
     assert hold is not None
@@ -161,9 +161,7 @@ def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunne
 
 def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     """1. A whole new file: it stays. 2. An edit of what the arm is in: it stays, the arm goes."""
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
+    world = asked_for(PREFIX_HASH)
     theirs = TEXT.replace("h100-llama8b-bf16", "l4-llama8b-fp8")
     world.routers["extproc"]["data"]["extproc.yaml"] = theirs
     world.settle()
@@ -176,28 +174,24 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
-@table("theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name")])
-def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_theirs(theirs: str) -> None:
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
-    world.routers["extproc"]["data"]["extproc.yaml"] = theirs
-    world.settle()
-
-    assert (world.status["phase"], world.jobs) == ("Refused", {})
-    assert text_of(world) == theirs
-    assert read_switch(world.routers["extproc"]) is None
-
-
-def test_router_whose_settings_somebody_deletes_during_a_run_ends_it() -> None:
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
-    del world.routers["extproc"]["data"]["extproc.yaml"]
+@table("theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name"), None])
+def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_theirs(
+    theirs: str | None,
+) -> None:
+    world = asked_for(PREFIX_HASH)
+    data = world.routers["extproc"]["data"]
+    if theirs is None:
+        del data["extproc.yaml"]
+    else:
+        data["extproc.yaml"] = theirs
     world.settle()
 
     assert (world.status["phase"], world.jobs) == ("Refused", {})
-    assert "no key extproc.yaml" in world.status["faults"][0]
+    assert world.routers["extproc"]["data"].get("extproc.yaml") == theirs
+    if theirs is None:
+        assert "no key extproc.yaml" in world.status["faults"][0]
+    else:
+        assert read_switch(world.routers["extproc"]) is None
 
 
 @table("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
@@ -264,7 +258,6 @@ def test_comparison_says_how_strategies_are_changed(mode: str, changed: Object, 
         parse_benchmark(World(spec={**AB, "mode": mode, **changed}).body())
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObject) -> None:
     """Whatever happens between any two acts: only a run that goes on leaves the router changed."""

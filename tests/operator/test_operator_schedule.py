@@ -11,6 +11,15 @@ from tests.operator.world import NOON, SPEC, World, brief
 from tests.tables import table
 
 
+def run_once(world: World, words: str) -> str:
+    """A minute later: begins what is due and ends it with these words; returns its run."""
+    world.after(minutes=1)
+    world.settle()
+    run = world.end(words)
+    world.settle()
+    return run
+
+
 def test_schedule_runs_again_and_again_and_leaves_out_what_is_due_meanwhile() -> None:
     """Every ten minutes; the run of 12:10 takes until 12:25, so that the one of 12:20 is left out."""
     world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=datetime(2026, 11, 22, 11, 5, tzinfo=UTC))
@@ -37,12 +46,7 @@ def test_schedule_runs_again_and_again_and_leaves_out_what_is_due_meanwhile() ->
 
 def test_history_has_a_limit_and_what_it_forgets_loses_its_job() -> None:
     world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 3})
-    runs = []
-    for _ in range(6):
-        world.after(minutes=1)
-        world.settle()
-        runs.append(world.end(brief(req_per_s=10)))
-        world.settle()
+    runs = [run_once(world, brief(req_per_s=10)) for _ in range(6)]
 
     assert [entry["run"] for entry in world.status["history"]] == runs[:2:-1]
     assert sorted(job.run for job in world.jobs.values()) == sorted(runs[3:])
@@ -54,10 +58,7 @@ def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_reme
     world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 2, "workers": workers})
     counts = []
     for _ in range(8):
-        world.after(minutes=1)
-        world.settle()
-        world.end(brief(req_per_s=10))
-        world.settle()
+        run_once(world, brief(req_per_s=10))
         counts.append(len(world.objects))
 
     assert counts[3:] == 5 * counts[2:3]
@@ -66,28 +67,11 @@ def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_reme
 def test_run_that_got_worse_is_told_beside_its_verdict() -> None:
     world = World(spec={**SPEC, "schedule": "* * * * *"})
     for rate in (10.0, 10.1, 9.9, 8.0):
-        world.after(minutes=1)
-        world.settle()
-        world.end(brief(req_per_s=rate))
-        world.settle()
+        run_once(world, brief(req_per_s=rate))
         assert ("regressions" in world.status) == (rate == 8.0)
 
     assert "req/s 8.00, before 10.00" in world.status["regressions"][0]
-    world.after(minutes=1)
-    world.settle()
-    world.end(brief(is_good=False, title="invalid: client-limited", req_per_s=1))
-    world.settle()
-    assert "regressions" not in world.status
-
-
-def test_invalid_run_is_no_regression() -> None:
-    world = World(spec={**SPEC, "schedule": "* * * * *"})
-    for words in (brief(req_per_s=10), brief(is_good=False, title="invalid: client-limited", req_per_s=1)):
-        world.after(minutes=1)
-        world.settle()
-        world.end(words)
-        world.settle()
-
+    run_once(world, brief(is_good=False, title="invalid: client-limited", req_per_s=1))
     assert "regressions" not in world.status
 
 
@@ -105,9 +89,7 @@ def test_schedule_is_due_once_however_late_one_looks(after: str, now: str, due: 
         return datetime.fromisoformat(f"2026-11-22T{text}:00+00:00")
 
     assert find_due("*/10 * * * *", at(after), at(now)) == (None if due is None else at(due))
-
-
-def test_long_silence_is_not_gone_through_minute_by_minute() -> None:
+    # A long silence is not gone through minute by minute.
     assert find_due("* * * * *", NOON - timedelta(days=3650), NOON) == NOON
 
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.operator.resource import read_time
@@ -23,7 +23,6 @@ ANY_STATUS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(ANY_STATUS, st.sampled_from([None, "*/5 * * * *"]))
 def test_whatever_somebody_writes_into_a_status_the_run_goes_its_way(
     status: Any, schedule: str | None

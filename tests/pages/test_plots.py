@@ -52,14 +52,12 @@ def test_ticks_are_round_numbers_within_the_axis(axis: Axis, expected: list[floa
     assert axis.ticks() == pytest.approx(expected)
 
 
-def test_axis_maps_its_ends_to_its_pixels() -> None:
+def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
+    said = {0: "0", 0.25: "0.25", 999: "999", 1200: "1.2k", 5e6: "5M", 2e9: "2G"}
+
     assert [Axis(0, 10, 100, 200).px(value) for value in (0, 5, 10)] == [100, 150, 200]
     assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [200, 150, 100]
-
-
-@table(("value", "label"), [(0, "0"), (0.25, "0.25"), (999, "999"), (1200, "1.2k"), (5e6, "5M"), (2e9, "2G")])
-def test_numbers_are_short(value: float, label: str) -> None:
-    assert number(value) == label
+    assert {value: number(value) for value in said} == said
 
 
 def test_long_labels_keep_their_ends_and_their_full_text_as_a_title() -> None:
@@ -69,16 +67,10 @@ def test_long_labels_keep_their_ends_and_their_full_text_as_a_title() -> None:
     assert ">…:8000<" in plot
 
 
-def test_interval_becomes_a_whisker_above_which_the_value_stands() -> None:
-    with_interval = bars([Bar("a", 10, 0, 8, 12)], y_label="y")
+def test_interval_becomes_a_whisker_and_bars_that_do_not_hold_are_hollow() -> None:
+    plot = bars([Bar("a", 10, 0, 8, 12), Bar("b", 9, 1, is_hollow=True)], y_label="y")
 
-    assert with_interval.count('class="whisker"') == 1
-    assert 'class="whisker"' not in bars([Bar("a", 10)], y_label="y")
-
-
-def test_bars_that_do_not_hold_are_hollow() -> None:
-    plot = bars([Bar("a", 10), Bar("b", 9, 1, is_hollow=True)], y_label="y")
-
+    assert plot.count('class="whisker"') == 1
     assert 'class="bar s0"' in plot
     assert 'class="bar s1 hollow"' in plot
 
@@ -107,17 +99,15 @@ def test_values_stand_above_all_bars_or_none() -> None:
     assert bars([Bar("t", value) for value in values[:4]], y_label="y").count('class="value') == 4
 
 
-def test_a_screen_reader_hears_what_a_plot_shows() -> None:
-    assert 'aria-label="ms by &lt;load&gt;"' in lines(
-        [Series("a", [0, 1], [0, 1])], x_label="<load>", y_label="ms"
-    )
+def test_a_screen_reader_hears_what_a_plot_shows_and_nothing_to_plot_is_said() -> None:
+    zeros = lines([Series("a", [0, 1], [0, 0])], x_label="<load>", y_label="ms")
+    empty = [lines([], x_label="x", y_label="y"), bars([], y_label="y")]
+    empty.append(dotted({"a": [Dot(1, float("nan"))]}, x_label="x", y_label="y"))
+
+    assert 'aria-label="ms by &lt;load&gt;"' in zeros
+    assert ">-" not in zeros  # nothing but zeros lies on the axis
     assert 'aria-label="tokens/s"' in bars([Bar("a", 1)], y_label="tokens/s")
-
-
-def test_nothing_but_zeros_lies_on_the_axis() -> None:
-    plot = lines([Series("a", [0, 1], [0, 0])], x_label="x", y_label="y")
-
-    assert ">-" not in plot
+    assert all("Nothing to plot." in plot for plot in empty)
 
 
 def test_whiskers_of_two_lines_at_one_place_stand_side_by_side() -> None:
@@ -127,26 +117,17 @@ def test_whiskers_of_two_lines_at_one_place_stand_side_by_side() -> None:
     assert float(right) - float(left) == pytest.approx(6)
 
 
-def test_nothing_to_plot_is_said() -> None:
-    assert "Nothing to plot." in lines([], x_label="x", y_label="y")
-    assert "Nothing to plot." in bars([], y_label="y")
-
-
 def test_few_points_are_marked_with_their_values_and_many_are_not() -> None:
     few, many = (
         lines([Series("a", range(count), range(count))], x_label="x", y_label="y") for count in (3, 100)
     )
+    single = lines([Series("a", [0.75], [3])], x_label="x", y_label="y")
+    ((x, y),) = re.findall(r'cx="([^"]*)" cy="([^"]*)"', single)
 
     assert few.count("<circle") == 3
     assert "a: 2 at 2" in few
     assert "<circle" not in many
-
-
-def test_single_point_stands_in_the_middle() -> None:
-    (x, y) = re.findall(
-        r'cx="([^"]*)" cy="([^"]*)"', lines([Series("a", [0.75], [3])], x_label="x", y_label="y")
-    )[0]
-
+    # A single one stands in the middle.
     assert 300 < float(x) < 380
     assert 100 < float(y) < 160
 
@@ -166,11 +147,7 @@ def test_any_dots_and_whiskers_stay_within_the_frame(
     dots: dict[str, list[Dot]], is_log_x: bool, is_log_y: bool
 ) -> None:
     upright = {
-        label: [
-            Dot(dot.x, abs(dot.y), dot.low, dot.high)
-            for dot in some
-            if dot.low == dot.low and dot.high == dot.high
-        ]
+        label: [Dot(d.x, abs(d.y), d.low, d.high) for d in some if d.low == d.low and d.high == d.high]
         for label, some in dots.items()
     }
     plot = dotted(upright, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
@@ -189,14 +166,7 @@ def test_interval_wider_than_the_plot_ends_with_it_and_the_axis_begins_at_zero()
 
 
 def test_every_dot_has_a_tick_and_its_own_words() -> None:
-    plot = dotted(
-        {"a": [Dot(800, 1, title="eight hundred"), Dot(8000, 2)]}, x_label="x", y_label="y", is_log_x=True
-    )
+    dots = {"a": [Dot(800, 1, title="eight hundred"), Dot(8000, 2)]}
+    plot = dotted(dots, x_label="x", y_label="y", is_log_x=True)
 
-    assert ">800<" in plot
-    assert ">8k<" in plot
-    assert "<title>eight hundred</title>" in plot
-
-
-def test_no_dots_are_nothing_to_plot() -> None:
-    assert "Nothing to plot." in dotted({"a": [Dot(1, float("nan"))]}, x_label="x", y_label="y")
+    assert all(part in plot for part in (">800<", ">8k<", "<title>eight hundred</title>"))

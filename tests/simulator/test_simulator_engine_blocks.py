@@ -124,4 +124,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(stateful_step_count=30, deadline=None)
+TestCacheMachine.settings = settings(stateful_step_count=30)

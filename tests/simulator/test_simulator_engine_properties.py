@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.simulator.engine.blocks import BlockCache
@@ -106,7 +106,6 @@ def check(engine: Engine[Names]) -> None:
 
 
 @given(LOADS)
-@settings(deadline=None)
 def test_blocks_add_up_every_request_gets_its_tokens_and_no_step_exceeds_its_budget(
     loads: list[Load],
 ) -> None:
@@ -126,7 +125,6 @@ def test_blocks_add_up_every_request_gets_its_tokens_and_no_step_exceeds_its_bud
 
 
 @given(LOADS)
-@settings(deadline=None)
 def test_quiet_steps_run_at_once_are_the_same_as_one_by_one(loads: list[Load]) -> None:
     compare_at_once(Engine(PROFILE), Engine(PROFILE), loads, add)
     compare_at_once(build_late(), build_late(), loads, add_path)
@@ -157,7 +155,6 @@ def compare_at_once(
 
 
 @given(LOADS)
-@settings(deadline=None)
 def test_runs_of_texts_give_the_same_steps_as_their_blocks(loads: list[Load]) -> None:
     by_block, by_run = Engine(PROFILE), build_late()
 

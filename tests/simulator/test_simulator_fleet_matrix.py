@@ -142,7 +142,7 @@ def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
 def row(arm: str, seed: int, ttft: float | None, **more: object) -> Row:
     asked = {name: getattr(SMALL, name) for name in MatrixCell.__dataclass_fields__}
     figures = {"ttft_mean_ms": ttft, "ttft_p99_ms": None, "e2e_mean_ms": 70.0, "hit_rate": 0.5}
-    told = {**figures, "total_tok_per_s": 10.0, "faults": []}
+    told: Row = {**figures, "total_tok_per_s": 10.0, "faults": []}
     return {**asked, "arm": arm, "seed": seed, "workload": "C", **told, **more}
 
 

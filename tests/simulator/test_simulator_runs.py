@@ -112,4 +112,4 @@ class BothCaches(RuleBasedStateMachine):
 
 
 TestBothCaches = BothCaches.TestCase
-TestBothCaches.settings = settings(stateful_step_count=40, deadline=None)
+TestBothCaches.settings = settings(stateful_step_count=40)
