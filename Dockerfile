@@ -13,9 +13,11 @@ RUN ./install.sh /opt/extproc "${EXTRAS}"
 
 FROM ${BASE_IMAGE}
 ARG REVISION=unknown
+ARG VERSION=unknown
 LABEL org.opencontainers.image.title="extproc-router" \
       org.opencontainers.image.description="Prefix-cache-aware routing for vLLM behind Envoy, as an ext_proc service" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/extproc /opt/extproc
 ENV PATH=/opt/extproc/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -43,14 +43,47 @@ lock: $(READY)  ## Write constraints.txt: every version with the hashes of all i
 		--generate-hashes --no-header --no-annotate --no-emit-index-url --quiet $(UPGRADE) --output-file constraints.txt >/dev/null
 
 IMAGE ?= extproc-router:local
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' extproc/__init__.py)
+IMAGE_ARGS = $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 
 .PHONY: image
 image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,operator,tokenizers for the operator's
-	docker build $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg REVISION=$$(git rev-parse HEAD) --tag $(IMAGE) .
+	docker build $(IMAGE_ARGS) --tag $(IMAGE) .
+
+.PHONY: image-push
+image-push:  ## Build the image for amd64 and arm64 and push it as IMAGE; needs buildx, and to be logged in there
+	docker buildx inspect release >/dev/null 2>&1 || docker buildx create --name release
+	@mkdir -p build
+	docker buildx build --builder release --platform linux/amd64,linux/arm64 $(IMAGE_ARGS) --metadata-file build/image.json --push --tag $(IMAGE) .
+
+.PHONY: version
+version:  ## Print the version
+	@echo $(VERSION)
+
+.PHONY: notes
+notes:  ## Print the version's section of CHANGELOG.md
+	@awk -v start='## [$(VERSION)]' 'index($$0, "## [") == 1 { wanted = index($$0, start) == 1; next } wanted' CHANGELOG.md
+
+.PHONY: wheel
+wheel:  ## Build dist/*.whl, install it in a new environment and ask it for its version
+	@rm -rf build/wheel && mkdir -p build dist
+	@PYTHON=$(PYTHON) WHEELS=dist ./install.sh build/wheel ""
+	@build/wheel/bin/extproc --version | grep -F " $(VERSION)" && rm -rf build/wheel
 
 .PHONY: chart
-chart: $(READY)  ## Pack the Helm chart into dist/, with the manifests' files in it
-	@mkdir -p dist && $(BIN)/python -c 'import helm_python; print(helm_python.package("charts/extproc-router", destination="dist"))' 2>/dev/null
+chart:  ## Pack the Helm chart into dist/, with the manifests' files in it
+	@rm -rf build/helm && mkdir -p build dist
+	@$(PYTHON) -m venv build/helm && build/helm/bin/python -m pip install -qq --upgrade pip && build/helm/bin/python -m pip install -qq --constraint constraints.txt helm-python-sdk
+	@build/helm/bin/python -c 'import helm_python; print(helm_python.package("charts/extproc-router", destination="dist"))' 2>/dev/null
+	@rm -rf build/helm
+
+.PHONY: sign
+sign:  ## Sign every file in dist/, as FILE.sigstore.json; needs cosign
+	for file in $$(ls dist/* | grep -v sigstore); do cosign sign-blob --yes --bundle $$file.sigstore.json $$file || exit 1; done
+
+.PHONY: sign-image
+sign-image:  ## Sign the image that `make image-push` pushed as IMAGE; needs cosign
+	cosign sign --yes $(IMAGE)@$$($(PYTHON) -c 'import json; print(json.load(open("build/image.json"))["containerimage.digest"])')
 
 .PHONY: sbom
 sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment

@@ -1,6 +1,7 @@
 #!/bin/sh
 # install.sh VENV EXTRAS [dev]: a virtual environment with this project, every package of the version and with the
 # hashes in constraints.txt. EXTRAS are names with commas, or nothing; `dev` adds what tests need, editable.
+# The wheel is kept in the folder WHEELS, if one is named.
 set -eu
 cd "$(dirname "$0")"
 venv=$1 extras=$2 mode=${3-}
@@ -16,6 +17,7 @@ pip install --require-hashes -r "$work/first.txt"
 cp -r pyproject.toml README.md LICENSE extproc manifests "$work"
 pip wheel --no-deps --no-build-isolation --wheel-dir "$work" "$work"
 wheel=$(echo "$work"/*.whl)
+[ -z "${WHEELS-}" ] || cp "$wheel" "$WHEELS"
 echo "extproc-router[$extras] @ file://$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d' ' -f1)" >"$work/ours.txt"
 set -- -c constraints.txt -r "$work/ours.txt"
 [ "$mode" = dev ] && set -- "$@" --group dev
