@@ -1,3 +1,3 @@
 """Prefix-cache-aware routing for vLLM behind Envoy, as an ext_proc service."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

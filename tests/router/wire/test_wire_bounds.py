@@ -6,7 +6,7 @@ from extproc.router.budget import StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
-from tests.router.wire.peer import END, Frame, Peer, Told, code_of, cut, data, framed, ping, sent_reset
+from tests.router.wire.peer import END, Peer, Told, code_of, cut, data, framed, ping, sent_reset
 from tests.tables import table
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).
@@ -226,7 +226,7 @@ def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
 # Leaving (§6.8).
 
 
-def first_goaway(sent: list[Frame]) -> bytes:
+def first_goaway(sent: list[tuple[int, int, int, bytes]]) -> bytes:
     """Checks that it is one that still allows every stream, and a PING; returns that one's payload."""
     goaway, asked = sent
     assert goaway == cut(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
@@ -234,17 +234,11 @@ def first_goaway(sent: list[Frame]) -> bytes:
     return asked[3]
 
 
-def draining(*calls: int) -> tuple[Peer, bytes]:
-    """A peer that has heard that we leave, and what its answer has to say."""
-    peer = Peer(calls=calls)
-    peer.connection.drain()
-    return peer, first_goaway(peer.heard())
-
-
 def test_drain_serves_what_comes_until_the_peer_knows() -> None:
-    peer, payload = draining(1)
+    peer = Peer(calls=(1,))
     peer.connection.drain()
-    assert peer.heard() == []
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
 
     assert peer.say(peer.request(3)) == [("opened", 3)]
     peer.say(ping(payload, frames.ACK))
@@ -259,7 +253,9 @@ def test_drain_serves_what_comes_until_the_peer_knows() -> None:
 
 
 def test_drain_without_calls_ends_with_the_answer() -> None:
-    peer, payload = draining()
+    peer = Peer()
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
     was_over = peer.connection.is_over
 
     peer.say(ping(payload, frames.ACK))
@@ -307,7 +303,9 @@ def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
 
 
 def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
-    peer, payload = draining(1)
+    peer = Peer(calls=(1,))
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
     peer.say(ping(payload, frames.ACK), peer.request(3))
     peer.heard()
 
@@ -320,8 +318,9 @@ def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
 
 @table("way", ["finish", "cancel", "reset"])
 def test_the_last_calls_end_ends_the_connection_that_leaves(way: str) -> None:
-    peer, payload = draining(1)
-    peer.say(ping(payload, frames.ACK))
+    peer = Peer(calls=(1,))
+    peer.connection.drain()
+    peer.say(ping(first_goaway(peer.heard()), frames.ACK))
     assert not peer.connection.is_over
 
     if way == "finish":
