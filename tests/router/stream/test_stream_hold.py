@@ -27,7 +27,6 @@ from extproc.router.stream.events import (
     RequestHeaders,
     RequestTrailers,
     Room,
-    Routed,
 )
 from tests.router.stream.conversations import (
     BODY,
@@ -131,22 +130,6 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
     assert budget.used == 0
 
 
-def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
-    picker, budget = one_pool(), Budget(1_000_000)
-    with full(picker) as [queue]:
-        session = open_session(picker, budget=budget)
-        session.on(headers(DUPLEX))
-        [held] = session.on(RequestBody(BODY))
-        before = len(queue), budget.used
-        session.close()
-
-        assert isinstance(held, Queued)
-        assert before == (1, len(BODY))
-        assert (len(queue), budget.used) == (0, 0)
-        assert session.on(Room(is_last=True)) == []
-        assert sum(queue.stays[QueueEnd.ABORTED].counts) == 1
-
-
 def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
     """The proxy has it; of the two budgets that of what proxies hold counts on."""
     picker, budget, announced = one_pool(), Budget(1_000_000), Budget(1_000_000)
@@ -158,59 +141,6 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
         assert (budget.used, announced.used) == (0, len(BODY))
         session.close()
         assert announced.used == 0
-
-
-@table(
-    ("opening", "is_told"),
-    [
-        ([headers(), RequestBody(BODY)], True),
-        ([headers(end=True)], True),
-        ([headers(DUPLEX), RequestBody(BODY)], True),
-        ([RequestHeaders({":path": "/v1/completions"}), RequestBody(BODY)], False),
-    ],
-    ids=["buffered", "headers only", "full duplex", "modes not told"],
-)
-def test_only_a_proxy_that_tells_its_modes_is_told_how_long(opening: list[Event], is_told: bool) -> None:
-    picker = one_pool()
-    with full(picker):
-        session = open_session(picker)
-        replies = [reply for event in opening for reply in session.on(event) if isinstance(reply, Queued)]
-
-    assert [(reply.wait_s, reply.may_tell) for reply in replies] == [(WAIT_S, is_told)]
-
-
-def test_a_request_that_a_full_queue_does_not_take_is_refused_at_once() -> None:
-    picker = one_pool()
-    with full(picker, requests=1):
-        first, second = (open_session(picker) for _ in range(2))
-        [held] = first.on(headers(end=True))
-        [refused] = second.on(headers(end=True))
-
-    assert isinstance(held, Queued)
-    assert isinstance(refused, Answer)
-    assert refused.status == 429
-
-
-def test_a_request_comes_behind_those_that_wait() -> None:
-    """There is a place, and who waits for it has not been asked yet."""
-    picker = one_pool()
-    with full(picker) as [queue]:
-        first, second = (open_session(picker) for _ in range(2))
-        [held] = first.on(headers(end=True))
-        assert isinstance(held, Queued)
-        held.waiter.ask = lambda is_last: answers.extend(first.on(Room(is_last)))
-        answers: list[object] = []
-        picker.routes["llama"].pool.admission.priorities = {}
-        make_room(picker, 1)
-        for number in range(2):  # of three places two are taken
-            picker.routes["llama"].pool.book.take(f"llama-10.0.0.{number + 1}:8000")
-        queue.stir()
-        [later] = second.on(headers(end=True))
-
-        assert isinstance(answers[0], Routed)
-        assert isinstance(later, Queued)
-        first.close()
-        second.close()
 
 
 # Over a socket.

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,9 @@ from itertools import pairwise
 
 import grpc
 import grpc.aio
+import orjson
 import pytest
+from hpack import Encoder
 
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
@@ -27,6 +28,7 @@ from extproc.router.stream.events import (
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import PROCESS
 from extproc.router.telemetry import Metrics
+from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from tests.router.routing.fleet import CHAT, Fleet, ask, words
 from tests.router.stream.conversations import (
@@ -181,34 +183,17 @@ async def test_a_stop_of_the_server_releases_the_request() -> None:
         assert served.in_flight == 0
 
 
-# A proxy that opens a stream, hears the pick, says so, and never ends.
-PROXY = """
-import sys, time, grpc
-
-def messages():
-    yield bytes.fromhex(sys.argv[3])
-    time.sleep(60)
-
-with grpc.insecure_channel(sys.argv[1]) as channel:
-    call = channel.stream_stream(sys.argv[2])(messages())
-    next(call)
-    print("picked", flush=True)
-    time.sleep(60)
-"""
-
-
 async def test_a_killed_proxy_releases_its_requests() -> None:
+    """Its connection ends without a word of HTTP/2."""
+    fields = (":method", "POST"), (":scheme", "http"), (":path", PROCESS), (":authority", "x")
+    block = Encoder().encode([*fields, ("content-type", "application/grpc"), ("te", "trailers")])
     async with serving(one_pool()) as served:
-        arguments = (served.target, PROCESS, write(headers(end=True)).hex())
-        proxy = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROXY, *arguments, stdout=asyncio.subprocess.PIPE
-        )
-        assert proxy.stdout is not None
-        assert await proxy.stdout.readline() == b"picked\n"
-        assert served.in_flight == 1
+        _, proxy = await asyncio.open_connection(*served.target.split(":"))
+        proxy.write(frames.PREFACE + frames.settings({}) + frames.frame(frames.HEADERS, 4, 1, block))
+        proxy.write(frames.message_frame(1, write(headers(end=True))))
+        await until(lambda: served.in_flight == 1)
 
-        proxy.kill()
-        await proxy.wait()
+        proxy.transport.abort()
         await until(lambda: served.processor.streams_open == 0)
 
         assert served.in_flight == 0
@@ -354,21 +339,24 @@ def test_requests_that_go_unseen_count_as_long_as_requests_take_and_stay_at_thei
     assert len(homes) == 1
 
 
-def test_an_open_stream_is_small() -> None:
+def test_an_open_stream_is_small_and_holds_nothing_of_its_request() -> None:
     """The session and its handler; the transport's share is its own."""
     count, call = 500, RecordedCall()
     processor = build_processor(one_pool())
-    first, handlers = processor.open(call), []
-    messages = write(headers()), write(RequestBody(BODY))
-    for message in messages:  # what all streams share is made once
-        first.on_message(message)
+    handlers = []
+
+    def open_stream(number: int) -> None:
+        handlers.append(processor.open(call))
+        body = orjson.dumps({"model": "llama", "prompt": f"{number}" * 1_000})
+        for event in (headers(x_user=f"{number}" * 1_000), RequestBody(body)):
+            handlers[-1].on_message(write(event))
+        call.sent.clear()
+
+    open_stream(-1)  # what all streams share is made once
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    for _ in range(count):
-        handlers.append(processor.open(call))
-        for message in messages:
-            handlers[-1].on_message(message)
-        call.sent.clear()
+    for number in range(count):
+        open_stream(number)
     held_bytes = (tracemalloc.get_traced_memory()[0] - before) / count
     tracemalloc.stop()
 

@@ -6,7 +6,7 @@ from extproc.router.budget import StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
-from tests.router.wire.peer import END, Peer, Told, code_of, cut, data, framed, ping, sent_reset
+from tests.router.wire.peer import END, Frame, Peer, Told, code_of, cut, data, framed, ping, sent_reset
 from tests.tables import table
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).
@@ -226,7 +226,7 @@ def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
 # Leaving (§6.8).
 
 
-def first_goaway(sent: list[tuple[int, int, int, bytes]]) -> bytes:
+def first_goaway(sent: list[Frame]) -> bytes:
     """Checks that it is one that still allows every stream, and a PING; returns that one's payload."""
     goaway, asked = sent
     assert goaway == cut(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
@@ -234,11 +234,17 @@ def first_goaway(sent: list[tuple[int, int, int, bytes]]) -> bytes:
     return asked[3]
 
 
+def draining(*calls: int) -> tuple[Peer, bytes]:
+    """A peer that has heard that we leave, and what its answer has to say."""
+    peer = Peer(calls=calls)
+    peer.connection.drain()
+    return peer, first_goaway(peer.heard())
+
+
 def test_drain_serves_what_comes_until_the_peer_knows() -> None:
-    peer = Peer(calls=(1,))
+    peer, payload = draining(1)
     peer.connection.drain()
-    peer.connection.drain()
-    payload = first_goaway(peer.heard())
+    assert peer.heard() == []
 
     assert peer.say(peer.request(3)) == [("opened", 3)]
     peer.say(ping(payload, frames.ACK))
@@ -253,9 +259,7 @@ def test_drain_serves_what_comes_until_the_peer_knows() -> None:
 
 
 def test_drain_without_calls_ends_with_the_answer() -> None:
-    peer = Peer()
-    peer.connection.drain()
-    payload = first_goaway(peer.heard())
+    peer, payload = draining()
     was_over = peer.connection.is_over
 
     peer.say(ping(payload, frames.ACK))
@@ -303,9 +307,7 @@ def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
 
 
 def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
-    peer = Peer(calls=(1,))
-    peer.connection.drain()
-    payload = first_goaway(peer.heard())
+    peer, payload = draining(1)
     peer.say(ping(payload, frames.ACK), peer.request(3))
     peer.heard()
 
@@ -318,9 +320,8 @@ def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
 
 @table("way", ["finish", "cancel", "reset"])
 def test_the_last_calls_end_ends_the_connection_that_leaves(way: str) -> None:
-    peer = Peer(calls=(1,))
-    peer.connection.drain()
-    peer.say(ping(first_goaway(peer.heard()), frames.ACK))
+    peer, payload = draining(1)
+    peer.say(ping(payload, frames.ACK))
     assert not peer.connection.is_over
 
     if way == "finish":

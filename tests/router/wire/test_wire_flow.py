@@ -45,43 +45,12 @@ def test_without_a_window_headers_go_and_data_waits() -> None:
     assert peer.told() == [("closed", 3)], "trailers need no window"
 
 
-@table("spare", [-1, 0, 1])
-def test_a_message_fits_the_window_or_is_cut(spare: int) -> None:
-    peer = calling(8 + spare)
-    peer.send(1, b"abc")
-
-    assert sent_data(peer) == [(1, framed(b"abc")[: 8 + spare])]
-
-
-def test_messages_keep_their_order_behind_one_that_waits() -> None:
-    peer = calling(3)
-    for message in (b"one", b"two", b""):
-        peer.send(1, message)
-    peer.say(frames.window_update(1, 1_000))
-
-    assert b"".join(part for _, part in sent_data(peer)) == framed(b"one") + framed(b"two") + framed(b"")
-
-
 def test_long_messages_go_in_frames_that_every_peer_accepts() -> None:
     peer = calling(100_000)
     peer.say(frames.settings({frames.MAX_FRAME_SIZE: 100_000}), frames.window_update(0, 100_000))
     peer.send(1, bytes(40_000))
 
     assert [len(part) for _, part in sent_data(peer)] == [16_384, 16_384, 7_237]
-
-
-def test_a_window_may_fall_below_zero_and_must_be_paid_back() -> None:
-    peer = calling(10)
-    peer.send(1, b"abcde")
-    peer.say(frames.settings({WINDOW: 2}))
-    assert peer.stream(1).send_window == -8
-    peer.send(1, b"x")
-    peer.heard()
-
-    peer.say(frames.window_update(1, 8))
-    assert sent_data(peer) == []
-    peer.say(frames.window_update(1, 1))
-    assert sent_data(peer) == [(1, framed(b"x")[:1])]
 
 
 def test_a_setting_opens_the_windows_of_all_calls() -> None:

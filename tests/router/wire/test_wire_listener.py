@@ -126,22 +126,30 @@ async def test_a_header_block_of_many_table_sizes_ends_its_connection_alone(
     assert SIZES.decode() in caplog.text
 
 
-STRANGERS = {
-    b"GET / HTTP/1.1\r\nhost: x\r\n\r\n": "HTTP/1.1, where gRPC is served",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": "TLS, where plain text is served",
-    b"\x00\x01nonsense": "no HTTP/2 preface",
-}
+SOON = WireLimits(preface_s=0.1, tick_s=0.05)
+STRANGERS: list[tuple[WireLimits | None, ssl.SSLContext | None, bytes, str]] = [
+    (None, None, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", "HTTP/1.1, where gRPC is served"),
+    (None, None, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS, where plain text is served"),
+    (None, None, b"\x00\x01nonsense", "no HTTP/2 preface"),
+    (SOON, None, b"PRI * HTTP/2.0", "no HTTP/2 preface in time"),
+    (SOON, TLS, b"", "no TLS handshake in time"),
+]
 
 
-@pytest.mark.parametrize("data", STRANGERS)
-async def test_what_is_no_http2_is_closed_with_one_clear_line(
-    data: bytes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("limits", "tls", "said", "line"), STRANGERS)
+async def test_a_stranger_is_closed_in_time_with_one_clear_line(
+    limits: WireLimits | None,
+    tls: ssl.SSLContext | None,
+    said: bytes,
+    line: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving() as served:
-        assert await say(served.port, data) == b""
+    async with serving(limits, tls=tls) as served:
+        assert await say(served.port, said) == b""
+        await until(lambda: not served.listener.links)
 
     [record] = caplog.records
-    assert record.getMessage().endswith(STRANGERS[data])
+    assert record.getMessage().endswith(line)
 
 
 async def test_a_flood_of_strangers_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,19 +160,6 @@ async def test_a_flood_of_strangers_is_one_line_a_second(caplog: pytest.LogCaptu
 
     # However slow the machine, it is far from a line each.
     assert 1 <= len(caplog.records) <= 50
-
-
-@pytest.mark.parametrize(
-    ("tls", "said", "missing"), [(None, b"PRI * HTTP/2.0", "HTTP/2 preface"), (TLS, b"", "TLS handshake")]
-)
-async def test_a_silent_stranger_is_closed_in_time(
-    tls: ssl.SSLContext | None, said: bytes, missing: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(WireLimits(preface_s=0.1, tick_s=0.05), tls=tls) as served:
-        assert await say(served.port, said) == b""
-        assert not served.listener.links
-
-    assert f"no {missing} in time" in caplog.text
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
