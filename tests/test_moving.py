@@ -23,7 +23,7 @@ KUBEAI = [
         "targetRequests",
         "files",
     ),
-    *("scaleDownDelaySeconds", "owner", "priorityClassName", "loadBalancing.strategy: PrefixHash"),
+    *("env", "scaleDownDelaySeconds", "owner", "priorityClassName", "loadBalancing.strategy: PrefixHash"),
     *("prefixHash.meanLoadFactor", "prefixHash.replication", "prefixHash.prefixCharLength"),
     *("loadBalancing.strategy: LeastLoad", "status.replicas", "status.cache"),
 ]

@@ -6,14 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extproc.bench.experiments.ab import (
-    AbReport,
-    Trial,
-    ab_html,
-    ab_markdown,
-    run_trials,
-    summarise_trials,
-)
+from extproc.bench.experiments import ab
 from extproc.bench.experiments.arms import Switch, build_switch
 from extproc.bench.experiments.compare import tell_difference
 from extproc.bench.experiments.replicas import LabError
@@ -68,13 +61,13 @@ class World:
         return result(records, duration_s=11.4, of=seeded)
 
 
-async def compared(world: World, seeded: Spec) -> AbReport:
-    return summarise_trials(await run_trials(seeded, world.run, world), seeded.ab)
+async def compared(world: World, seeded: Spec) -> ab.AbReport:
+    return ab.summarise_trials(await ab.run_trials(seeded, world.run, world), seeded.ab)
 
 
 async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
     world = World()
-    trials = await run_trials(comparing(), world.run, world)
+    trials = await ab.run_trials(comparing(), world.run, world)
 
     assert [line for line in world.log if line.startswith("prepare")] == [
         f"prepare {name}"
@@ -86,7 +79,7 @@ async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
 
 async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
     world = World()
-    trials = await run_trials(comparing(prime="30s", repeats=1), world.run, world)
+    trials = await ab.run_trials(comparing(prime="30s", repeats=1), world.run, world)
 
     priming, measured = world.specs[:2]
     assert world.log[:3] == [
@@ -102,14 +95,14 @@ async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
 async def test_arm_is_confirmed_after_its_run_and_measured_again_once_if_its_router_changed() -> None:
     """As where a replica reads a minute late what was written since the run before."""
     world = World(late_changes=1)
-    trials = await run_trials(comparing(repeats=1, prime="30s"), world.run, world)
+    trials = await ab.run_trials(comparing(repeats=1, prime="30s"), world.run, world)
 
     again = ["prepare round_robin", "round_robin, repeat 1 of 1: priming", "round_robin, repeat 1 of 1"]
     assert world.log[:8] == [*again, "confirm round_robin"] * 2
     assert world.log[-1] == "confirm prefix_hash"
     assert [trial.arm for trial in trials] == ["round_robin", "prefix_hash(load_factor=2)"]
     with pytest.raises(LabError, match="were changed"):
-        await run_trials(comparing(repeats=1), (twice := World(late_changes=2)).run, twice)
+        await ab.run_trials(comparing(repeats=1), (twice := World(late_changes=2)).run, twice)
 
 
 async def test_summary_pairs_the_arms_by_repeat() -> None:
@@ -136,13 +129,13 @@ async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> Non
         "prefix_hash(load_factor=2) sends the first token 75 % sooner than round_robin (95 %: 75 to 75 %), "
         "on the same 2 endpoints, 3 repeats."
     )
-    assert sentence in ab_markdown(sure)
+    assert sentence in ab.ab_markdown(sure)
     assert (
         "75 % sooner than round_robin (not certain yet: too few repeats for an interval)"
         in unsure.sentences[0]
     )
     assert (change.low, change.high, change.count, change.excludes_zero) == (None, None, 1, False)
-    assert "-75.0%" in ab_markdown(single)
+    assert "-75.0%" in ab.ab_markdown(single)
     assert broken.sentences == ()
 
 
@@ -155,9 +148,7 @@ async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> Non
         ((0.01, -0.01, 0.03), 0.0, "sends the first token as soon as b"),
     ],
 )
-def test_difference_is_told_in_one_sentence(
-    ttft: tuple[float, float, float], tokens: float, expected: str
-) -> None:
+def test_difference_is_told_in_a_line(ttft: tuple[float, float, float], tokens: float, expected: str) -> None:
     changes = {"ttft_mean_ms": Interval(*ttft, 3), "total_tok_per_s": Interval(tokens, tokens, tokens, 3)}
     example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
 
@@ -173,7 +164,7 @@ async def test_servers_are_compared_where_urls_are_given() -> None:
         return await world.run(seeded, title)
 
     asked = comparing(urls=list(urls), repeats=1, arms=[])
-    trials = await run_trials(asked, run, SwitchNothing())
+    trials = await ab.run_trials(asked, run, SwitchNothing())
 
     assert isinstance(build_switch(asked.ab), Switch)
     assert [(trial.arm, each.base_url) for trial, each in zip(trials, world.specs, strict=True)] == [
@@ -191,11 +182,11 @@ class SwitchNothing:
 
 async def test_unequal_load_makes_the_comparison_invalid() -> None:
     world = World()
-    trials = await run_trials(comparing(), world.run, world)
+    trials = await ab.run_trials(comparing(), world.run, world)
     slow = result([record(index, index / 8) for index in range(80)], duration_s=11.4)
-    trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow))
+    trials[1] = ab.Trial(trials[1].arm, trials[1].repeat, report.build(slow))
 
-    summary = summarise_trials(trials, comparing().ab)
+    summary = ab.summarise_trials(trials, comparing().ab)
 
     assert not summary.is_valid
     assert any("unequal load" in fault for fault in summary.faults)
@@ -215,13 +206,13 @@ async def test_interrupted_comparison_says_how_far_it_came() -> None:
             raise Interrupted
         return await between.run(seeded, title)
 
-    trials = await run_trials(comparing(), run, world, lambda trial, _: kept.append(trial))
-    stopped = await run_trials(comparing(), stop, between)
+    trials = await ab.run_trials(comparing(), run, world, lambda trial, _: kept.append(trial))
+    stopped = await ab.run_trials(comparing(), stop, between)
 
     assert (len(trials), len(kept), len(world.specs)) == (2, 3, 3)
     assert kept[-1].report.verdict.kinds == ("partial",)
     for made, count in ((trials, 2), (stopped, 4)):
-        faults = summarise_trials(made, comparing().ab).faults
+        faults = ab.summarise_trials(made, comparing().ab).faults
         assert faults == (f"partial: interrupted after {count} of 6 runs",)
 
 
@@ -235,12 +226,12 @@ async def test_failed_runs_leave_figures_out_and_say_so() -> None:
 
     assert "ttft_mean_ms" not in summary.arms[0].figures
     assert "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100" in summary.faults[0]
-    assert "not comparable" in ab_html(summary)
+    assert "not comparable" in ab.ab_html(summary)
 
 
 async def test_table_has_every_figure_and_the_json_every_trial() -> None:
     summary = await compared(World(), comparing())
-    text, fields = ab_markdown(summary), json.loads(report.encode_report(summary))
+    text, fields = ab.ab_markdown(summary), json.loads(report.encode_report(summary))
 
     for part in ("| TTFT mean", "101.0 ms [98.5 ms, 103.5 ms]", "-75.0% [-75.0, -75.0]*", "+0.0 points"):
         assert part in text
@@ -272,6 +263,6 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
 @pytest.mark.slow
 async def test_html_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
     path = tmp_path / "ab.html"
-    path.write_text(ab_html(await compared(World(), comparing())), "utf-8")
+    path.write_text(ab.ab_html(await compared(World(), comparing())), "utf-8")
 
     await check_file(path, tmp_path, "comparable")

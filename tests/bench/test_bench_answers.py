@@ -69,7 +69,7 @@ HEAD_429 = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length:
         ([(0, b"HTTP/1.1 503 No\r\nContent-Length: 8\r\n\r\nno hosts")], "http 503", "no hosts", ""),
     ],
 )
-async def test_answer_that_fails_has_its_own_name_and_keeps_its_chunks(
+async def test_answer_that_fails_keeps_its_chunks(
     script: Script, failure: str, detail: str | None, text: str
 ) -> None:
     record = await ask_once(script)

@@ -203,9 +203,7 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         (["run", "FILE", "--pushgateway", "http://gateway"], "--pushgateway was removed in 0.2"),
     ],
 )
-def test_arguments_that_mean_nothing_or_were_removed_say_so(
-    arguments: list[str], fault: str, tmp_path: Path
-) -> None:
+def test_arguments_without_meaning_or_gone_say_so(arguments: list[str], fault: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = CliRunner().invoke(bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments])
 

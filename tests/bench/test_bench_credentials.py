@@ -16,56 +16,50 @@ from tests.bench.running import Silence, answer, build_spec, serving
 from tests.tables import table
 
 
-def keys(path: Path, now: list[float]) -> Keys:
-    """Keys from a file, on a clock that a test sets."""
-    return Keys(Target.model_validate({"token-file": str(path)}), None, lambda: now[0])
-
-
-def test_token_is_read_again_when_its_time_is_over_and_the_old_one_stays(tmp_path: Path) -> None:
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[Path, list[float], Keys]:
+    """A file with a token that was read, on a clock that a test sets."""
     path, now = tmp_path / "token", [0.0]
     path.write_text(" first \n")
-    found = keys(path, now)
+    keys = Keys(Target.model_validate({"token-file": str(path)}), None, lambda: now[0])
+    assert keys.get() == "first"
+    return path, now, keys
 
-    assert found.get() == "first"
+
+def test_token_is_read_again_when_its_time_is_over_and_the_old_one_stays(
+    kept: tuple[Path, list[float], Keys],
+) -> None:
+    path, now, keys = kept
     path.write_text("second")
-    assert found.get() == "first"
+    assert keys.get() == "first"
     now[0] = 60
-    assert found.get() == "second"
+    assert keys.get() == "second"
     path.unlink()
     now[0] = 120
-    assert found.get() == "second"
+    assert keys.get() == "second"
 
 
-def test_refusal_reads_the_file_again_but_not_for_every_request(tmp_path: Path) -> None:
+def test_refusal_reads_the_file_again_but_not_for_every_request(kept: tuple[Path, list[float], Keys]) -> None:
     """All requests in flight are refused at once; within a second nothing is read, then one token is."""
-    path, now = tmp_path / "token", [0.0]
-    path.write_text("first")
-    found = keys(path, now)
-    found.get()
+    path, now, keys = kept
     path.write_text("second")
     for _ in range(100):
-        found.refuse()
+        keys.refuse()
 
-    assert found.get() == "first"
+    assert keys.get() == "first"
     now[0] = 1
-    assert found.get() == "second"
+    assert keys.get() == "second"
     path.write_text("third")
     now[0] = 2
-    assert found.get() == "second"
+    assert keys.get() == "second"
 
 
-@table(
-    ("target", "fault"),
-    [({"token-file": "/no/such/file"}, "No such file"), ({"token-file": "/dev/null"}, "no token in it")],
-)
-async def test_target_without_a_token_cannot_be_run(target: dict[str, Any], fault: str) -> None:
-    spec = build_spec(1, {"req-rate": 1, "total-prompts": 1}, target={"model": "m", **target})
-
-    with pytest.raises(SettingsError, match=fault):
-        await check_target(spec, build_registry())
-
-
-def test_only_one_way_to_show_who_asks_is_taken() -> None:
+async def test_target_without_a_token_or_with_two_ways_to_one_cannot_be_run() -> None:
+    for file, fault in (("/no/such/file", "No such file"), ("/dev/null", "no token in it")):
+        target = {"model": "m", "token-file": file}
+        spec = build_spec(1, {"req-rate": 1, "total-prompts": 1}, target=target)
+        with pytest.raises(SettingsError, match=fault):
+            await check_target(spec, build_registry())
     with pytest.raises(ValueError, match="give one of api-key-env and token-file"):
         Target.model_validate({"token-file": "a", "api-key-env": "K"})
 
@@ -78,20 +72,14 @@ SINE = {"req-rate": 1, "shape": {"name": "sine", "period": 8}}
     ("traffic", "fields", "said"),
     [
         ({}, {"target": {"sign": {"service": "s"}}}, "sign was removed in 0.2: send requests"),
-        (
-            {},
-            {"target": {"token-command": ["x"]}},
-            "token-command was removed in 0.2: have the",
-        ),
+        ({}, {"target": {"token-command": ["x"]}}, "token-command was removed in 0.2: have the"),
         ({}, {"dcgm": ["127.0.0.1:9400"]}, "dcgm was removed in 0.2: Prometheus has"),
         ({"stages": [{"vus": 2, "duration": 1}]}, {}, "stages was removed in 0.2: give a req-rate"),
         (SINE, {}, "sine was removed in 0.2: give `steps`"),
         (BURSTGPT, {}, "burstgpt was removed in 0.2"),
     ],
 )
-def test_field_that_was_removed_says_what_to_do_instead(
-    traffic: dict[str, Any], fields: dict[str, Any], said: str
-) -> None:
+def test_removed_field_says_what_to_do(traffic: dict[str, Any], fields: dict[str, Any], said: str) -> None:
     rate = {} if traffic else {"req-rate": 1}
     with pytest.raises((ValueError, SettingsError), match=said):
         build_workload(build_spec(1, {"total-prompts": 1, **rate, **traffic}, **fields), build_registry())

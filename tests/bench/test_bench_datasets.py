@@ -283,9 +283,7 @@ def prompt_of(*sizes: int) -> tuple[TurnMessage, ...]:
 
 @table("tokens", range(2, 60))
 @table("system", [(), (TurnMessage("system", "be brief " * 4),)])
-def test_input_length_is_the_whole_prompts_and_ends_on_a_question(
-    tokens: int, system: tuple[TurnMessage, ...]
-) -> None:
+def test_input_length_is_the_prompts_and_ends_in_asking(tokens: int, system: tuple[TurnMessage, ...]) -> None:
     prompt = (*system, *prompt_of(10, 8, 6, 12, 4))
     fitted = fit_messages(prompt, tokens)
 
@@ -337,9 +335,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @table("name", ["random", "synthetic", "share-gpt"])
-def test_lengths_are_counted_by_the_tokenizer_where_there_is_one(
-    name: str, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_lengths_are_counted_by_a_tokenizer_that_is_there(name: str, tokenizer: Path, tmp_path: Path) -> None:
     ruler = TokenRuler(tokenizer)
     section = {"name": name}
     if name == "share-gpt":

@@ -54,9 +54,7 @@ STEPS = [{"req_rate": 50, "duration": 0.5}, {"req_rate": 200, "duration": 0.5}]
     ],
     ids=lambda traffic: "-".join(str(value) for value in traffic.values())[:30],
 )
-async def test_every_start_is_delivered_once_and_none_before_its_time(
-    traffic: dict[str, Any], null_server: int
-) -> None:
+async def test_every_start_is_delivered_once_none_early(traffic: dict[str, Any], null_server: int) -> None:
     result = await deliver(null_server, req_rate=120, duration=1, **traffic)
 
     offered, delivered = np.array(result.info.schedule_s), starts(result)

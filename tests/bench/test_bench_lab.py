@@ -114,9 +114,7 @@ def lab_of(
     return Lab(http, build_switch(ab), ab, endpoints)
 
 
-async def test_lab_waits_until_the_router_has_read_the_new_strategy(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
+async def test_lab_waits_until_the_strategy_is_in_force(http: aiohttp.ClientSession, router: Router) -> None:
     await lab_of(http, router).prepare(PREFIX_HASH)
 
     one, two = yaml.safe_load(router.path.read_text())["pools"]
@@ -142,9 +140,7 @@ async def test_router_that_somebody_changed_during_a_run_ends_the_comparison_eve
     await lab.confirm(PREFIX_HASH)
 
 
-async def test_arm_is_waited_for_unless_it_is_in_force_with_its_settings(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
+async def test_arm_is_waited_for_unless_it_is_in_force(http: aiohttp.ClientSession, router: Router) -> None:
     """1. prefix_hash is in force. 2. The same with other settings: `/pools` cannot tell, `/config` does."""
     lab = lab_of(http, router)
     await lab.prepare(PREFIX_HASH)
@@ -157,9 +153,7 @@ async def test_arm_is_waited_for_unless_it_is_in_force_with_its_settings(
     assert router.polls_until_seen == -1
 
 
-async def test_lab_waits_for_the_last_replica_that_a_name_has(
-    http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_lab_waits_for_the_last_replica_of_a_name(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """One replica reads its file at once; the other, which nobody named, takes its time."""
     async with serving(tmp_path / "a.yaml") as first, serving(tmp_path / "b.yaml") as second:
         found = [[first.address], [first.address, second.address]]
@@ -254,9 +248,7 @@ async def test_every_cache_is_emptied_before_each_arm(http: aiohttp.ClientSessio
     assert router.flushes == 2 + 2 + 2
 
 
-async def test_settings_file_is_restored_with_its_comments(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
+async def test_settings_file_is_restored_with_comments(http: aiohttp.ClientSession, router: Router) -> None:
     lab = lab_of(http, router)
     await lab.prepare(PREFIX_HASH)
     await lab.restore()
@@ -287,9 +279,7 @@ async def test_command_is_told_the_strategy_and_ends_the_comparison_where_it_fai
         await CommandSwitch(["sh", "-c", "echo no such deployment >&2; exit 7"]).put(ROUND_ROBIN)
 
 
-async def test_arm_is_asked_for_on_the_board_where_a_spec_has_no_way_of_its_own(
-    http: aiohttp.ClientSession, router: Router
-) -> None:
+async def test_arm_is_asked_for_on_the_board_by_default(http: aiohttp.ClientSession, router: Router) -> None:
     """Who reads the board changes the router: the lab sees that it is done."""
     board, ab = StatusServer(), Ab(admin=router.address, pool="two")
     lab = Lab(http, build_switch(ab, board), ab, ())

@@ -96,9 +96,7 @@ async def tell_counters(request: aiohttp.web.Request) -> aiohttp.web.Response:
 
 @pytest.mark.slow
 @table("header", [None, "10.0.0.1:8000"])
-async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_tells_another(
-    header: str | None,
-) -> None:
+async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_says(header: str | None) -> None:
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
         await request.read()
         headers = {"x-served-by": header} if header else {}

@@ -245,9 +245,7 @@ def test_numbering_cycles_through_the_dataset() -> None:
 
 
 @table(("graceful_stop", "turns"), [(5, [0, 1, 2]), (0, [0])])
-async def test_users_finish_their_conversations_until_the_graceful_stop(
-    graceful_stop: float, turns: list[int]
-) -> None:
+async def test_users_finish_conversations_until_the_stop(graceful_stop: float, turns: list[int]) -> None:
     """As k6's do: time is up after the first turn, and nobody begins another conversation."""
     share = build_share(users=1, duration=0.02, graceful_stop=graceful_stop)
     generator, _ = build_generator(share, delay_s=0.03)

@@ -3,15 +3,12 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes import client
 
 from extproc.bench.commands import bench
 from extproc.bench.experiments.plan import ClientHost, plan
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import parse_spec
-from tests.bench.kube_fields import unknown_fields
-from tests.tables import table
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "benchmark"
 
@@ -70,9 +67,3 @@ def test_job_is_hardened() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-
-
-@table(("file", "kind"), [("job.yaml", client.V1Job), ("results.yaml", client.V1PersistentVolumeClaim)])
-def test_manifest_has_only_fields_of_its_kind(file: str, kind: type) -> None:
-    assert list(unknown_fields(load(file), kind.__name__)) == []
-    assert list(unknown_fields({"spec": {"imagePolicy": ""}}, "V1Job")) == ["V1JobSpec.imagePolicy"]

@@ -76,9 +76,7 @@ def test_signal_ends_a_run_with_a_report_marked_partial(
     assert build(read_journal(out / "run.jsonl")).verdict.text == "invalid: partial"
 
 
-def test_signal_to_the_group_before_the_first_request_kills_no_load_process(
-    null_server: int, tmp_path: Path
-) -> None:
+def test_signal_to_the_group_at_the_start_kills_no_load_process(null_server: int, tmp_path: Path) -> None:
     """They are still being imported: as `timeout` or systemd end what has just begun."""
     with start(tmp_path, null_server) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -44,9 +44,7 @@ def tree(port: int, **more: Any) -> dict[str, Any]:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 60), st.booleans())
-def test_parts_together_are_exactly_the_whole_schedule(
-    count: int, processes: int, prompts: int, is_closed: bool
-) -> None:
+def test_parts_together_are_the_schedule(count: int, processes: int, prompts: int, is_closed: bool) -> None:
     """Every start, every user and every conversation is one part's; no other part has it."""
     shape = {"vus": 20} if is_closed else {"req-rate": 10}
     dataset = {"name": "random", "input_tokens": 4}
@@ -136,9 +134,7 @@ def part_of(whole: Sequence[Record], number: int, count: int, **more: Any) -> tu
     ],
     ids=["missing", "twice", "lost", "clocks apart", "clocks near", "whole"],
 )
-def test_what_is_wrong_with_parts_is_in_the_verdict(
-    parts: list[tuple[int, dict[str, Any]]], kind: str, fault: str
-) -> None:
+def test_verdict_tells_parts_faults(parts: list[tuple[int, dict[str, Any]]], kind: str, fault: str) -> None:
     records = [synthetic.record(index, index * 0.1) for index in range(10)]
     merged = merge_parts([part_of(records, number, 2, **more) for number, more in parts])
     verdict = judge(merged)
@@ -148,29 +144,20 @@ def test_what_is_wrong_with_parts_is_in_the_verdict(
     assert ("share missing" in verdict.kinds or "clocks apart" in verdict.kinds) == bool(fault)
 
 
-def test_parts_that_began_at_different_times_are_no_one_schedule() -> None:
-    early, late = part_of([], 0, 2), part_of([], 1, 2)
-    stats = replace(late[1].info.parts[0], start_at=1012.0)
-    apart = replace(late[1], info=replace(late[1].info, parts=(stats,)))
-
-    assert (
-        "parts began 12.000 s apart: their --start-at differs"
-        in judge(merge_parts([early, ("1", apart)])).reasons
-    )
-
-
-def test_journals_of_other_runs_are_refused() -> None:
+def test_journals_of_other_runs_are_refused_and_of_other_times_told() -> None:
     records = [synthetic.record(0, 0.0)]
-    name, other = part_of(records, 1, 2)
+    first, (name, other) = (part_of(records, number, 2) for number in range(2))
+    late = replace(other.info, parts=(replace(other.info.parts[0], start_at=1012.0),))
+    reasons = judge(merge_parts([first, (name, replace(other, info=late))])).reasons
+
+    assert "parts began 12.000 s apart: their --start-at differs" in reasons
     with pytest.raises(JournalError, match="a whole run"):
-        merge_parts([part_of(records, 0, 2), ("x", synthetic.result(records))])
+        merge_parts([first, ("x", synthetic.result(records))])
     with pytest.raises(JournalError, match="different runs"):
-        merge_parts([part_of(records, 0, 2), (name, replace(other, info=replace(other.info, model="n")))])
+        merge_parts([first, (name, replace(other, info=replace(other.info, model="n")))])
 
 
-async def test_part_that_is_late_says_so_and_leaves_it_in_its_journal(
-    null_server: int, tmp_path: Path
-) -> None:
+async def test_part_that_is_late_says_so_and_leaves_a_journal(null_server: int, tmp_path: Path) -> None:
     part = Part(0, 2, time.time() - 5)
     spec = Spec.model_validate(tree(null_server))
     with pytest.raises(LoadError, match=r"part 0 of 2 was ready .* s after --start-at"):
@@ -195,9 +182,7 @@ async def test_part_that_is_late_says_so_and_leaves_it_in_its_journal(
         ("0/2", "2026-11-22T12:00:00", "time zone"),
     ],
 )
-def test_part_and_its_start_are_read_or_refused(
-    part: str, start_at: str | None, expected: Part | str
-) -> None:
+def test_part_and_start_are_read_or_refused(part: str, start_at: str | None, expected: Part | str) -> None:
     if isinstance(expected, Part):
         assert parse_part(part, start_at) == expected
     else:

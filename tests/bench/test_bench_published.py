@@ -20,9 +20,7 @@ def test_on_time_client_leaves_nothing_in_flight_below_capacity_and_drains_evenl
         ("round_robin", [716, 1282, 2141, 3245], "valid"),
     ],
 )
-def test_cells_of_the_published_table_are_judged_by_littles_law(
-    strategy: str, in_flight: list[int], verdict: str
-) -> None:
+def test_published_cells_are_judged_by_littles_law(strategy: str, in_flight: list[int], verdict: str) -> None:
     """KubeAI's 8 x L4: its prefix-hash client had far fewer in flight than one on time would have had."""
     rows = [row for row in read_published(TABLE.read_text().splitlines()) if row.strategy == strategy]
     verdicts = [judge_cell(row) for row in rows]

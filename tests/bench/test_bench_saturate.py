@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.bench.experiments.saturate import (
-    Rung,
-    Saturation,
-    next_rate,
-    saturation_html,
-    saturation_markdown,
-    summarise_rungs,
-)
+from extproc.bench.experiments import saturate
 from extproc.bench.record import Record, Window
 from extproc.bench.report import report
 from extproc.bench.spec.tree import Ladder
@@ -22,12 +15,12 @@ LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
 SPAN_S = 40.0
 
 
-def build_rung(rate: float, records: Sequence[Record], duration_s: float) -> Rung:
+def build_rung(rate: float, records: Sequence[Record], duration_s: float) -> saturate.Rung:
     run = result(records, duration_s=duration_s, window=Window(5.0, SPAN_S))
-    return Rung(rate, report.build(run))
+    return saturate.Rung(rate, report.build(run))
 
 
-def rung(rate: float, capacity: float, *, lag_s: float = 0.0) -> Rung:
+def rung(rate: float, capacity: float, *, lag_s: float = 0.0) -> saturate.Rung:
     """A server of `capacity` requests/s that needs 50 ms, asked on time for `SPAN_S`; a queue beyond."""
     records, free_s = [], 0.0
     for index in range(round(rate * SPAN_S)):
@@ -39,11 +32,13 @@ def rung(rate: float, capacity: float, *, lag_s: float = 0.0) -> Rung:
     return build_rung(rate, records, max(made.end_s or 0 for made in records))
 
 
-def climb(measure: Callable[[float], Rung], ladder: Ladder = LADDER) -> tuple[list[float], Saturation]:
-    rungs: list[Rung] = []
-    while (rate := next_rate(rungs, ladder)) is not None:
+def climb(
+    measure: Callable[[float], saturate.Rung], ladder: Ladder = LADDER
+) -> tuple[list[float], saturate.Saturation]:
+    rungs: list[saturate.Rung] = []
+    while (rate := saturate.next_rate(rungs, ladder)) is not None:
         rungs.append(measure(rate))
-    return [made.rate for made in rungs], summarise_rungs(rungs, ladder)
+    return [made.rate for made in rungs], saturate.summarise_rungs(rungs, ladder)
 
 
 @table("capacity", [5.0, 13.0, 47.0])
@@ -60,11 +55,11 @@ def test_inflection_point_of_a_known_server_is_found_within_the_precision(capaci
 def test_ladder_doubles_until_saturation_and_then_halves_the_gap() -> None:
     rates, found = climb(lambda rate: rung(rate, 13.0))
 
-    text = saturation_markdown(found)
+    text = saturate.saturation_markdown(found)
     assert rates == [1, 2, 4, 8, 16, 12, 14, 13]
     assert "Inflection point at 13.00 req/s" in text
     assert text.count("saturated") == 2
-    assert "Inflection point" in saturation_html(found)
+    assert "Inflection point" in saturate.saturation_html(found)
     assert json.loads(report.encode_report(found))["schema"] == "extproc-bench-saturation/2"
 
 
@@ -85,12 +80,12 @@ def test_ladder_ends_where_the_client_is_the_limit() -> None:
     assert "at 8.00 req/s: invalid: client-limited: lag p99" in found.faults[0]
 
 
-def dead(rate: float) -> Rung:
+def dead(rate: float) -> saturate.Rung:
     """A server that is not there."""
     return build_rung(rate, [failed(i, i / rate, "connect") for i in range(round(rate * SPAN_S))], SPAN_S)
 
 
-def refusing(rate: float, capacity: float) -> Rung:
+def refusing(rate: float, capacity: float) -> saturate.Rung:
     """A server that serves what it can and answers the rest with 503 at once."""
     kept = []
     for index in range(round(rate * SPAN_S)):
@@ -103,7 +98,7 @@ def refusing(rate: float, capacity: float) -> Rung:
 
 def test_dead_server_ends_the_search_at_its_first_rung_with_a_fault() -> None:
     rates, found = climb(dead)
-    text = saturation_markdown(found)
+    text = saturate.saturation_markdown(found)
 
     assert rates == [1]
     assert found.inflection_rps is None
@@ -111,11 +106,11 @@ def test_dead_server_ends_the_search_at_its_first_rung_with_a_fault() -> None:
     assert "at 1.00 req/s: invalid: requests failed, nothing measured: 40 of 40" in found.faults[0]
     assert "No answer" in text
     assert "served |" not in text.replace("served req/s", "")
-    assert 'class="banner bad"' in saturation_html(found)
+    assert 'class="banner bad"' in saturate.saturation_html(found)
 
 
 def test_search_that_was_broken_off_is_partial_and_one_without_a_sound_rung_ends() -> None:
-    found = summarise_rungs([rung(1, 13.0), rung(2, 13.0)], LADDER)
+    found = saturate.summarise_rungs([rung(1, 13.0), rung(2, 13.0)], LADDER)
     rates, failing = climb(lambda rate: refusing(rate, rate / 2))
 
     assert found.faults == ("partial: interrupted before the rung of 4.00 req/s",)
@@ -132,17 +127,17 @@ def test_refusals_above_a_served_rate_are_the_servers_limit(capacity: float) -> 
     assert found.inflection_rps is not None
     assert 0.85 * capacity <= found.inflection_rps <= 1.06 * capacity
     assert any("requests failed" in remark and "http 503" in remark for remark in found.remarks)
-    assert "saturated: requests failed" in saturation_markdown(found)
+    assert "saturated: requests failed" in saturate.saturation_markdown(found)
 
 
 def test_best_figures_are_the_best_of_any_sound_rung_and_say_of_which() -> None:
     """Beyond its capacity of 10 req/s this server's answers get shorter: most requests, fewer tokens."""
 
-    def shorter(rate: float) -> Rung:
+    def shorter(rate: float) -> saturate.Rung:
         made = rung(rate, 13.0)
         measured = made.report.steady
         flow = replace(measured.throughput, output_tps=500.0 if rate < 10 else 100.0, input_tps=0.0)
-        return Rung(rate, replace(made.report, steady=replace(measured, throughput=flow)))
+        return saturate.Rung(rate, replace(made.report, steady=replace(measured, throughput=flow)))
 
     _, found = climb(shorter)
 
@@ -152,11 +147,11 @@ def test_best_figures_are_the_best_of_any_sound_rung_and_say_of_which() -> None:
 
 
 def test_windows_of_a_few_latencies_are_told() -> None:
-    def hasty(rate: float) -> Rung:
+    def hasty(rate: float) -> saturate.Rung:
         made = rung(rate, 13.0)
         records = [record(index, index / rate) for index in range(round(3 * rate))]
         run = result(records, duration_s=4.5, window=Window(0.0, 3.0))
-        return Rung(rate, replace(report.build(run), steady=made.report.steady))
+        return saturate.Rung(rate, replace(report.build(run), steady=made.report.steady))
 
     _, found = climb(hasty, Ladder(start=4, factor=2, steps=1))
 
@@ -168,6 +163,6 @@ def test_ladder_ends_after_its_steps_or_below_its_first_rung() -> None:
     _, slow = climb(lambda rate: rung(rate, 1.5), Ladder(start=4, factor=2, steps=1))
 
     assert rates == [1, 2, 4]
-    assert "No saturation up to 4.00 req/s" in saturation_markdown(fast)
+    assert "No saturation up to 4.00 req/s" in saturate.saturation_markdown(fast)
     assert slow.inflection_rps is None or slow.inflection_rps < 4
-    assert "begin below 4.00 req/s" in saturation_markdown(slow)
+    assert "begin below 4.00 req/s" in saturate.saturation_markdown(slow)

@@ -95,9 +95,7 @@ def test_tokenizer_is_found_by_path_folder_and_in_the_hubs_cache(tmp_path: Path)
     assert find_tokenizer("org/other", {"HF_HOME": str(tmp_path)}) is None
 
 
-def test_command_measures_prints_and_writes_vllms_file(
-    null_server: int, sharegpt: Path, tmp_path: Path
-) -> None:
+def test_command_measures_and_writes_vllms_file(null_server: int, sharegpt: Path, tmp_path: Path) -> None:
     base = (f"--base-url=http://127.0.0.1:{null_server}", "--model=m", f"--dataset-path={sharegpt}")
     done = serve(*base, "--num-prompts=5", "--request-rate=20", "--output", tmp_path / "out")
 

@@ -100,10 +100,7 @@ COUNTED: dict[str, object] = {"duration": None, "total_prompts": 5}
         ({"traffic_spike": {"burst": 60}}, "lasts the whole run of 60 s"),
         ({"traffic_spike": {"burst": 5, "after": 60}}, "begins after 60 s"),
         ({"req_rate": 5, "traffic_spike": {"burst": 5, "req_rate": 4}}, "is no spike above"),
-        (
-            {"input_length": 9, "dataset": {"name": "random", "turns": "sessions"}},
-            "grows from turn to turn",
-        ),
+        ({"input_length": 9, "dataset": {"name": "random", "turns": "sessions"}}, "grows from turn to turn"),
         ({"input_length": -5}, "greater than or equal to 0"),
         ({"think_time": {"kind": "normal", "mean": 1, "std": -1}}, "or equal to 0"),
         ({"think_time": {"kind": "lognormal", "mean": 0}}, "is above 0"),
@@ -127,9 +124,7 @@ def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault:
         ("https://api.example.com/openai/", None, "https://api.example.com/openai"),
     ],
 )
-def test_endpoint_may_be_a_url_and_its_port_be_said_once_more(
-    address: str, port: int | None, expected: str
-) -> None:
+def test_endpoint_may_be_a_url_and_its_port_said_twice(address: str, port: int | None, expected: str) -> None:
     tree = {"endpoint": address, "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}}}
 
     assert Spec.model_validate(tree | ({"port": port} if port else {})).base_url == expected

@@ -58,9 +58,7 @@ def test_init_writes_a_new_file_and_leaves_an_old_one_alone(tmp_path: Path) -> N
     assert "File exists" in str(done.exception)
 
 
-def test_schema_takes_the_specs_of_the_manual_the_template_and_short_and_long_forms(
-    schema: dict[str, Any],
-) -> None:
+def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(schema: dict[str, Any]) -> None:
     for text in (*blocks("yaml"), uncomment(invoke("init"))):
         jsonschema.validate(yaml.safe_load(text), schema)
     for preset in PRESETS:

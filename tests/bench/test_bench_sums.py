@@ -10,23 +10,15 @@ from extproc.bench.record import Record, Window
 from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record
 
-KINDS = st.sampled_from(["good", "timeout", "unsent", "open", "untold"])
-
 
 def build(index: int, intended_s: float, kind: str) -> Record:
-    match kind:
-        case "timeout":
-            return failed(index, intended_s)
-        case "unsent":
-            return failed(index, intended_s, "not sent")
-        case "open":
-            return record(index, intended_s, end_s=None)
-        case "untold":
-            return record(index, intended_s, cached_tokens=None, endpoint=None)
-        case _:
-            return record(index, intended_s)
+    if kind in ("timeout", "not sent"):
+        return failed(index, intended_s, kind)
+    changes = {"open": {"end_s": None}, "untold": {"cached_tokens": None, "endpoint": None}}
+    return record(index, intended_s, **changes.get(kind, {}))
 
 
+KINDS = st.sampled_from(["good", "timeout", "not sent", "open", "untold"])
 RECORDS = st.lists(st.tuples(st.integers(0, 90), KINDS), max_size=40).map(
     lambda pairs: [build(index, at, kind) for index, (at, kind) in enumerate(pairs)]
 )
@@ -44,27 +36,18 @@ def test_two_windows_hold_together_what_one_holds(records: list[Record], cut: in
         assert before * middle + after * (100 - middle) == pytest.approx(getattr(whole, name) * 100)
 
 
-@given(RECORDS)
-def test_every_request_is_counted_once(records: list[Record]) -> None:
-    counts = metrics.counts(records)
-
-    assert counts.completed + counts.failed + counts.unfinished == counts.offered == len(records)
-
-
-@given(RECORDS)
-def test_every_request_is_in_one_row_of_each_view(records: list[Record]) -> None:
-    groups = Groups.of(records)
-
-    for view in (groups.turns, groups.endpoints, groups.hits):
-        assert sum(row.requests for row in view) == len(records)
-        assert sum(row.failed for row in view) == metrics.counts(records).failed
-
-
 @given(RECORDS, st.floats(1, 3000))
-def test_goodput_never_exceeds_what_was_completed(records: list[Record], ttft_ms: float) -> None:
+def test_every_request_is_counted_once_and_is_in_one_row_of_each_view(
+    records: list[Record], ttft_ms: float
+) -> None:
+    counts, groups = metrics.counts(records), Groups.of(records)
     goodput = metrics.goodput(records, Slo(ttft_ms=ttft_ms), 100.0)
 
+    assert counts.completed + counts.failed + counts.unfinished == counts.offered == len(records)
+    for view in (groups.turns, groups.endpoints, groups.hits):
+        assert sum(row.requests for row in view) == len(records)
+        assert sum(row.failed for row in view) == counts.failed
     assert (goodput is None) == (not records)
     if goodput:
-        assert goodput.good <= metrics.counts(records).completed
+        assert goodput.good <= counts.completed
         assert goodput.share <= 1

@@ -14,15 +14,7 @@ from extproc.bench.experiments import sweep as sweeping
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import Task, list_tasks
 from extproc.bench.measure.stats import ratio_interval
-from extproc.bench.published.sweep_table import (
-    Spot,
-    SweepTable,
-    gather,
-    how,
-    sweep_headlines,
-    sweep_html,
-    sweep_markdown,
-)
+from extproc.bench.published import sweep_table
 from extproc.bench.published.tables import Cell, build_row, read_published, write_rows
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -58,7 +50,7 @@ def cell(strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid",
     return Cell(strategy, {**base, **figures}, "", repeat, said)
 
 
-def spot(sweep: SweepTable, strategy: str) -> Spot:
+def spot(sweep: sweep_table.SweepTable, strategy: str) -> sweep_table.Spot:
     return sweep.parts[0].of(strategy)[-1]
 
 
@@ -116,9 +108,7 @@ def test_dataset_is_laid_over_the_traffic_shape_and_named() -> None:
         ({"concurrency": [1]}, 2, "2 processes cannot share a concurrency of 1"),
     ],
 )
-def test_sweep_that_makes_no_sense_is_refused_before_its_first_run(
-    fields: dict[str, object], processes: int, fault: str
-) -> None:
+def test_sweep_that_makes_no_sense_is_refused(fields: dict[str, object], processes: int, fault: str) -> None:
     with pytest.raises(SettingsError, match=fault):
         list_tasks(sweep_spec(None, **fields).model_copy(update={"processes": processes}))
 
@@ -180,9 +170,7 @@ def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
     assert len(world.titles) == 1
 
 
-def test_more_repeats_arms_and_loads_add_to_what_is_there_and_other_prompts_do_not(
-    tmp_path: Path,
-) -> None:
+def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(tmp_path: Path) -> None:
     do(list_tasks(sweep_spec()), tmp_path, World())
     wider = sweep_spec({"repeats": 3, "arms": [*ARMS, "random"]}, concurrency=[100, 200])
     added = do(list_tasks(wider), tmp_path, World())
@@ -245,7 +233,7 @@ def test_ratios_are_paired_by_repeat() -> None:
         for repeat in (1, 2, 3)
         for strategy, tokens in (("round_robin", 10), ("prefix_hash", 15))
     ]
-    ratio = spot(gather("x", cells), "prefix_hash").ratios["total_tok_per_s"]
+    ratio = spot(sweep_table.gather("x", cells), "prefix_hash").ratios["total_tok_per_s"]
 
     assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
     assert ratio.excludes(1.0)
@@ -255,16 +243,16 @@ def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency
     usual = cell("round_robin", total_tok_per_s=100, ttft_mean_ms=400)
     limited = cell("prefix_hash", said="invalid: client-limited", total_tok_per_s=145, ttft_mean_ms=2)
     broken = cell("prefix_hash", said="invalid: requests failed", total_tok_per_s=145)
-    sweep = gather("x", [usual, limited])
-    (line,) = sweep_headlines(sweep)
+    sweep = sweep_table.gather("x", [usual, limited])
+    (line,) = sweep_table.sweep_headlines(sweep)
 
     assert spot(sweep, "prefix_hash").is_bound
     assert "tok/s at least +45%" in line
     assert "TTFT" not in line
     assert "its client was the limit" in line
     assert sweep.faults == ("prefix_hash, 100 in flight at most: invalid: client-limited",)
-    assert 'class="dot' not in sweep_html(sweep)  # one load is drawn as bars
-    assert "no ratio" in sweep_headlines(gather("x", [usual, broken]))[0]
+    assert 'class="dot' not in sweep_table.sweep_html(sweep)  # one load is drawn as bars
+    assert "no ratio" in sweep_table.sweep_headlines(sweep_table.gather("x", [usual, broken]))[0]
 
 
 def test_headline_is_of_the_highest_load_that_compares() -> None:
@@ -279,27 +267,27 @@ def test_headline_is_of_the_highest_load_that_compares() -> None:
             ("prefix_hash", 1600, 1000, "valid"),
         )
     ]
-    sweep = gather("x", cells)
+    sweep = sweep_table.gather("x", cells)
 
-    assert sweep_headlines(sweep) == [
+    assert sweep_table.sweep_headlines(sweep) == [
         "prefix_hash against round_robin, 800 in flight at most: TTFT mean 4.00x lower."
     ]
-    assert sweep_html(sweep).count('class="dot s0 hollow"') == 1
-    assert sweep_html(sweep).count('class="dot s1"') == 3
+    assert sweep_table.sweep_html(sweep).count('class="dot s0 hollow"') == 1
+    assert sweep_table.sweep_html(sweep).count('class="dot s1"') == 3
 
 
 def test_single_runs_have_no_interval_and_unequal_rates_are_remarked() -> None:
-    sweep = gather("x", [cell("a", total_tok_per_s=1), cell("b", total_tok_per_s=2)])
-    uneven = gather("x", [cell("round_robin", req_per_s=50), cell("prefix_hash", req_per_s=100)])
+    sweep = sweep_table.gather("x", [cell("a", total_tok_per_s=1), cell("b", total_tok_per_s=2)])
+    uneven = sweep_table.gather("x", [cell("round_robin", req_per_s=50), cell("prefix_hash", req_per_s=100)])
 
-    assert "too few for an interval" in how(sweep)
-    assert "b |  2.00 |" in sweep_markdown(sweep)
+    assert "too few for an interval" in sweep_table.how(sweep)
+    assert "b |  2.00 |" in sweep_table.sweep_markdown(sweep)
     assert sweep.remarks == ()
     assert "2.00 times at 100 in flight at most" in uneven.remarks[0]
     with pytest.raises(SettingsError, match="none of the strategies a"):
-        gather("x", [cell("a")], baseline="b")
+        sweep_table.gather("x", [cell("a")], baseline="b")
     with pytest.raises(SettingsError, match="there is no cell"):
-        gather("x", [])
+        sweep_table.gather("x", [])
 
 
 def test_csv_of_a_sweep_gives_the_same_sweep_back() -> None:
@@ -312,7 +300,9 @@ def test_csv_of_a_sweep_gives_the_same_sweep_back() -> None:
         (arm, "chats", 1, "valid") for arm in ARMS
     ]
     assert again[0].figures == pytest.approx(cells[0].figures, rel=1e-6)
-    assert sweep_markdown(gather("x", again)) == sweep_markdown(gather("x", cells))
+    assert sweep_table.sweep_markdown(sweep_table.gather("x", again)) == sweep_table.sweep_markdown(
+        sweep_table.gather("x", cells)
+    )
 
 
 def test_row_counts_latencies_from_the_sending() -> None:
@@ -328,7 +318,7 @@ def test_row_counts_latencies_from_the_sending() -> None:
 def test_published_k6_runs_give_the_published_headlines() -> None:
     """`712.11ms (LeastLoad) --> 469.34ms (PrefixHash)`, 34 % less; on 8 x H100 405.39 --> 361.07 ms."""
     cells = published("extproc.bench.published", "kubeai-k6.csv")
-    parts = {part.dataset: part for part in gather("k6", cells).parts}
+    parts = {part.dataset: part for part in sweep_table.gather("k6", cells).parts}
     small, large = (
         parts[name].of("prefix_hash")[0].ratios["time_per_token_mean_ms"]
         for name in ("2 x L4, 8B", "8 x H100, 70B, second run (warm caches)")
@@ -346,10 +336,10 @@ def test_published_k6_runs_give_the_published_headlines() -> None:
 
 def test_published_pairs_that_their_client_limited_have_a_bound_and_no_latency_ratio() -> None:
     pair = published("extproc.bench.published", "kubeai-8xl4-laptop.csv")
-    sweep = gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))
+    sweep = sweep_table.gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))
 
     assert [(one.requests, one.verdict) for one in pair] == [(4000, "invalid: client-limited")] * 2
-    assert "tok/s at least +45%" in sweep_headlines(sweep)[-1]
+    assert "tok/s at least +45%" in sweep_table.sweep_headlines(sweep)[-1]
     assert len(sweep.faults) == 5
 
 

@@ -102,10 +102,7 @@ def broken_off(run: RunResult) -> RunResult:
     ("run", "remark"),
     [
         # The spec asked for the cap.
-        (
-            with_client(build_run(missing=20), cap_full_s=8.0),
-            "the concurrency cap was full 80% of the time",
-        ),
+        (with_client(build_run(missing=20), cap_full_s=8.0), "the concurrency cap was full 80% of the time"),
         (
             with_client(build_run(), samples=tuple(LoopSample(i / 10, 0.0, i) for i in range(100))),
             "not steady",

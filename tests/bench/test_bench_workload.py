@@ -108,10 +108,7 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
         ({"shape": "zigzag"}, "no shape 'zigzag'"),
         ({"shape": {"name": "ramp", "over": 5}}, "^traffic-shape: to: is missing$"),
         ({"dataset": {"name": "random", "size": 1}}, "random: size: there is no such"),
-        (
-            {"dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}},
-            "min_mesages: there is no such",
-        ),
+        ({"dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}}, "min_mesages: there is no such"),
         ({"req_rate": None, "shape": "trace"}, "arrival times"),
         ({"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}}, "more than"),
         ({"req_rate": 0.001, "duration": 1, "arrivals": "poisson"}, "no start"),
@@ -148,7 +145,7 @@ def test_same_seed_same_workload() -> None:
         ({"kind": "choice", "values": [1, 3]}, 2, 1),
     ],
 )
-def test_draws_have_the_mean_that_was_asked_for_and_tokens_are_clipped(
+def test_draws_have_their_mean_and_tokens_are_clipped(
     fields: dict[str, Any], mean: float, deviation: float
 ) -> None:
     values = draw(Distribution.model_validate(fields), 40_000, np.random.default_rng(1))

@@ -10,24 +10,14 @@ from click.testing import CliRunner
 
 from extproc.cli import cli
 from extproc.router.settings.reading import load_settings
-from tests.manifests.rendering import (
-    MANIFESTS,
-    OVERLAYS,
-    PICKERS,
-    SERVING,
-    containers,
-    each,
-    environment,
-    files,
-    named,
-    pods,
-)
+from tests.manifests import rendering
+from tests.manifests.rendering import each
 from tests.stack.gateway import cluster, doors, ext_proc_filter, find_envoy, tell_addresses
 
 Tree = dict[str, Any]
 
-ENVOY = MANIFESTS.parent / "envoy"
-OTHER_GATEWAYS = ["overlays/envoy-gateway", "overlays/istio", *PICKERS]
+ENVOY = rendering.MANIFESTS.parent / "envoy"
+OTHER_GATEWAYS = ["overlays/envoy-gateway", "overlays/istio", *rendering.PICKERS]
 WITH_ENVOY = ["overlays/gateway", "overlays/sidecar", "overlays/simulated"]
 
 
@@ -38,21 +28,21 @@ def load(path: Path) -> Tree:
 
 def write_file(overlay: str, suffix: str, folder: Path) -> Path:
     """Writes the one file of an overlay's ConfigMaps whose name ends so."""
-    [(name, text)] = files(overlay, suffix)
+    [(name, text)] = rendering.files(overlay, suffix)
     path = folder / name
     path.write_text(text)
     return path
 
 
-@pytest.mark.parametrize("overlay", SERVING)
-def test_the_service_takes_its_configuration_and_what_its_environment_overrides(
-    overlay: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("overlay", rendering.SERVING)
+def test_the_service_takes_its_configuration_and_its_environment(overlay: str, tmp_path: Path) -> None:
     path = write_file(overlay, "extproc.yaml", tmp_path)
-    [container] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
+    [container] = [
+        each for each in rendering.containers(rendering.pods(overlay)["extproc"]) if each["name"] == "extproc"
+    ]
 
     result = CliRunner().invoke(cli, ["check", str(path)])
-    settings = load_settings(path, environment(overlay))
+    settings = load_settings(path, rendering.environment(overlay))
 
     assert result.exit_code == 0, result.output
     is_sidecar = "/s" in overlay
@@ -76,12 +66,12 @@ def validate(path: Path) -> str:
 
 
 @pytest.mark.envoy
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", rendering.OVERLAYS)
 def test_envoys_arguments_are_taken(overlay: str, tmp_path: Path) -> None:
     """The options in the manifests are options of this Envoy; the file is another one's."""
     path = tmp_path / "envoy.yaml"
     path.write_text("{}")
-    for pod in pods(overlay).values():
+    for pod in rendering.pods(overlay).values():
         for container in pod["containers"]:
             if container["name"] == "envoy":
                 arguments = [str(path) if "/" in each else each for each in container["args"]]
@@ -92,7 +82,7 @@ def test_envoys_arguments_are_taken(overlay: str, tmp_path: Path) -> None:
 @pytest.mark.envoy
 def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     """The patches of the EnvoyFilter, put where Istio puts them."""
-    patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+    patches = rendering.named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
     values = [(each["applyTo"], each["patch"]["operation"], each["patch"]["value"]) for each in patches]
     by_place = {(place, operation): value for place, operation, value in values}
     tree = load(ENVOY / "standalone.yaml")
@@ -110,7 +100,7 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
 
 
 def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped_envoy_does() -> None:
-    patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+    patches = rendering.named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
     values = {each["applyTo"]: each["patch"]["value"] for each in patches}
     shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
     manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
@@ -121,7 +111,7 @@ def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped
 
 @each(OTHER_GATEWAYS)
 def test_routes_have_the_doors_of_the_shipped_envoy(overlay: str) -> None:
-    [rule] = named(overlay, "HTTPRoute", "vllm")["spec"]["rules"]
+    [rule] = rendering.named(overlay, "HTTPRoute", "vllm")["spec"]["rules"]
 
     assert [match["path"] for match in rule["matches"]] == [
         {"type": "Exact", "value": path} for path in doors(load(ENVOY / "standalone.yaml"))
@@ -131,12 +121,12 @@ def test_routes_have_the_doors_of_the_shipped_envoy(overlay: str) -> None:
 def test_the_sidecars_envoy_is_the_shipped_one() -> None:
     shipped = (ENVOY / "sidecar.yaml").read_text()
 
-    assert (MANIFESTS / "overlays/sidecar/envoy.yaml").read_text() == shipped
+    assert (rendering.MANIFESTS / "overlays/sidecar/envoy.yaml").read_text() == shipped
 
 
 def test_the_gateways_envoy_is_the_shipped_one_at_other_addresses() -> None:
     """envoy/xds.yaml, with the sidecar's metrics listener and the service found by DNS."""
-    tree = load(MANIFESTS / "overlays/gateway/envoy.yaml")
+    tree = load(rendering.MANIFESTS / "overlays/gateway/envoy.yaml")
     expected, sidecar = load(ENVOY / "xds.yaml"), load(ENVOY / "sidecar.yaml")
     listeners = expected["static_resources"]["listeners"]
     listeners[0]["address"]["socket_address"]["address"] = "0.0.0.0"
@@ -177,19 +167,22 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
 
 def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:
     """It has no setting that lets the service ask for more time: then the request passes the queue by."""
-    [text] = [text for _, text in files("overlays/envoy-gateway", "extproc.yaml")]
-    policy = named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
+    [text] = [text for _, text in rendering.files("overlays/envoy-gateway", "extproc.yaml")]
+    policy = rendering.named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
     timeout_s = float(policy["spec"]["extProc"][0]["messageTimeout"].removesuffix("s"))
 
     waits_s = [pool.get("hold", {}).get("wait_s", 0.0) for pool in yaml.safe_load(text)["pools"]]
 
     assert timeout_s > max(waits_s)
-    assert "longer than its `wait_s`" in (MANIFESTS / "components/envoy-gateway/policies.yaml").read_text()
+    assert (
+        "longer than its `wait_s`"
+        in (rendering.MANIFESTS / "components/envoy-gateway/policies.yaml").read_text()
+    )
 
 
 def test_envoy_gateway_tells_what_became_of_requests() -> None:
-    proxy = named("overlays/envoy-gateway", "EnvoyProxy", "llm")
-    policy = named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
+    proxy = rendering.named("overlays/envoy-gateway", "EnvoyProxy", "llm")
+    policy = rendering.named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
     [setting] = proxy["spec"]["telemetry"]["accessLog"]["settings"]
     [log] = [sink["als"] for sink in setting["sinks"] if sink["type"] == "ALS"]
     [asked] = policy["spec"]["extProc"][0]["backendRefs"]

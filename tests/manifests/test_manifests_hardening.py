@@ -184,9 +184,7 @@ def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", ["overlays/sidecar", "overlays/gateway", "overlays/istio"])
-def test_a_change_of_the_server_section_rolls_the_pods_and_one_of_the_pools_does_not(
-    overlay: str, tmp_path: Path
-) -> None:
+def test_a_change_of_the_server_section_rolls_the_pods_one_of_pools_not(overlay: str, tmp_path: Path) -> None:
     """The first is read at the start only, the second by the running service."""
     server = {"name": "extproc-server", "behavior": "merge", "literals": ["EXTPROC_SERVER__LOG_LEVEL=DEBUG"]}
     pools: Object = {"name": "extproc", "behavior": "replace", "literals": ["extproc.yaml=pools: []"]}

@@ -9,17 +9,7 @@ import pytest
 import yaml
 
 from extproc.router.settings.reading import parse_settings
-from tests.manifests.rendering import (
-    MANIFESTS,
-    PICKERS,
-    Object,
-    each,
-    environment,
-    files,
-    named,
-    of_kind,
-    render_own,
-)
+from tests.manifests import rendering
 from tests.stack.gateway import cluster, ext_proc_filter, load
 from tests.stack.pickers import GATEWAYS
 from tests.tables import table
@@ -30,18 +20,18 @@ LISTED = ["overlays/istio/inference-pool"]
 
 
 def spec(overlay: str, kind: str, name: str) -> Any:
-    return named(overlay, kind, name)["spec"]
+    return rendering.named(overlay, kind, name)["spec"]
 
 
-@each(PICKERS)
+@rendering.each(rendering.PICKERS)
 def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -> None:
     picker = spec(overlay, "InferencePool", "vllm")["endpointPickerRef"]
     ports = {port["port"]: port for port in spec(overlay, "Service", picker["name"])["ports"]}
-    [text] = [text for _, text in files(overlay, "extproc.yaml")]
-    settings = parse_settings(text, environment(overlay))
+    [text] = [text for _, text in rendering.files(overlay, "extproc.yaml")]
+    settings = parse_settings(text, rendering.environment(overlay))
     [pool] = settings.pools
     source = pool.endpoints.inference_pool
-    [role] = of_kind(overlay, "Role")
+    [role] = rendering.of_kind(overlay, "Role")
 
     assert picker["port"]["number"] in ports
     assert ports[9002]["appProtocol"] == ("kubernetes.io/h2c" if overlay in PLAIN else "http2")
@@ -56,16 +46,16 @@ def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -
     assert role["rules"][0]["resourceNames"] == [source.name]
 
 
-def own_overlay(folder: Path, overlay: str, pods_: Object) -> list[Object]:
+def own_overlay(folder: Path, overlay: str, pods_: rendering.Object) -> list[rendering.Object]:
     """An overlay of a user's own over one of ours, with a copy of the component `vllm`."""
-    shutil.copytree(MANIFESTS / "components/vllm", folder / "vllm")
+    shutil.copytree(rendering.MANIFESTS / "components/vllm", folder / "vllm")
     [edit] = yaml.safe_load((folder / "vllm/vllm.yaml").read_text())
     (folder / "vllm/vllm.yaml").write_text(yaml.safe_dump([edit | {"value": pods_}]))
-    copy = os.path.relpath(folder.resolve(), MANIFESTS / "components")
-    return render_own(folder, [overlay], ["vllm-network", f"{copy}/vllm"])
+    copy = os.path.relpath(folder.resolve(), rendering.MANIFESTS / "components")
+    return rendering.render_own(folder, [overlay], ["vllm-network", f"{copy}/vllm"])
 
 
-@pytest.mark.parametrize("overlay", PICKERS)
+@pytest.mark.parametrize("overlay", rendering.PICKERS)
 def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Path) -> None:
     labels, numbers = {"llm-d.ai/model": "qwen", "tier": "gpu"}, [9000, 9001]
     ports = [{"port": number} for number in numbers]
@@ -88,7 +78,7 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
     assert ("Pods", "vllm") not in rendered
 
 
-@each(PICKERS)
+@rendering.each(rendering.PICKERS)
 def test_the_route_leads_from_the_gateway_to_the_pool(overlay: str) -> None:
     route = spec(overlay, "HTTPRoute", "vllm")
     [parent] = route["parentRefs"]
@@ -125,7 +115,9 @@ def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
 
 def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
     """The pool's annotations, and what the test with a real Envoy makes of them."""
-    annotations = named("overlays/envoy-ai-gateway", "InferencePool", "vllm")["metadata"]["annotations"]
+    annotations = rendering.named("overlays/envoy-ai-gateway", "InferencePool", "vllm")["metadata"][
+        "annotations"
+    ]
     [buffered] = [gateway for gateway in GATEWAYS if gateway.name == "envoy-ai-gateway, buffered"]
     tree = load("standalone.yaml")
     buffered.edit(tree)
@@ -148,8 +140,8 @@ def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
     ],
 )
 def test_the_largest_body_gets_through_the_gateway(overlay: str, kind: str, part: str, field: str) -> None:
-    [text] = [text for _, text in files(overlay, "extproc.yaml")]
-    limit_bytes = parse_settings(text, environment(overlay)).server.max_body_bytes
+    [text] = [text for _, text in rendering.files(overlay, "extproc.yaml")]
+    limit_bytes = parse_settings(text, rendering.environment(overlay)).server.max_body_bytes
     size = spec(overlay, kind, "llm")[part][field]
 
     assert int(size.rstrip("Mim")) * 1024 * 1024 == limit_bytes
@@ -159,7 +151,7 @@ def test_nginx_sends_tokens_as_they_come_and_its_requests_count_for_a_while() ->
     overlay = "overlays/nginx-gateway-fabric"
 
     assert spec(overlay, "ProxySettingsPolicy", "llm")["buffering"] == {"disable": True}
-    assert float(environment(overlay)["EXTPROC_SERVER__UNSEEN_S"]) > 0
+    assert float(rendering.environment(overlay)["EXTPROC_SERVER__UNSEEN_S"]) > 0
 
 
 def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_for_answers() -> None:

@@ -6,18 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.manifests import rendering
 from tests.manifests.references import CLUSTER_WIDE, count_references, references, strings
-from tests.manifests.rendering import (
-    PICKERS,
-    SERVING,
-    Object,
-    containers,
-    each,
-    of_kind,
-    pick,
-    render_own,
-    selects,
-)
+from tests.manifests.rendering import each
 
 NAMESPACE = "llm"
 # Its EnvoyFilter matches the Service by its whole name: docs/how-to/kubernetes.md says how to change it.
@@ -30,15 +21,15 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Renders an overlay and vLLM's example in the namespace `llm`, with optional components; each once."""
 
     @cache
-    def moved(overlay: str) -> list[Object]:
+    def moved(overlay: str) -> list[rendering.Object]:
         resources = [overlay] if overlay == "overlays/simulated" else [overlay, "overlays/example-vllm"]
         folder = tmp_path_factory.mktemp("overlay")
-        return render_own(folder, resources, ["share", "vllm-network"], namespace=NAMESPACE)
+        return rendering.render_own(folder, resources, ["share", "vllm-network"], namespace=NAMESPACE)
 
     return moved
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@pytest.mark.parametrize("overlay", rendering.SERVING)
 def test_everything_moves_into_the_namespace_and_every_reference_with_it(moved: Any, overlay: str) -> None:
     objects = moved(overlay)
 
@@ -49,18 +40,18 @@ def test_everything_moves_into_the_namespace_and_every_reference_with_it(moved: 
     assert count_references(objects, NAMESPACE) >= 3
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@pytest.mark.parametrize("overlay", rendering.SERVING)
 def test_every_selector_finds_pods_with_the_ports_it_needs(moved: Any, overlay: str) -> None:
     objects = moved(overlay)
     templates = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
 
-    def ports_of(labels: Object) -> set[int]:
-        chosen = [each for each in templates if selects(labels, each["metadata"]["labels"])]
+    def ports_of(labels: rendering.Object) -> set[int]:
+        chosen = [each for each in templates if rendering.selects(labels, each["metadata"]["labels"])]
         assert chosen, labels
         return {
             port["containerPort"]
             for template in chosen
-            for container in containers(template["spec"])
+            for container in rendering.containers(template["spec"])
             for port in container.get("ports", [])
         }
 
@@ -78,20 +69,20 @@ def test_every_selector_finds_pods_with_the_ports_it_needs(moved: Any, overlay: 
             assert wanted <= ports_of(spec["podSelector"]["matchLabels"]), item["metadata"]["name"]
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@pytest.mark.parametrize("overlay", rendering.SERVING)
 def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
     """The pool's Service is there, and where a route names a Service, it is the same one."""
     objects = moved(overlay)
     services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
-    [pool] = yaml.safe_load(pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
-    if overlay in PICKERS:
+    [pool] = yaml.safe_load(rendering.pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
+    if overlay in rendering.PICKERS:
         pools = {item["metadata"]["name"] for item in objects if item["kind"] == "InferencePool"}
         assert pool["endpoints"]["inference_pool"]["name"] in pools
         return
 
     watched = pool["endpoints"]["kubernetes"]
 
-    assert selects(services[watched["service"]]["selector"], VLLM)
+    assert rendering.selects(services[watched["service"]]["selector"], VLLM)
     assert watched["port"] in {port["name"] for port in services[watched["service"]]["ports"]}
     routed = {
         reference["name"]
@@ -103,11 +94,11 @@ def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
     assert routed <= {watched["service"]}
 
 
-@each(SERVING)
+@each(rendering.SERVING)
 def test_no_overlay_restricts_vllm_unasked(overlay: str) -> None:
     """Applying a gateway cuts off no other client of these Pods: the policy is a component."""
-    for item in of_kind(overlay, "NetworkPolicy"):
-        assert not selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM)
+    for item in rendering.of_kind(overlay, "NetworkPolicy"):
+        assert not rendering.selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM)
 
 
 def test_who_shares_may_read_peers_whatever_the_pool_is_found_by(moved: Any) -> None:

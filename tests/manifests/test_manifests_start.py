@@ -110,9 +110,7 @@ def test_every_reference_in_the_folder_names_an_object_that_is_there(gateway: st
 
 
 @table(("gateway", "target"), [(gateway, target) for gateway in GATEWAYS for target in ("8000", "http")])
-def test_a_services_port_may_lead_to_another_one_of_its_pods(
-    gateway: str, target: str, tmp_path: Path
-) -> None:
+def test_a_services_port_may_lead_to_another_of_its_pods(gateway: str, target: str, tmp_path: Path) -> None:
     """The Pods' port is watched, the Service's is in the routes."""
     write(tmp_path / target / gateway, gateway, "--target-port", target)
     if gateway == "existing":

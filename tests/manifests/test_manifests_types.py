@@ -81,9 +81,7 @@ GONE = object()
         ("overlays/gke", "HealthCheckPolicy", "default.config.type", "HTTPS"),
     ],
 )
-def test_what_an_api_server_refuses_is_refused_here(
-    overlay: str, kind: str, path: str, value: object
-) -> None:
+def test_what_api_servers_refuse_is_refused_here(overlay: str, kind: str, path: str, value: object) -> None:
     """One edit of an overlay's own object, against limits and rules of the published types."""
     item = copy.deepcopy(of_kind(overlay, kind)[0])
     put(item["spec"], path, value)

@@ -27,9 +27,7 @@ def test_objects_have_their_types(rendered: list[Object], version: str) -> None:
             check(item, version)
 
 
-def test_port_that_the_operator_listens_at_is_served_probed_scraped_and_let_in(
-    rendered: list[Object],
-) -> None:
+def test_port_of_the_operator_is_served_probed_scraped_and_let_in(rendered: list[Object]) -> None:
     template = pick(rendered, "Deployment", "extproc-operator")["spec"]["template"]
     [container] = template["spec"]["containers"]
     listen = container["args"][container["args"].index("--listen") + 1]
@@ -52,9 +50,7 @@ def test_port_that_the_operator_listens_at_is_served_probed_scraped_and_let_in(
     assert policy["podSelector"]["matchLabels"] == OPERATOR
 
 
-def test_operator_names_its_image_once_so_that_a_registry_of_ones_own_reaches_every_run(
-    rendered: list[Object],
-) -> None:
+def test_operator_names_its_image_once_so_that_a_registry_reaches_every_run(rendered: list[Object]) -> None:
     """`images:` rewrites no arguments: the runs' Pods get the image of the operator's own Pod."""
     spec = pick(rendered, "Deployment", "extproc-operator")["spec"]
     [container] = spec["template"]["spec"]["containers"]

@@ -97,9 +97,7 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
     assert operator.starts == 2
 
 
-async def test_sweep_measures_every_cell_under_its_strategy(
-    served: Served, null_server: int, tmp_path: Path
-) -> None:
+async def test_sweep_measures_cells_as_it_should(served: Served, null_server: int, tmp_path: Path) -> None:
     text = write_settings(null_server)
     async with routing(served, tmp_path, text, replicas=1) as router, operating(served):
         spec = comparing(null_server, router.admin, mode="sweep", sweep={"concurrency": [2]})
@@ -116,9 +114,7 @@ async def test_sweep_measures_every_cell_under_its_strategy(
     assert status["verdict"] == "every run is valid"
 
 
-async def test_search_for_the_highest_rate_is_a_benchmark_too(
-    served: Served, null_server: int, tmp_path: Path
-) -> None:
+async def test_search_for_the_best_rate_is_one_too(served: Served, null_server: int, tmp_path: Path) -> None:
     async with operating(served):
         # However slow this machine is, no rung is too much.
         ladder = {"start": 10, "factor": 2, "steps": 2, "served": 0.01}

@@ -11,7 +11,7 @@ from extproc.bench.spec.tree import parse_spec
 from extproc.operator.objects import Object, Run, list_objects, merge_job
 from extproc.operator.resource import parse_benchmark
 from extproc.operator.work_queue import find_spec_faults
-from tests.bench.kube_fields import unknown_fields
+from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.operator.made import EVERYTHING, objects_of
 from tests.operator.world import NOON, SPEC, World
 from tests.tables import table
@@ -20,7 +20,7 @@ from tests.tables import table
 @table("spec", [{}, EVERYTHING], ids=["least", "everything"])
 def test_whatever_is_made_belongs_to_the_benchmark_has_its_kinds_fields_and_is_hardened(spec: Object) -> None:
     for made in objects_of(**spec):
-        assert list(unknown_fields(made, f"V1{made['kind']}")) == []
+        check(made, KUBERNETES[-1])
         (owner,) = made["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("Benchmark", "u", True)
         assert len(made["metadata"]["name"]) <= 57
@@ -49,7 +49,7 @@ def test_merging_needs_the_results_alone() -> None:
     made = merge_job(Run(benchmark, "b-1", NOON), "image:1")
     command = made["spec"]["template"]["spec"]["containers"][0]["command"]
 
-    assert list(unknown_fields(made, "V1Job")) == []
+    check(made, KUBERNETES[-1])
     assert command[2:5] == ["report", "/results/b/b-1", "--output"]
 
 
@@ -83,9 +83,7 @@ SWEEP: Object = {"mode": "sweep", "ab": {"command": ["x"]}}
         ({"vus": 1, "duration": 10}, {"plugins": ["/data/mine.py"]}, ""),
     ],
 )
-def test_spec_that_cannot_be_run_is_refused_before_anything_is_made(
-    shape: Object, spec: Object, fault: str
-) -> None:
+def test_spec_that_cannot_be_run_is_refused_before_all_else(shape: Object, spec: Object, fault: str) -> None:
     body = World(spec={"endpoint": "llm", "performance": {"traffic-shape": shape}, **spec}).body()
     faults = find_spec_faults(parse_benchmark(body))
 
@@ -98,9 +96,7 @@ FIGURES = st.dictionaries(st.text("abc_", max_size=8), st.floats(0, 1e9) | st.no
 
 
 @given(TEXTS, TEXTS, FIGURES)
-def test_last_words_fit_and_are_understood(
-    faults: list[str], remarks: list[str], figures: dict[str, float | None]
-) -> None:
+def test_last_words_fit_in(faults: list[str], remarks: list[str], figures: dict[str, float | None]) -> None:
     made = build_brief("t" * 500, False, faults, remarks, figures)
     text = encode_brief(made)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_nothing(
+async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
     """Five steps.
@@ -52,9 +52,7 @@ async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_noth
 
 
 @pytest.mark.slow
-async def test_operator_tells_of_a_run_as_metrics_and_on_its_page(
-    served: Served, null_server: int, tmp_path: Path
-) -> None:
+async def test_operator_tells_of_a_run_on_its_page(served: Served, null_server: int, tmp_path: Path) -> None:
     """Until it has listed what there is it is not ready; then it shows what the status says, and the report.
 
     The claim, which Pods write to, is mounted where the operator looks.
@@ -89,9 +87,7 @@ async def ask(operator: Container, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-async def test_parts_of_an_indexed_job_offer_one_schedule_together(
-    served: Served, null_server: int, tmp_path: Path
-) -> None:
+async def test_parts_of_an_indexed_job_are_one_load(served: Served, null_server: int, tmp_path: Path) -> None:
     async with operating(served):
         spec = build_spec(null_server, workers=2, **{"start-within-seconds": 25})
         served.cluster.apply("b", spec)
@@ -107,7 +103,7 @@ async def test_parts_of_an_indexed_job_offer_one_schedule_together(
 
 
 @pytest.mark.slow
-async def test_client_that_was_late_makes_a_run_invalid_and_a_server_that_is_not_there_a_failure(
+async def test_late_client_makes_a_run_invalid_and_a_server_that_is_away_a_failure(
     served: Served, null_server: int
 ) -> None:
     async with operating(served):
@@ -180,9 +176,7 @@ async def test_api_servers_faults_are_lived_through(served: Served, null_server:
 @pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv to be another user"
 )
-async def test_operator_works_as_a_uid_without_a_name_and_runs_the_image_of_its_own_pod(
-    served: Served,
-) -> None:
+async def test_operator_works_as_a_uid_without_a_name_and_runs_its_own_pods_image(served: Served) -> None:
     """As in the shipped image: no entry in /etc/passwd, no USER; `images:` has rewritten the Pod.
 
     Each change is followed at once: the slow look would take ten minutes here.

@@ -90,9 +90,7 @@ def spoil_status(served: Served, **status: object) -> None:
     ],
     ids=["job", "job of a run", "pod", "history", "time", "conditions"],
 )
-async def test_benchmark_that_somebody_meddled_with_does_not_end_the_operator(
-    served: Served, spoil: Any
-) -> None:
+async def test_benchmark_that_somebody_spoilt_does_not_end_the_operator(served: Served, spoil: Any) -> None:
     """Whatever there is to be read, others are looked after, and the operator goes on."""
     served.cluster.apply("odd", {**SPEC, "schedule": "0 0 1 1 *"})
     spoil(served)
@@ -119,7 +117,7 @@ async def test_job_without_our_labels_is_nobodys_run(served: Served) -> None:
         ("configmaps", (403, "unable to create new content in namespace default: it is being terminated")),
     ],
 )
-async def test_what_the_api_server_refuses_to_make_is_told_and_tried_again(
+async def test_what_the_api_server_refuses_is_told_and_tried_again(
     served: Served, plural: str, refusal: tuple[int, str]
 ) -> None:
     """1. The status says what was refused, and why. 2. Said once. 3. When it is allowed, the run begins."""
@@ -181,7 +179,7 @@ async def test_benchmark_that_is_gone_takes_its_refusals_with_it(served: Served)
     assert served.cluster.asked.count("POST jobs") <= tries + 1
 
 
-async def test_outage_of_the_api_server_is_one_line_a_minute_whatever_it_stops(
+async def test_outage_of_the_api_server_is_one_line_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four watches and two Benchmarks that are looked at ten times a second."""

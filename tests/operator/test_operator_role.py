@@ -94,16 +94,12 @@ def _matches(selector: Object, labels: Object) -> bool:
         (ROUTER_POD, RUN_POD, BOARD_PORT, False),
     ],
 )
-def test_policies_let_through_what_a_comparison_needs(
-    source: Object, target: Object, port: int, expected: bool
-) -> None:
+def test_policies_let_comparisons_through(source: Object, target: Object, port: int, expected: bool) -> None:
     assert is_let(source, target, port) is expected
 
 
 @pytest.mark.slow
-async def test_router_that_the_role_does_not_name_is_refused_with_the_reason(
-    served: Served, null_server: int
-) -> None:
+async def test_router_that_the_role_does_not_name_is_refused(served: Served, null_server: int) -> None:
     data, text = {"name": "second"}, write_settings(null_server)
     served.cluster.add(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}

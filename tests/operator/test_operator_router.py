@@ -175,9 +175,7 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
 
 
 @table("theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name"), None])
-def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_theirs(
-    theirs: str | None,
-) -> None:
+def test_router_that_somebody_makes_unusable_ends_the_run_and_stays_theirs(theirs: str | None) -> None:
     world = asked_for(PREFIX_HASH)
     data = world.routers["extproc"]["data"]
     if theirs is None:
@@ -232,9 +230,7 @@ def test_router_that_another_benchmark_has_is_waited_for() -> None:
         (config_map("just text"), "no pools"),
     ],
 )
-def test_router_that_cannot_be_switched_is_refused_before_anything_is_made(
-    router: Object | None, fault: str
-) -> None:
+def test_router_that_cannot_be_switched_is_refused_before_all_else(router: Object | None, fault: str) -> None:
     world = World(spec=AB, routers={} if router is None else {"extproc": router})
     world.settle()
 

@@ -24,9 +24,7 @@ ANY_STATUS = st.fixed_dictionaries(
 
 
 @given(ANY_STATUS, st.sampled_from([None, "*/5 * * * *"]))
-def test_whatever_somebody_writes_into_a_status_the_run_goes_its_way(
-    status: Any, schedule: str | None
-) -> None:
+def test_whatever_somebody_writes_into_a_status_the_run_goes_on(status: Any, schedule: str | None) -> None:
     """Written before it began, it is run all the same; a schedule goes on by the clock that there is."""
     world = World(status=status)
     if schedule:

@@ -7,21 +7,11 @@ from typing import Any
 
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.bench.status_server import RunStatus
+from extproc.operator import state
 from extproc.operator.objects import DUE_ANNOTATION, MAIN, PART_LABEL, PARTS, RUN_LABEL
 from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import SpecRefused, parse_benchmark, read_time
 from extproc.operator.router import SWITCHED_LABEL
-from extproc.operator.state import (
-    Action,
-    Create,
-    Delete,
-    JobState,
-    LastWords,
-    Observation,
-    PodStart,
-    Replace,
-    WriteStatus,
-)
 
 Object = dict[str, Any]
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -42,10 +32,10 @@ class World:
     status: Object = field(default_factory=dict)
     generation: int = 1
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
-    jobs: dict[str, JobState] = field(default_factory=dict)
+    jobs: dict[str, state.JobState] = field(default_factory=dict)
     # Pods of a Job run at once unless a test says what they wait for.
-    starts: dict[str, PodStart] = field(default_factory=dict)
-    words: dict[str, LastWords] = field(default_factory=dict)
+    starts: dict[str, state.PodStart] = field(default_factory=dict)
+    words: dict[str, state.LastWords] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     notices: dict[str, RunStatus] = field(default_factory=dict)
     routers: dict[str, Object] = field(default_factory=dict)
@@ -65,9 +55,9 @@ class World:
         self.spec = self.spec | {name.replace("_", "-"): value for name, value in spec.items()}
         self.generation += 1
 
-    def decide(self) -> list[Action]:
+    def decide(self) -> list[state.Action]:
         held = [each for each in self.routers.values() if each["metadata"].get("labels") == HELD]
-        observed = Observation(
+        observed = state.Observation(
             tuple(self.jobs.values()),
             self._read_starts(),
             self.words,
@@ -83,20 +73,20 @@ class World:
         observed = replace(observed, router=router)
         return reconcile(benchmark, observed, self.now, image="image:1")
 
-    def _read_starts(self) -> dict[str, PodStart]:
-        return {job.run: PodStart(has_started=True) for job in self.jobs.values()} | self.starts
+    def _read_starts(self) -> dict[str, state.PodStart]:
+        return {job.run: state.PodStart(has_started=True) for job in self.jobs.values()} | self.starts
 
-    def act(self, action: Action) -> None:
+    def act(self, action: state.Action) -> None:
         match action:
-            case WriteStatus(status):
+            case state.WriteStatus(status):
                 self.status = status
-            case Replace(made):
+            case state.Replace(made):
                 self.routers[made["metadata"]["name"]] = made
-            case Delete(name, uid):
+            case state.Delete(name, uid):
                 job = self.jobs[name]
                 assert job.uid == uid
                 self.jobs[name] = replace(job, is_deleting=True)
-            case Create(made):
+            case state.Create(made):
                 self._create(made)
 
     def _create(self, made: Object) -> None:
@@ -108,7 +98,7 @@ class World:
         self.made.append("/".join(key))
         if made["kind"] == "Job":
             due = metadata.get("annotations", {}).get(DUE_ANNOTATION)
-            self.jobs[metadata["name"]] = JobState(
+            self.jobs[metadata["name"]] = state.JobState(
                 name=metadata["name"],
                 run=metadata["labels"][RUN_LABEL],
                 part=metadata["labels"][PART_LABEL],
@@ -143,10 +133,10 @@ class World:
         (job,) = self.active(lambda job: job.part == MAIN)
         self.jobs[job.name] = replace(job, finished=self.now, failure=failure)
         if words:
-            self.words[job.run] = LastWords(exit_code, words)
+            self.words[job.run] = state.LastWords(exit_code, words)
         return job.run
 
-    def active(self, claim: Callable[[JobState], bool] = lambda _: True) -> list[JobState]:
+    def active(self, claim: Callable[[state.JobState], bool] = lambda _: True) -> list[state.JobState]:
         return [job for job in self.jobs.values() if not (job.is_over or job.is_deleting) and claim(job)]
 
     def condition(self, kind: str) -> tuple[str, str]:

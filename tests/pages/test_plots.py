@@ -23,9 +23,7 @@ def coordinates(plot: str) -> list[float]:
 
 
 @given(POINTS, st.booleans(), st.booleans())
-def test_any_points_make_a_plot_within_its_frame(
-    points: list[tuple[float, float]], is_log_x: bool, is_log_y: bool
-) -> None:
+def test_any_points_make_a_plot(points: list[tuple[float, float]], is_log_x: bool, is_log_y: bool) -> None:
     series = [Series("a & <b>", [x for x, _ in points], [y for _, y in points])]
     plot = lines(series, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
 
@@ -143,9 +141,7 @@ DOTS = st.lists(st.builds(Dot, st.integers(1, 9000), VALUES, VALUES, VALUES, st.
 
 
 @given(st.dictionaries(st.sampled_from("abc"), DOTS), st.booleans(), st.booleans())
-def test_any_dots_and_whiskers_stay_within_the_frame(
-    dots: dict[str, list[Dot]], is_log_x: bool, is_log_y: bool
-) -> None:
+def test_any_dots_stay_within_the_frame(dots: dict[str, list[Dot]], is_log_x: bool, is_log_y: bool) -> None:
     upright = {
         label: [Dot(d.x, abs(d.y), d.low, d.high) for d in some if d.low == d.low and d.high == d.high]
         for label, some in dots.items()

@@ -5,16 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from extproc.simulator.engine import records
 from extproc.simulator.engine.engine import Engine, PromptTooLong
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.engine.records import (
-    Admitted,
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    KvEvent,
-    StepResult,
-)
 from tests.tables import table
 
 PROFILE = Profile(
@@ -30,9 +23,9 @@ PROFILE = Profile(
 )
 
 
-def run(engine: Engine[Sequence[int]], steps: int = 1_000) -> list[StepResult]:
+def run(engine: Engine[Sequence[int]], steps: int = 1_000) -> list[records.StepResult]:
     """Steps until idle, `steps` at most."""
-    results: list[StepResult] = []
+    results: list[records.StepResult] = []
     now = 0.0
     while not engine.is_idle and len(results) < steps:
         results.append(engine.step(now))
@@ -66,7 +59,7 @@ def test_request_waits_for_the_step_that_admits_it() -> None:
     first = engine.step(2.0)
 
     assert first.ends_at == pytest.approx(2.0 + first.duration_s)
-    assert first.admitted == (Admitted("a", 0, 0.5, is_first=True),)
+    assert first.admitted == (records.Admitted("a", 0, 0.5, is_first=True),)
 
 
 def test_long_prompt_is_computed_in_chunks_that_leave_room_for_decodes() -> None:
@@ -89,7 +82,7 @@ def test_prompt_that_was_answered_before_is_cached_but_for_its_last_token() -> N
 
     (result,) = run(engine)
 
-    assert result.admitted == (Admitted("b", 4, 0.0, is_first=True),)
+    assert result.admitted == (records.Admitted("b", 4, 0.0, is_first=True),)
     assert result.prefill_tokens == 4
 
 
@@ -122,15 +115,6 @@ def test_generated_blocks_are_found_by_the_next_turn(tokens: int, output: range 
     engine.add("b", [*range(6), *(output or range(6, 13)), 1], 1, now=0)
 
     assert run(engine)[0].admitted[0].cached_tokens == cached
-
-
-def test_extra_key_separates_prefixes() -> None:
-    engine = Engine(PROFILE)
-    for name, key in (("a", ""), ("b", "lora"), ("c", "lora")):
-        engine.add(name, range(9), 1, extra_key=key, now=0)
-        run(engine)
-
-    assert engine.counters.prefix_hits_total == 8
 
 
 def test_queue_waits_while_all_seats_are_taken() -> None:
@@ -230,13 +214,6 @@ def test_request_that_is_still_prefilling_can_be_preempted() -> None:
     assert engine.counters.prompt_tokens_total == 37
 
 
-def test_output_ends_where_the_models_context_does() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(30), 10, now=0)
-
-    assert sum(len(result.emitted) for result in run(engine)) == 2
-
-
 def test_what_cannot_be_run_is_refused() -> None:
     engine = Engine(PROFILE)
     with pytest.raises(ValueError, match="idle"):
@@ -318,43 +295,18 @@ def test_counters_count_tokens_and_requests() -> None:
     assert (counters.prompt_tokens_total, counters.generation_tokens_total) == (20, 4)
 
 
-def test_reset_empties_the_cache_unless_a_request_runs() -> None:
-    events: list[KvEvent] = []
-    engine = Engine(PROFILE, sink=events.append)
-    engine.add("a", range(9), 2, now=0)
-    engine.step(0)
-    assert not engine.reset_prefix_cache()
-    run(engine)
-
-    assert engine.reset_prefix_cache()
-    assert events[-1] == AllBlocksCleared()
-    engine.add("b", range(9), 1, now=0)
-    assert run(engine)[0].admitted[0].cached_tokens == 0
-
-
 def test_listener_hears_of_stored_blocks_with_parents_and_tokens() -> None:
-    events: list[KvEvent] = []
+    events: list[records.KvEvent] = []
     engine = Engine(PROFILE, sink=events.append)
     engine.add("a", range(8), 5, output=[8, 9, 10, 11, 12], extra_key="lora", now=0)
     run(engine)
 
     first, second = events
-    assert isinstance(first, BlockStored)
-    assert isinstance(second, BlockStored)
+    assert isinstance(first, records.BlockStored)
+    assert isinstance(second, records.BlockStored)
     assert (first.parent_hash, [*first.token_ids]) == (None, [*range(8)])
     assert (second.parent_hash, [*second.token_ids]) == (first.block_hashes[1], [8, 9, 10, 11])
     assert (first.block_size, first.extra_key) == (4, "lora")
-
-
-def test_listener_hears_of_evictions() -> None:
-    events: list[KvEvent] = []
-    engine = Engine(replace(PROFILE, kv_tokens=32), sink=events.append)
-    engine.add_hashed("a", 16, text(1, 4), 1, now=0)
-    run(engine)
-    engine.add_hashed("b", 20, text(2, 5), 1, now=0)
-    run(engine)
-
-    assert [event for event in events if isinstance(event, BlockRemoved)] == [BlockRemoved((103,))]
 
 
 def test_slower_profile_lengthens_the_next_step() -> None:

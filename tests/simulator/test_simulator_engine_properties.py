@@ -106,9 +106,7 @@ def check(engine: Engine[Names]) -> None:
 
 
 @given(LOADS)
-def test_blocks_add_up_every_request_gets_its_tokens_and_no_step_exceeds_its_budget(
-    loads: list[Load],
-) -> None:
+def test_blocks_add_up_requests_get_their_tokens_and_no_step_exceeds_its_budget(loads: list[Load]) -> None:
     engine = Engine(PROFILE)
 
     results = play(engine, loads, add)

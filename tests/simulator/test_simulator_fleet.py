@@ -17,7 +17,6 @@ from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.report import render_summaries
-from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows, read_published_cells
 from extproc.simulator.fleet.session import PlannedSession
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
@@ -66,14 +65,6 @@ def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
 
 def test_same_seed_gives_the_same_run_and_another_another() -> None:
     assert picture(play()) == picture(play()) != picture(play(seed=1))
-
-
-def test_strategies_see_the_same_arrivals() -> None:
-    one, other = (
-        play("unique", routing=Routing(strategy)).flights for strategy in ("round_robin", "prefix_hash")
-    )
-
-    assert [flight.due_at for flight in one] == [flight.due_at for flight in other]
 
 
 def test_prefix_hash_finds_more_cached_than_any_other() -> None:
@@ -225,17 +216,6 @@ def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> No
             assert ttft == pytest.approx(1, abs=0.35)
 
 
-def test_cells_have_a_row_per_seed_in_the_published_columns() -> None:
-    run = summarize(play(requests=50), is_whole=True)
-    (row,) = list_rows([PublishedCell(read_published_cells()[0], False, replace(run, seed=7))])
-
-    assert (row["max_concurrency"], row["request_rate"], row["strategy"]) == (800, 800, "round_robin")
-    assert (row["repeat"], row["dataset"], row["verdict"]) == (7, "client on time", "valid")
-    assert row["requests"] == 50
-    assert row["output_tokens"] == pytest.approx(run.output_tok_per_s * (run.end_s - run.start_s), abs=1)
-    assert row["ttft_mean_ms"] == run.ttft.mean_ms
-
-
 def test_report_warns_where_offered_loads_differ() -> None:
     slow, fast = (
         summarize(play(requests=1200, traffic=Traffic(users=40), routing=Routing(name)))
@@ -252,9 +232,7 @@ def test_report_warns_where_offered_loads_differ() -> None:
     "changes",
     [(FleetChange(12, Kind.DRAIN, 0), FleetChange(13, Kind.JOIN, 0)), (FleetChange(12, Kind.FLUSH, 0),)],
 )
-def test_endpoint_that_was_drained_or_flushed_has_lost_its_cache_and_goes_on(
-    changes: tuple[FleetChange, ...],
-) -> None:
+def test_endpoint_that_was_drained_or_flushed_goes_on_without_cache(changes: tuple[FleetChange, ...]) -> None:
     turns = [(640 + 80 * turn, 16, 10.0) for turn in range(3)]
     cached = [flight.cached_tokens for flight in serve_one(planned(1, *turns), changes=changes).flights]
 

@@ -45,9 +45,7 @@ from tests.tables import table
         ([0.9, 0.6], 2, 0.6, 3),
     ],
 )
-def test_rule_asks_for_as_many_as_have_the_target_each(
-    values: list[float], current: int, target: float, expected: int
-) -> None:
+def test_rule_asks_for_what_it_takes(values: list[float], current: int, target: float, expected: int) -> None:
     assert recommend(values, current, target) == expected
 
 
@@ -104,7 +102,7 @@ SCALINGS = st.builds(
 
 
 @given(SCALINGS, LOADS)
-def test_there_are_never_fewer_than_min_or_more_than_max_and_no_step_up_is_more_than_the_pace(
+def test_count_stays_within_its_bounds_and_grows_no_faster_than_the_pace(
     scaling: Scaling, loads: list[float]
 ) -> None:
     counts = [scaling.min, *decisions(scaling, scaling.min, loads)]

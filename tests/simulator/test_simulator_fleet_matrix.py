@@ -10,24 +10,16 @@ from click.testing import CliRunner
 
 from extproc.errors import SettingsError
 from extproc.simulator.commands import simulate as command
+from extproc.simulator.fleet import matrix
 from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.changes import SCENARIOS, FleetChange, Kind
-from extproc.simulator.fleet.matrix import (
-    CELLS,
-    Matrix,
-    Row,
-    compare_to_best,
-    read_done_rows,
-    render_rows,
-    run_matrix,
-)
 from extproc.simulator.fleet.progress import ProgressLine
 from extproc.simulator.fleet.workloads import WORKLOADS
 from tests.tables import table
 
 SMALL = MatrixCell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
-AXES = Matrix(
+AXES = matrix.Matrix(
     arms=["least_load", "prefix_hash:load_factor=1.5"],
     workloads=["U"],
     loads=[0.3],
@@ -44,7 +36,7 @@ def fleet(*arguments: str) -> str:
     return CliRunner().invoke(command, ["fleet", *small, *arguments], catch_exceptions=False).output
 
 
-def nothing(_share: float, _row: Row) -> None:
+def nothing(_share: float, _row: matrix.Row) -> None:
     pass
 
 
@@ -116,22 +108,22 @@ def test_rolling_restart_spares_every_request_and_empties_every_cache() -> None:
 
 def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     cells = [*AXES.cells()]
-    first = run_matrix(cells[:2], tmp_path, 1, nothing, "1")
-    with (tmp_path / CELLS).open("a") as file:
+    first = matrix.run_matrix(cells[:2], tmp_path, 1, nothing, "1")
+    with (tmp_path / matrix.CELLS).open("a") as file:
         file.write('{"digest": "cut o')
-    told: list[tuple[float, Row]] = []
-    rows = run_matrix(cells, tmp_path, 2, lambda share, row: told.append((share, row)), "2")
+    told: list[tuple[float, matrix.Row]] = []
+    rows = matrix.run_matrix(cells, tmp_path, 2, lambda share, row: told.append((share, row)), "2")
 
     assert len(cells) == 4
     assert rows[:2] == first
     assert [row["digest"] for row in rows] == [cell.digest for cell in cells]
     assert {row["version"] for _, row in told} == {"2"}
     assert [share for share, _ in told] == [0.5, 1.0]
-    assert len(read_done_rows(tmp_path)) == 4
+    assert len(matrix.read_done_rows(tmp_path)) == 4
 
 
 def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
-    (row, *_) = run_matrix([SMALL], tmp_path, 1, nothing, "1")
+    (row, *_) = matrix.run_matrix([SMALL], tmp_path, 1, nothing, "1")
     asked = {name: row[name] for name in MatrixCell.__dataclass_fields__}
     again = MatrixCell(**{**asked, "profiles": tuple(asked["profiles"])})  # type: ignore[arg-type]
 
@@ -139,17 +131,17 @@ def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
     assert again.run().ttft.mean_ms == row["ttft_mean_ms"]
 
 
-def row(arm: str, seed: int, ttft: float | None, **more: object) -> Row:
+def row(arm: str, seed: int, ttft: float | None, **more: object) -> matrix.Row:
     asked = {name: getattr(SMALL, name) for name in MatrixCell.__dataclass_fields__}
     figures = {"ttft_mean_ms": ttft, "ttft_p99_ms": None, "e2e_mean_ms": 70.0, "hit_rate": 0.5}
-    told: Row = {**figures, "total_tok_per_s": 10.0, "faults": []}
+    told: matrix.Row = {**figures, "total_tok_per_s": 10.0, "faults": []}
     return {**asked, "arm": arm, "seed": seed, "workload": "C", **told, **more}
 
 
 def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() -> None:
     rows = [row("a", seed, ttft) for seed, ttft in enumerate((1.0, 2.0, 9.0))]
     rows += [row("b", seed, 2.0, faults=["slow"]) for seed in range(3)]
-    _, _, _, first, second = render_rows(rows).splitlines()
+    _, _, _, first, second = matrix.render_rows(rows).splitlines()
 
     assert first.split() == ["a", "3", "2.0", "1.0-9.0", "-", "70.0", "0.500", "10", "1.310", "4.500", "0"]
     assert second.split()[-3:] == ["0.763", "2.000", "3"]
@@ -162,9 +154,9 @@ def test_arms_are_compared_seed_by_seed_with_the_best_of_the_others() -> None:
         "c": [row("c", 1, 95), row("c", 2, 205)],
     }
 
-    assert compare_to_best("c", arms) == pytest.approx({1: 95 / 90, 2: 205 / 200})
-    assert compare_to_best("a", arms) == pytest.approx({1: 100 / 90, 2: 200 / 205})
-    assert compare_to_best("a", {"a": arms["a"]}) == {}
+    assert matrix.compare_to_best("c", arms) == pytest.approx({1: 95 / 90, 2: 205 / 200})
+    assert matrix.compare_to_best("a", arms) == pytest.approx({1: 100 / 90, 2: 200 / 205})
+    assert matrix.compare_to_best("a", {"a": arms["a"]}) == {}
 
 
 def test_progress_shows_percent_and_time_left() -> None:

@@ -160,9 +160,7 @@ class Answerer:
     ],
     ids=["all at once", "after an answer and a pause", "as users are free"],
 )
-def test_requests_are_sent_when_they_are_due(
-    traffic: Traffic, sessions: list[PlannedSession], sent: list[float]
-) -> None:
+def test_requests_go_when_due(traffic: Traffic, sessions: list[PlannedSession], sent: list[float]) -> None:
     assert Answerer(traffic, sessions).run() == sent
 
 

@@ -110,9 +110,7 @@ def test_trace_that_is_another_one_by_now_is_not_taken_for_the_first(tmp_path: P
         (None, "No such file"),
     ],
 )
-def test_trace_that_cannot_be_read_is_named_with_its_line(
-    tmp_path: Path, text: str | None, fault: str
-) -> None:
+def test_trace_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, fault: str) -> None:
     path = tmp_path / ("none.jsonl" if text is None else "bad.jsonl")
     if text is not None:
         path.write_text(text)

@@ -59,9 +59,7 @@ def test_fitted_cache_is_what_early_v1_left_of_an_l4_without_fp8_keys() -> None:
     assert 2 * (left - later) / kv_bytes == pytest.approx(170_000, rel=0.05)
 
 
-def test_profile_of_a_file_is_found_by_its_path_and_an_unknown_name_lists_the_known_ones(
-    tmp_path: Path,
-) -> None:
+def test_profile_of_a_file_is_found_by_its_path_and_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"mine: {{{COSTS}{SIZES}}}")
 

@@ -55,9 +55,7 @@ async def test_each_message_has_topic_number_and_batch(recorder: Recorder, publi
     assert {(batch[0], batch[2]) for batch in map(msgspec.msgpack.decode, payloads)} == {(NOON, 0)}
 
 
-async def test_stored_blocks_carry_tokens_and_chain_to_their_parents(
-    recorder: Recorder, publisher: Publisher
-) -> None:
+async def test_stored_blocks_carry_tokens_and_their_parents(recorder: Recorder, publisher: Publisher) -> None:
     prompt = list(range(5, 55))
     async with serving(publisher=publisher) as face:
         _, answer = await face.post("/v1/completions", {"prompt": prompt, "max_tokens": 20})
@@ -73,9 +71,7 @@ async def test_stored_blocks_carry_tokens_and_chain_to_their_parents(
     assert stored == (prompt + answered)[: len(stored)]
 
 
-async def test_adapters_and_salts_are_extra_keys_where_vllm_puts_them(
-    recorder: Recorder, publisher: Publisher
-) -> None:
+async def test_adapters_and_salts_are_extra_keys_as_in_vllm(recorder: Recorder, publisher: Publisher) -> None:
     body = {"prompt": [7] * 40, "max_tokens": 1, "model": "sql", "cache_salt": "pepper"}
     async with serving(publisher=publisher, adapters=("sql",)) as face:
         await face.post("/v1/completions", body)

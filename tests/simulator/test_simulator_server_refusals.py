@@ -43,9 +43,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
         (CHAT, {"tools": []}, "`tools` must not be an empty array"),
     ],
 )
-async def test_what_the_simulator_does_not_do_gets_400(
-    path: str, fields: dict[str, Any], message: str
-) -> None:
+async def test_what_the_simulator_cannot_do_gets_400(path: str, fields: dict[str, Any], message: str) -> None:
     async with serving() as face:
         status, answer = await face.post(path, MINIMAL[path] | fields)
 

@@ -27,7 +27,7 @@ async def open_stream(face: Face) -> asyncio.StreamWriter:
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
-async def test_a_crowd_that_vanishes_mid_stream_leaves_no_line_in_the_log(
+async def test_a_crowd_that_vanishes_mid_stream_logs_nothing(
     caplog: pytest.LogCaptureFixture, is_reset: bool
 ) -> None:
     complaints: list[object] = []
