@@ -52,6 +52,10 @@ PROVIDERS = {
 }
 GATEWAY = f"mode=gateway,gateway.name=llm,{LABELS},provider.name="
 GATEWAYS = {name: f"{GATEWAY}{name}{more}" for name, (more, _) in PROVIDERS.items()}
+PAGE = (MANIFESTS.parent / "docs/how-to/helm.md").read_text().replace("\\\n", "")
+SAID = [
+    ",".join(re.findall(r"--set (\S+)", line)) for line in re.findall("^helm install .*", PAGE, re.MULTILINE)
+]
 LEFT_OUT = {"Gateway", "GatewayClass", "PriorityClass", "EnvoyProxy", "ConfigMap"}  # yours, or read as files
 
 
@@ -145,7 +149,7 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     subprocess.run(command, capture_output=True, check=True)
 
 
-@pytest.mark.parametrize("values", [STANDALONE, LABELS, *GATEWAYS.values()])
+@pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values()])
 def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     objects = install(values)
     vllm: Object = {"kind": "Service", "metadata": {"name": "vllm"}, "spec": {"ports": [{"port": 8000}]}}
