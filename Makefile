@@ -39,7 +39,7 @@ demo: $(RUN_READY)  ## The same with a small load, and keys: another strategy, a
 .PHONY: lock
 lock: $(READY)  ## Write constraints.txt: every version with the hashes of all its files, from PyPI; UPGRADE=--upgrade for newer ones
 	@$(BIN)/python -m pip install -qq --group tools
-	@printf 'pip\nsetuptools>=77\n' | $(BIN)/uv pip compile pyproject.toml - --all-extras --group dev --group tools --universal --python-version 3.11 \
+	@printf 'pip\nsetuptools>=77\n' | $(BIN)/uv pip compile pyproject.toml - --all-extras --group dev --group tools --group docs --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --no-emit-index-url --quiet $(UPGRADE) --output-file constraints.txt >/dev/null
 
 IMAGE ?= extproc-router:local
@@ -155,6 +155,19 @@ CRD = manifests/components/operator/crd.yaml
 reference: $(READY)  ## Make docs/reference/ from the settings, the commands, the metrics and the spec
 	$(BIN)/python -m docs.generate
 
+# What `make docs` needs, and nothing else does.
+DOCS := .venv-docs
+
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python -m pip install -qq --upgrade pip
+	@$(DOCS)/bin/python -m pip install -qq --constraint constraints.txt --group docs
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS)/.ready  ## Build the docs as a site in build/site; warnings are errors
+	@$(DOCS)/bin/zensical build --clean --strict
+	@rm -rf build/site/generate.py build/site/__pycache__
+
 .PHONY: crd
 crd: $(READY)  ## Make the CustomResourceDefinition of Benchmarks from the spec's model
 	$(BIN)/python -m extproc operate --print-crd > $(CRD)
@@ -210,4 +223,4 @@ soak: $(READY)  ## Two gateways that share their picks under load and faults for
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(RUN) .envoys .vllm build
+	rm -rf $(VENV) $(RUN) $(DOCS) .cache .envoys .vllm build

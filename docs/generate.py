@@ -184,8 +184,8 @@ def _rows(model: type[BaseModel], place: str = "") -> Iterator[str]:
 def _settings() -> str:
     head = "| setting | type | default | what it does |\n| --- | --- | --- | --- |\n"
     server, pools, share = (Settings.model_fields[name] for name in ("server", "pools", "share"))
-    parts = [_SETTINGS, "## The service", head + "\n".join(_rows(_sections(server)[0], "server."))]
-    parts += ["## Pools", head + "\n".join(_rows(_sections(pools)[0], "pools[]."))]
+    parts = [_SETTINGS, "## The service: `server`", head + "\n".join(_rows(_sections(server)[0]))]
+    parts += ["## Each of `pools`", head + "\n".join(_rows(_sections(pools)[0]))]
     for kind in STRATEGIES.kinds.values():
         rows = [row for row in _rows(kind.settings) if not row.startswith("| `name`")]
         text = _cell(kind.settings.__doc__ or "")
@@ -194,7 +194,7 @@ def _settings() -> str:
             text,
             head + "\n".join(rows) if rows else "It has no settings.",
         ]
-    return "\n\n".join([*parts, "## Sharing", head + "\n".join(_rows(_sections(share)[0], "share."))])
+    return "\n\n".join([*parts, "## Sharing: `share`", head + "\n".join(_rows(_sections(share)[0]))])
 
 
 # The benchmark

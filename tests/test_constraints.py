@@ -19,7 +19,7 @@ def canonical(requirement: str) -> str:
 
 def test_every_dependency_is_pinned() -> None:
     extras = PROJECT["project"]["optional-dependencies"].values()
-    groups = (PROJECT["dependency-groups"][name] for name in ("dev", "tools"))
+    groups = (PROJECT["dependency-groups"][name] for name in ("dev", "tools", "docs"))
     wanted = [*PROJECT["project"]["dependencies"], *chain(*extras, *groups), "pip", "setuptools"]
     pinned = {name for name, *_ in ENTRIES}
 
