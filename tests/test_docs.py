@@ -2,6 +2,8 @@
 
 import os
 import re
+import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +57,17 @@ def test_a_page_is_short(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= (120 if page.name == "README.md" else 250)
 
 
+def leaves(tree: object) -> Iterator[str]:
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from [each] if isinstance(each, str) else leaves(each)
+
+
+def test_the_sites_menu_has_every_page() -> None:
+    menu = [*leaves(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])]
+
+    assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+
+
 def test_every_page_is_reached_from_the_first() -> None:
     seen, ahead = set[Path](), [ROOT / "docs" / "index.md"]
     while ahead:
@@ -65,3 +78,8 @@ def test_every_page_is_reached_from_the_first() -> None:
             ahead += [Path(os.path.normpath(page.parent / link)) for link in found]
 
     assert seen == {*PAGES} - {ROOT / "README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_in_lists_are_indented_as_the_site_wants_it(page: Path) -> None:
+    assert re.findall(r"^ {1,3}```.*", page.read_text(), re.MULTILINE) == []

@@ -15,7 +15,7 @@ from extproc.router.routing.strategies.base import (
     StrategySettings,
 )
 
-TURN: Final = Reason("turn", "its turn (`round_robin`), or its lot (`random`)", "yellow")
+TURN: Final = Reason("turn", "its turn (`round_robin`), or by chance (`random`)", "yellow")
 LEAST_LOAD: Final = Reason("least_load", "the least loaded", "cyan")
 NO_PREFIX: Final = Reason("no_prefix", "nothing to hash: the least loaded", "grey")
 
