@@ -1,6 +1,7 @@
 """The composed stack in containers: a day's story, and faults while answers stream (`make test-compose`)."""
 
 import asyncio
+import json
 import time
 import urllib.error
 from collections import Counter
@@ -12,6 +13,7 @@ from urllib.request import urlopen
 import aiohttp
 import pytest
 
+from extproc import __version__
 from tests.slow.compose.docker import NETWORK, PROJECT, Compose, build, docker, engine
 from tests.stack.ports import free_ports
 from tests.waiting import until
@@ -59,6 +61,18 @@ def stack() -> Iterator[Stack]:
             yield Stack(compose, gateway, admin, envoy)
         finally:
             compose.run("down", "--volumes", "--timeout", "5")
+
+
+def test_the_image_is_nobodys_labelled_and_writes_nothing(stack: Stack) -> None:
+    name = "extproc-router:compose"
+    limits = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--network", "none"]
+    said, written = [docker("run", "--rm", *limits, name, word).stdout for word in ("--version", "init")]
+    [image] = json.loads(docker("image", "inspect", name).stdout)
+    labels = {label.removeprefix("org.opencontainers.image.") for label in image["Config"]["Labels"]}
+
+    assert image["Config"]["User"] == "65532:65532"
+    assert {"title", "description", "licenses", "version", "revision"} <= labels
+    assert (said, "pools:" in written) == (f"extproc, version {__version__}\n", True)
 
 
 @dataclass

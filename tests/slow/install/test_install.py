@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from extproc import __version__
+
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.timeout(600)
@@ -44,8 +46,9 @@ def call(venv: Path, folder: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_router_alone_is_small(router: Path) -> None:
+def test_the_router_alone_is_small_and_says_its_version(router: Path, tmp_path: Path) -> None:
     assert megabytes(router) <= 160
+    assert call(router, tmp_path, "--version") == (0, f"extproc, version {__version__}\n")
 
 
 def test_the_router_alone_serves_static_file_and_dns_pools(router: Path, tmp_path: Path) -> None:
