@@ -32,7 +32,7 @@ ADMIN_URL: Final = "http://127.0.0.1:9090"
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-_FIRST: Final = ("serve", "check", "explain", "init", "schema", "simulate", "bench", "operate")
+_FIRST: Final = ("serve", "check", "explain", "doctor", "init", "schema", "simulate", "bench", "operate")
 
 
 class _Lazy(click.Group):
@@ -293,6 +293,56 @@ def explain(
         )
         said = {"index": "empty: no running service was asked"} | asyncio.run(fresh)
     click.echo(json.dumps(said, indent=2))
+
+
+@cli.command(
+    epilog=_examples(
+        "extproc doctor --envoy http://127.0.0.1:9901",
+        "extproc doctor config.yaml --namespace llm --json | jq '.findings[].fix'",
+    )
+)
+@_file_argument
+@_config_option
+@click.option(
+    "--url", metavar="URL", help=f"The running service's admin port. [default: FILE's, {ADMIN_URL}]"
+)
+@click.option("--envoy", metavar="URL", help="The admin port of an Envoy that asks it.")
+@click.option("--namespace", metavar="NAME", help="Where it runs in Kubernetes. [default: the engines']")
+@click.option("--seconds", default=5.0, show_default=True, help="For how long requests are counted.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(
+    *,
+    file: Path | None,
+    config: Path | None,
+    url: str | None,
+    envoy: str | None,
+    namespace: str | None,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Look for what is wrong, and say what mends it.
+
+    It looks at the running service, its configuration (FILE's, if one is given), the engines, Envoy and
+    Kubernetes, and changes nothing. Exits with 0 if nothing is wrong, 1 if something is (notes do not count),
+    2 if it knows of no configuration to go by. docs/how-to/doctor.md has every finding.
+    """
+    from extproc.doctor.collect import look_around  # noqa: PLC0415
+    from extproc.doctor.report import write_report  # noqa: PLC0415
+    from extproc.router.settings.reading import load_settings  # noqa: PLC0415
+
+    path = _one_file(file, config)
+    settings = None if path is None else load_settings(path, os.environ)
+    if url is None and settings is not None:
+        host, _, port = settings.server.admin.rpartition(":")
+        url = f"{'127.0.0.1' if host in {'', '0.0.0.0', '[::]'} else host}:{port}"
+    look = look_around(_base(url or ADMIN_URL), envoy and _base(envoy), namespace, settings, seconds)
+    text, status = write_report(asyncio.run(look), as_json=as_json)
+    click.echo(text)
+    sys.exit(status)
+
+
+def _base(url: str) -> str:
+    return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
 @cli.command(hidden=True, context_settings={"ignore_unknown_options": True})

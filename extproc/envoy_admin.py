@@ -1,0 +1,119 @@
+"""What an Envoy's admin port says of the ext_proc filters that ask this service. Pure."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+Tree = Mapping[str, Any]
+"""A JSON object."""
+ClockOffset = tuple[float, float]
+"""So many seconds is a clock before another one: at least, and at most."""
+
+# Envoy's own, where a route or a filter does not say.
+_ROUTE_TIMEOUT, _MESSAGE_TIMEOUT = "15s", "0.2s"
+# Listeners that Envoy does not use any more, or not yet.
+_IDLE: Final = ("warming_state", "draining_state", "error_state")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtProcFilter:
+    """An ext_proc filter of a listener. `wait_s`: the longest that Envoy waits for the service's answer.
+
+    `hears_outcomes`: by response headers or a gRPC access log the service learns what became of requests.
+    `routes` has the name and timeout of each route whose requests it is asked for; 0 s: none.
+    """
+
+    listener: str
+    cluster: str
+    fails_open: bool
+    wait_s: float
+    hears_outcomes: bool
+    routes: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySeen:
+    """An Envoy: the filters that ask us, their counters by their last names, our addresses by health."""
+
+    is_seen: bool = False
+    filters: Sequence[ExtProcFilter] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+    hosts: Mapping[str, bool] = field(default_factory=dict)
+    clock: ClockOffset | None = None
+
+
+def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:
+    """Reads Envoy's `/config_dump`, `/stats` and `/clusters`, all as JSON; `port` is the service's own.
+
+    The filters that ask us are those whose cluster has a host at our port; if there are none, all. Raises
+    `ValueError`, `LookupError`, `TypeError` or `AttributeError` for what is none of Envoy's.
+    """
+    tree, statuses = json.loads(dump), json.loads(clusters)["cluster_statuses"]
+    hosts = {each["name"]: dict(map(_read_host, each.get("host_statuses", ()))) for each in statuses}
+    tables = {table.get("name"): table for table in _find(tree, "route_config")}
+    filters = [
+        _read_filter(manager, each, tables)
+        for manager in _find(tree, "typed_config")
+        for each in manager.get("http_filters", ())
+        if _is_a(each.get("typed_config", {}), "ext_proc.v3.ExternalProcessor")
+    ]
+    ours = [each for each in filters if any(at.endswith(f":{port}") for at in hosts.get(each.cluster, ()))]
+    counters = Counter[str]()
+    for stat in json.loads(stats)["stats"]:
+        counters[stat.get("name", "").rpartition(".")[2]] += stat.get("value", 0)
+    known = (host for each in ours or filters for host in hosts.get(each.cluster, {}).items())
+    return EnvoySeen(True, ours or filters, counters, dict(known))
+
+
+def _read_host(status: Tree) -> tuple[str, bool]:
+    socket, health = status["address"].get("socket_address", {}), status.get("health_status", {})
+    is_failed = any(health[name] for name in health if name.startswith("failed_"))
+    is_healthy = not is_failed and health.get("eds_health_status", "HEALTHY") in {"HEALTHY", "UNKNOWN"}
+    return f"{socket.get('address')}:{socket.get('port_value')}", is_healthy
+
+
+def _read_filter(manager: Tree, each: Tree, tables: Mapping[str | None, Tree]) -> ExtProcFilter:
+    config = each["typed_config"]
+    table = manager.get("route_config") or tables.get(manager.get("rds", {}).get("route_config_name"), {})
+    logs = [log.get("typed_config", {}) for log in manager.get("access_log", ())]
+    is_deaf = config.get("processing_mode", {}).get("response_header_mode") == "SKIP"
+    waits = (config.get("message_timeout", _MESSAGE_TIMEOUT), config.get("max_message_timeout", "0s"))
+    return ExtProcFilter(
+        listener=manager.get("stat_prefix", ""),
+        cluster=config.get("grpc_service", {}).get("envoy_grpc", {}).get("cluster_name", ""),
+        fails_open=config.get("failure_mode_allow", False),
+        wait_s=max(map(_seconds, waits)),
+        hears_outcomes=not is_deaf or any(_is_a(log, "HttpGrpcAccessLogConfig") for log in logs),
+        routes=list(_read_routes(table, each)),
+    )
+
+
+def _read_routes(table: Tree, each: Tree) -> Iterator[tuple[str, float]]:
+    for host in table.get("virtual_hosts", ()):
+        for number, route in enumerate(host.get("routes", ()), 1):
+            own = (level.get("typed_per_filter_config", {}).get(each["name"]) for level in (route, host))
+            nearest: Tree = next((config for config in own if config is not None), each)
+            if "route" in route and not nearest.get("disabled", False):
+                name = route.get("name") or f"{host['name']}, route {number}"
+                yield name, _seconds(route["route"].get("timeout", _ROUTE_TIMEOUT))
+
+
+def _seconds(text: str) -> float:
+    """Reads a duration as protobuf writes it in JSON: `0.200s`."""
+    return float(text.removesuffix("s"))
+
+
+def _is_a(tree: Tree, kind: str) -> bool:
+    return str(tree.get("@type", "")).endswith(f".{kind}")
+
+
+def _find(tree: Any, key: str) -> Iterator[Any]:
+    """Yields the values of `key` wherever it occurs in what is in use."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, below in pairs:
+        if name == key:
+            yield below
+        if name not in _IDLE:
+            yield from _find(below, key)
