@@ -56,9 +56,9 @@ def endpoints(evidence: Evidence) -> Iterator[Finding]:
         engines, running, source = evidence.of(pool), evidence.running(pool), pool.endpoints.describe()
         is_empty = running and not any(engine.state in {"ready", "unknown"} for engine in engines)
         if is_empty or running.get("fault"):
-            why = running["fault"] or "their states follow"
+            fault = running["fault"] or "its list has no fault"
             seen = f"pool {pool.name}: none of {len(engines)} endpoints is ready" if is_empty else pool.name
-            yield Finding("no_endpoint" if is_empty else "list_old", f"{seen}: {why}", source)
+            yield Finding("no_endpoint" if is_empty else "list_old", f"{seen}; {fault}", source)
         for engine in engines:
             is_new = engine.state == "unknown" and engine.health == "200"  # not asked yet
             if engine.state in _LEFT_OUT and not is_new:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from os import strerror
 from time import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,6 @@ from extproc.doctor import evidence as seen
 from extproc.envoy_admin import ClockOffset, EnvoySeen, Tree, read_envoy
 from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
-from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.slices import EndpointSlice, read_slice
 from extproc.router.settings.pool_settings import ProbeSettings
 from extproc.router.settings.reading import parse_settings
@@ -110,7 +110,8 @@ class _Look:
         except TimeoutError:
             return Reply(0, f"no answer in {TIMEOUT_S:.0f} s")
         except (ClientError, OSError, ValueError, LookupError) as error:
-            return Reply(0, describe_error(error))
+            number = getattr(error, "errno", None) or 0
+            return Reply(0, strerror(number) if number > 0 else str(error))
 
     async def all(self, base: str, names: Sequence[str]) -> list[Reply]:
         return await asyncio.gather(*(self.get(f"{base}/{name}") for name in names))
@@ -128,7 +129,7 @@ class _Look:
         return first, last
 
     async def engine(self, engine: seen.EngineSeen, settings: Settings) -> seen.EngineSeen:
-        [probe] = [pool.probe for pool in settings.pools if pool.name == engine.pool]
+        probe = next((pool.probe for pool in settings.pools if pool.name == engine.pool), None)
         path = probe.path[1:] if isinstance(probe, ProbeSettings) else "health"
         health, models = await self.all(f"http://{engine.address}", (path, "v1/models"))
         try:
@@ -177,9 +178,8 @@ class _Look:
 
 def _list_engines(settings: Settings, running: Sequence[Tree]) -> Iterator[seen.EngineSeen]:
     """The endpoints that the service has; where it was not asked, those that the settings list."""
-    names = {pool.name for pool in settings.pools}
     for pool in running:
-        for each in pool["endpoints"] if pool["name"] in names else ():
+        for each in pool["endpoints"]:
             yield seen.EngineSeen(pool["name"], each["name"], each["address"], each["state"])
     for listed in () if running else settings.pools:
         yield from (seen.EngineSeen(listed.name, at, at) for at in listed.endpoints.static or ())
