@@ -133,7 +133,7 @@ def failing(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("hold_cut", f"{text} {each.wait_s:g} s", end)
 
 
-def outcomes(evidence: Evidence) -> Iterator[Finding]:
+def unheard(evidence: Evidence) -> Iterator[Finding]:
     deaf = [each.listener for each in evidence.envoy.filters if not each.hears_outcomes]
     if deaf:
         seen = f"Envoy, {', '.join(deaf)}: the service gets neither an access log nor response headers"
@@ -252,7 +252,7 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
 
 
 CHECKS: Final[Sequence[Callable[[Evidence], Iterator[Finding]]]] = (
-    *(service, endpoints, prefix_caching, models, envoy, failing, outcomes, open_port, replicas, strangers),
+    *(service, endpoints, prefix_caching, models, envoy, failing, unheard, open_port, replicas, strangers),
     *(predictions, cache_sizes, engine_constants, working_set, clocks),
 )
 

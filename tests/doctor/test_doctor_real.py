@@ -83,7 +83,7 @@ def test_without_a_configuration_to_go_by_it_ends_with_2() -> None:
 
 def test_an_engine_without_prefix_caching_is_found(fleet: list[str]) -> None:
     with altered(fleet[0], ('enable_prefix_caching="True"', 'enable_prefix_caching="False"')) as off:
-        found = rules(look(settings(pool(off, fleet[1]))))
+        found = rules(look(settings(off, fleet[1])))
 
     assert found == {"prefix_caching_off": f"prefix caching is off in {off}"}
 
@@ -93,8 +93,8 @@ def test_sizes_unlike_the_engines_are_found(fleet: list[str]) -> None:
         fleet[0], (' block_size="16"', ' block_size="32"'), (',block_size="16"', ',block_size="32"')
     ) as other:
         far = {"name": "prefix_cache", "kv_tokens": 20_000}
-        found = rules(look(settings(pool(other, fleet[1], strategy=far, signals=False))))
-        corrected = rules(look(settings(pool(*fleet, strategy=far))))
+        found = rules(look(settings(other, fleet[1], strategy=far, signals=False)))
+        corrected = rules(look(settings(*fleet, strategy=far)))
 
     assert found.keys() == {"kv_tokens", "block_sizes"}
     assert "blocks of [16, 32] tokens" in found["block_sizes"]
@@ -103,7 +103,7 @@ def test_sizes_unlike_the_engines_are_found(fleet: list[str]) -> None:
 
 def test_a_clock_that_is_off_is_found(fleet: list[str]) -> None:
     with altered(fleet[0], late_s=60) as late:
-        found = rules(look(settings(pool(late, fleet[1]))))
+        found = rules(look(settings(late, fleet[1])))
 
     assert found.keys() == {"clock"}
     assert found["clock"].startswith(f"the clock of {late} is -")
@@ -111,9 +111,9 @@ def test_a_clock_that_is_off_is_found(fleet: list[str]) -> None:
 
 def test_models_that_differ_from_the_pools_are_found(fleet: list[str]) -> None:
     with altered(fleet[0], ('"id":"tiny"', '"id":"llama"'), ('"id": "tiny"', '"id": "llama"')) as other:
-        differ = rules(look(settings(pool(other, fleet[1]))))
-        strayed = rules(look(settings(pool(other, fleet[1], models=["ti*"]))))
-        served = rules(look(settings(pool(other, fleet[1], learn_models=True))))
+        differ = rules(look(settings(other, fleet[1])))
+        strayed = rules(look(settings(other, fleet[1], models=["ti*"])))
+        served = rules(look(settings(other, fleet[1], learn_models=True)))
 
     assert differ == {"models_differ": "pool tiny: its engines serve llama; tiny"}
     assert strayed == {"model_unrouted": "engines serve llama, which no pool names"}
@@ -123,10 +123,8 @@ def test_models_that_differ_from_the_pools_are_found(fleet: list[str]) -> None:
 def test_an_engine_faster_than_its_constants_is_found(fleet: list[str]) -> None:
     """The default ones are an L4's, the endpoints H100s."""
     send(fleet[0], 25, words=2_000)
-    found = rules(look(settings(pool(*fleet))))
-    nearest = rules(
-        look(settings(pool(*fleet, strategy={"name": "prefix_cache", "engine": "h100-llama8b-bf16"})))
-    )
+    found = rules(look(settings(*fleet)))
+    nearest = rules(look(settings(*fleet, strategy={"name": "prefix_cache", "engine": "h100-llama8b-bf16"})))
 
     assert found.keys() == {"engine_faster"}
     assert "a token takes 0.19 ms by l4-llama8b-fp8" in found["engine_faster"]
@@ -137,7 +135,7 @@ def test_requests_that_go_around_the_service_are_found(fleet: list[str], service
     service.apply([pool(*fleet, strategy={"name": "prefix_hash"})])
     sender = Thread(target=send, args=(fleet[1], 40))
     sender.start()
-    found = rules(look(None, service.admin_url, window_s=1.0))
+    found = rules(look(url=service.admin_url, window_s=1.0))
     sender.join()
 
     assert found.keys() == {"strangers"}
@@ -149,11 +147,11 @@ def test_an_endpoint_that_is_left_out_is_told_with_its_reason(fleet: list[str], 
     probe = {"interval_s": 0.1, "timeout_s": 1}
     service.apply([pool(fleet[0], address, strategy={"name": "prefix_hash"}, probe=probe)])
     wait_until(lambda: "unhealthy" in str(service.pools()))
-    one = rules(look(None, service.admin_url))
+    one = rules(look(url=service.admin_url))
     service.config.with_name("none.yaml").write_text("[]")
     service.apply([pool(strategy={"name": "prefix_hash"}, endpoints={"file": "none.yaml"})])
     wait_until(lambda: not service.pools()[0]["endpoints"])
-    none = rules(look(None, service.admin_url))
+    none = rules(look(url=service.admin_url))
 
     assert one.keys() == {"unhealthy"}
     assert f"{address} is unhealthy; its health: Connection refused" in one["unhealthy"]
@@ -164,10 +162,10 @@ def test_a_refused_file_and_another_than_the_service_has_are_found(
     fleet: list[str], service: Service
 ) -> None:
     service.apply([pool(*fleet, strategy={"name": "prefix_hash"})])
-    other = rules(look(settings(pool(fleet[0], strategy={"name": "prefix_hash"})), service.admin_url))
+    other = rules(look(settings(fleet[0], strategy={"name": "prefix_hash"}), service.admin_url))
     service.write("pools: 5")
     wait_until(lambda: service.metric("extproc_config_refused"))
-    refused = rules(look(None, service.admin_url))
+    refused = rules(look(url=service.admin_url))
 
     assert other.keys() == {"config_differs"}
     assert refused.keys() == {"config_refused"}
