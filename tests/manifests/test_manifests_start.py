@@ -167,9 +167,12 @@ def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path
 
 
 def test_the_pages_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of ours runs, folders are rendered; what is printed to do next is in a page."""
+    """Every command of ours runs; folders are rendered in place of a cluster, and have what kubectl asks for.
+
+    What is printed to do next is in a page.
+    """
     monkeypatch.chdir(tmp_path)
-    commands, printed = [], ""
+    commands, printed, made = [], "", set[str]()
     for page in PAGES:
         blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
         commands += [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if line.strip()]
@@ -178,8 +181,13 @@ def test_the_pages_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         if words[0] == "extproc":
             printed += run(*words[1:])
         if words[:3] == ["kubectl", "apply", "-k"]:
-            assert render_folder(Path(words[3]))
+            made |= {
+                f"{each['kind'].lower()}/{each['metadata']['name']}" for each in render_folder(Path(words[3]))
+            }
 
+    asked = set(re.findall(r"^kubectl .*((?:deployment|service)/[a-z-]+)", "\n".join(commands), re.MULTILINE))
+    # Istio makes the Service of a Gateway.
+    assert asked - made == {"service/llm-istio"}
     following = [line.strip() for line in printed.splitlines() if line.startswith("  kubectl ")]
     assert following
     assert [line for line in following if line not in {" ".join(each.split()) for each in commands}] == []
