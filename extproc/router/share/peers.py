@@ -13,9 +13,6 @@
 #   nobody knows; how many of those there are the strategy is told. Another one that comes in takes the
 #   place of one that was lost, as when a gateway is started again. It may come before that is noticed: who
 #   came in after a lost one's last letter, and is heard `SILENCE_S` after it, was in its place already.
-# - Silence is noticed before that: of letters that go out when there is news, few come `_GAPS` times as long
-#   after the one before as they usually do. So much is soon known of a carrier that is dead, or has turned
-#   slow, and whose late letters are yet to come. It is a guess: it changes no count.
 # - Endpoints are named by 64 bits. One that is not in our list, now, is counted in the dark: its counts show
 #   when it comes in, and its blocks are told with the next pick.
 
@@ -39,11 +36,6 @@ from extproc.router.share.letters import (
 )
 
 SILENCE_S: Final = 3.0
-_GAPS: Final = 5.0
-_PAUSE_S: Final = 0.15
-# Heartbeats come at least so often.
-_LONGEST_GAP_S: Final = 1.0
-_SMOOTH: Final = 0.05
 # How long a rate of picks is averaged.
 _RATE_S: Final = 5.0
 MAX_PEERS: Final = 256
@@ -108,7 +100,7 @@ class Ledger:
 class _Peer:
     """One other gateway, from its first letter until it is lost. `is_counted`: its counts are in the book."""
 
-    __slots__ = ("arrived_s", "delay", "gap_s", "is_counted", "ledger", "picks", "sent_us")
+    __slots__ = ("arrived_s", "delay", "is_counted", "ledger", "picks", "sent_us")
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -116,7 +108,6 @@ class _Peer:
         self.is_counted = False
         self.picks = PeerPicks()
         self.arrived_s = 0.0
-        self.gap_s = _LONGEST_GAP_S  # between two of its letters, on average
         self.sent_us = 0  # of the last letter, by its clock
 
 
@@ -132,7 +123,6 @@ class Peers:
         self._stirred: set[int] = set()  # whose counts are others than the book's
         self._names: dict[int, str] = {}
         self._snapshot: Snapshot | None = None
-        self._silent = 0
         self._most = 0  # that were heard at one time, and did not leave
         self._rises: dict[int, float] = {}  # whose coming raised it, and when
         self._missed: list[float] = []  # when lost ones were last heard whose places somebody may have
@@ -144,7 +134,7 @@ class Peers:
     def counts(self) -> PeerCounts:
         heard = len(self._peers)
         prompt = sum(peer.is_counted for peer in self._peers.values())
-        return PeerCounts(heard, prompt, max(0, self._most - heard), min(self._silent, heard))
+        return PeerCounts(heard, prompt, max(0, self._most - heard))
 
     def delays(self) -> Mapping[int, float | None]:
         """How late each one's news are, seconds; `None` where nobody knows yet."""
@@ -156,8 +146,6 @@ class Peers:
             return
         peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
         if letter.sent_us >= peer.sent_us:
-            gap_s = min((letter.sent_us - peer.sent_us) / 1e6, _LONGEST_GAP_S)
-            peer.gap_s += _SMOOTH * (gap_s - peer.gap_s)
             peer.sent_us, peer.arrived_s = letter.sent_us, now
         self._read_echoes(peer, letter, now)
         if letter.peer not in self._peers and not self._believe(letter.peer, peer):
@@ -197,14 +185,6 @@ class Peers:
         self.limit_s = limit_s(self._per_s, len(self._names))
         # The strategy may be another one than a moment ago.
         self._tell()
-
-    def notice(self, now: float) -> None:
-        """Counts who has been silent for longer than usual. To be called often: each time we post."""
-        peers = self._peers.values()
-        silent = sum([now - peer.arrived_s > max(_PAUSE_S, _GAPS * peer.gap_s) for peer in peers])
-        if silent != self._silent:
-            self._silent = silent
-            self._tell()
 
     def lose(self, name: int) -> None:
         """Drops one whose connection is gone, before it has been silent for long."""

@@ -36,7 +36,6 @@ class Share:
 
     def letters(self, now: float) -> list[Letter]:
         """What happened since the last time; empty where nothing did."""
-        self.peers.notice(now)
         return [self._letter(news, now) for news in self.outbox.post()]
 
     def heartbeat(self, now: float) -> Letter:

@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -118,56 +117,6 @@ def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: flo
     assert at_least <= company.times <= at_most
 
 
-ALL: Final = PeerCounts(7, 7)
-
-
-def met(ago_s: float, *turns: PeerCounts) -> GatewayCount:
-    """One of eight, whose turns came so soon; then it meets these neighbours, one after the other."""
-    company = GatewayCount()
-    company.set_peers(ALL, 0.0)
-    for _ in range(400):
-        company.take(chain(answered=800), 900, ago_s)
-    for neighbours in turns:
-        company.set_peers(neighbours, 100.0)
-    return company
-
-
-@table(
-    ("neighbours", "ago_s", "is_alone"),
-    [
-        (ALL, 0.5, True),
-        (replace(ALL, silent=7), 0.5, False),
-        (replace(ALL, silent=7), 5.0, True),
-        (replace(ALL, silent=2), 0.5, True),
-        (PeerCounts(7, 0), 0.5, False),
-        (PeerCounts(7, 0), 5.0, True),
-        (PeerCounts(3, 3, 4), 0.5, False),
-        (PeerCounts(6, 6, 1), 0.5, True),
-    ],
-)
-def test_the_quicker_turns_are_the_sooner_silence_counts(
-    neighbours: PeerCounts, ago_s: float, is_alone: bool
-) -> None:
-    """Before any turn was missed; and where turns come slowly, only those that miss tell."""
-    company = met(ago_s, neighbours)
-
-    assert company.is_alone is is_alone
-    if not is_alone:
-        assert 1.9 < company.count < 8.1
-
-
-def test_silence_that_ends_leaves_nothing_behind() -> None:
-    assert met(0.5, replace(ALL, silent=7), ALL).is_alone
-
-
-def test_turns_that_are_seen_in_time_tell_that_late_news_come_soon_enough() -> None:
-    company = met(0.5, replace(ALL, silent=7), PeerCounts(7, 0))
-    for _ in range(100):
-        company.take(chain(answered=800), 900, 0.5)
-
-    assert company.is_alone
-
-
 def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> None:
     chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
     gateways = GatewayCount()
@@ -175,7 +124,6 @@ def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> No
 
     assert not gateways.is_whole_at_one(chain, 500, 5.0)
 
-    gateways.set_peers(PeerCounts(1, 1, 0, 1), 17.0)
     gateways.set_peers(PeerCounts(0, 0, 1), 20.0)
     gateways.set_peers(PeerCounts(0, 0, 1), 60.0)
 
@@ -185,5 +133,5 @@ def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> No
         True,
         False,
     ]
-    assert not gateways.is_whole_at_one(chain, 500, 18.0), "it began when they were lost already"
+    assert not gateways.is_whole_at_one(chain, 500, 19.8), "it began when they were lost already"
     assert not gateways.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"

@@ -16,7 +16,6 @@ from extproc.router.routing.strategies.base import Ending, PeerCounts
 from extproc.router.routing.strategies.prefix_cache.holding import Taken
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, SESSION
-from extproc.router.routing.strategies.prefix_hash import HOME
 from extproc.router.share.letters import (
     LETTER_BLOCKS,
     LETTER_NEWS,
@@ -209,7 +208,6 @@ def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
     both.post()
     both.wait(silent_s)
     other.share.letters(other.clock.now_s)
-    assert other.neighbours.silent == bool(silent_s)
 
     other.hear([one.share.farewell(one.clock.now_s)])
 
@@ -649,25 +647,6 @@ def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
     assert (company.count, company.times) == (count, times)
 
 
-def test_when_a_peer_falls_silent_new_instructions_are_looked_for_at_home() -> None:
-    """And nothing else is, until turns tell that others go on without us."""
-    one, other = town(2, names="abcdefgh").gateways
-    alone = Gateway(7, "abcdefgh")
-    for gateway in (one, other):
-        gateway.clock.now_s += 4
-        gateway.share.heartbeat(gateway.clock.now_s)
-    systems = [words(f"You serve client {number}.", 2_000) for number in range(20)]
-    placed = [
-        [gateway.visit("Why?", system=system).endpoint.name for gateway in (one, other, alone)]
-        for system in systems
-    ]
-
-    assert one.neighbours == other.neighbours == PeerCounts(0, 0, 1)
-    assert all(mine == theirs for mine, theirs, _ in placed)
-    assert any(mine != lone for mine, _, lone in placed)
-    assert HOME not in {one.visit(f"{number} Who?").reason for number in range(50)}
-
-
 def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
     one, other = (both := town(2, names="abcdefgh")).gateways
     chats = [[words(f"{number} Why?", 500), "Because.", "How?"] for number in range(20)]
@@ -688,28 +667,3 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]
-
-
-@table(("pause_s", "noticed_s"), [(0.02, 0.15), (0.1, 0.5), (1.0, 5.0)])
-def test_silence_is_noticed_after_five_times_the_usual_pause(pause_s: float, noticed_s: float) -> None:
-    one, other = (both := town(2)).gateways
-    for number in range(200):
-        one.pick(f"{number}")
-        both.post()
-        both.wait(pause_s)
-    # The last letter came a pause ago.
-    both.wait(0.9 * noticed_s - pause_s)
-    other.share.letters(other.clock.now_s)
-
-    assert other.neighbours == PeerCounts(1, 1)
-
-    both.wait(0.2 * noticed_s)
-    other.share.letters(other.clock.now_s)
-
-    assert other.neighbours == PeerCounts(1, 1, silent=1)
-
-    one.pick("Why?")
-    both.post()
-    both.post()
-
-    assert other.neighbours == PeerCounts(1, 1)

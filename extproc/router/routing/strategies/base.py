@@ -265,14 +265,12 @@ class PredictedHits(Struct):
 class PeerCounts(Struct, frozen=True):
     """Other gateways with the same pool: how many are `active`, and how many of these report in time.
 
-    `lost` ones were active and fell silent; nobody knows whether they still run. `silent` ones are active,
-    but nothing came from them for longer than usual.
+    `lost` ones were active and fell silent; nobody knows whether they still run.
     """
 
     active: int = 0
     prompt: int = 0
     lost: int = 0
-    silent: int = 0
 
     @property
     def untimely(self) -> int:

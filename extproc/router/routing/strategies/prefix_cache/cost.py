@@ -45,15 +45,11 @@ from extproc.router.routing.strategies.prefix_cache.homes import (
     GatewayCount,
     Homes,
     find_homes,
-    find_root,
 )
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 
 # Milliseconds of prefill that an endpoint does in a second.
 _DRAIN_MS: Final = 800.0
-
-# Of less backlog than this, chance made some: it says nothing of what others have sent.
-_MUCH_MS: Final = 100.0
 
 
 class Backlogs:
@@ -109,8 +105,8 @@ class Stretch(Struct, frozen=True):
 class _Request(Struct, frozen=True):
     """One request at one moment: `matched` of its blocks are in some cache.
 
-    `homes` are empty for a single gateway. All gateways together send `times` as much as we know of. `waits`
-    has what waits at an endpoint, by name, of those that were looked at.
+    `homes` are empty for a single gateway. `waits` has what waits at an endpoint, by name, of those that were
+    looked at.
     """
 
     chain: Chain
@@ -119,7 +115,6 @@ class _Request(Struct, frozen=True):
     matched: int
     stretches: Sequence[Stretch]
     homes: Homes
-    times: float
     busy: float
     waits: dict[str, float]
 
@@ -155,7 +150,7 @@ class CostModel:
         now, matched = self._clock(), self._index.matched(chain.hashes)
         stretches, homes = self._stretches(chain, matched, now), self._homes(chain, matched, candidates)
         busy = 1 + _BUSY * candidates.total / len(candidates)
-        return _Request(chain, candidates, now, matched, stretches, homes, self._gateways.times, busy, {})
+        return _Request(chain, candidates, now, matched, stretches, homes, busy, {})
 
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
         reach, gateways = chain.reach(matched), self._gateways
@@ -163,9 +158,7 @@ class CostModel:
             seen = next(iter(self._index.holders(chain.hashes, matched)))
             if len(seen) == 1:
                 return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
-        if not gateways.is_alone:
-            return find_homes(chain, reach, candidates.walk)
-        return find_root(chain, reach, candidates.walk) if gateways.misses else NO_HOMES
+        return NO_HOMES if gateways.is_alone else find_homes(chain, reach, candidates.walk)
 
     def _stretches(self, chain: Chain, matched: int, now: float) -> list[Stretch]:
         stretches: list[Stretch] = []
@@ -214,13 +207,10 @@ class CostModel:
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
-        engine, in_flight, times = self._engine, request.candidates.in_flight, request.times
+        engine, in_flight = self._engine, request.candidates.in_flight
         waits, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
         for name, ms in waits.items():
             waits[name] = ms + in_flight(name) * per_request
-            if times > 1 and ms > _MUCH_MS:
-                # Gateways that we do not hear of have sent about as much as we know of, where that is much.
-                waits[name] += (times - 1) * (ms - _MUCH_MS)
         if engine.slow or engine.others_ms:
             for name, ms in waits.items():
                 waits[name] = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)

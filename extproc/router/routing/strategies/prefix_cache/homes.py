@@ -23,18 +23,13 @@
 # was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
 # asked again.
 #
-# Where turns come within seconds themselves, that is too late: conversations that began meanwhile are all
-# over the place (simulated, turns half a second apart: half of them miss). So we keep in mind how quick turns
-# are. That tells what share of them we will not have heard of, from the moment that others are silent for
-# longer than usual, late, or lost; from there on turns tell. Of slow turns it is none: nothing changes.
+# Conversations that began before are where they were then, which is not at home: who was seen with a third of
+# one is presumed to have all of it, to its end. For all gateways saw it there, and each of them presumes the
+# same (without it half as much time again to the first token). Not so of a conversation that began since: who
+# was seen with it is known to one of them alone, and the others look at home, so that it would go to and fro.
 #
-# Only instructions that nobody has seen are looked for at their homes from a loss on, whatever turns tell:
-# there may be none. To ask all homes at once would send prompts that have nothing in common there instead of
-# to idle endpoints (simulated: a fifth more time to the first token). And conversations that began before
-# are where they were, which is not at home: who was seen with a third of one is presumed to have all of it,
-# to its end. For all gateways saw it there, and each of them presumes the same. Not so of a conversation that
-# began since: who was seen with it is known to one of them alone, and the others look at home, so that it
-# would go to and fro (simulated: an eighth more time to the first token).
+# Tried, and taken out, since it gained less than a twentieth: homes from the first silence on, by how quick
+# turns are; homes for instructions alone, from a loss on.
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -54,8 +49,6 @@ _GENERATION: Final = 50_000
 # After a loss, what share of a conversation tells where it is; and after how long silence is noticed.
 _SEEN: Final = 0.3
 _NOTICED_S: Final = 0.5
-# A turn that comes so soon comes before the silence of others is known to last.
-_QUICK_S: Final = 3.0
 
 
 class Homes(Struct, frozen=True):
@@ -72,18 +65,13 @@ class Homes(Struct, frozen=True):
 NO_HOMES: Final = Homes()
 
 
-def find_root(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
-    """As `find_homes`, for what the operator puts before conversations alone."""
-    name = next(walk(chain.root), "") if chain.rooted > reach else ""
-    return Homes({name: chain.rooted}) if name else NO_HOMES
-
-
 def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
     """Returns the homes to ask for a prompt of which anybody has `reach` bytes as far as we have seen.
 
     `walk` yields endpoints by a key, the same for all gateways.
     """
-    presumed, own = dict(find_root(chain, reach, walk).presumed), ""
+    root = next(walk(chain.root), "") if chain.rooted > reach else ""
+    presumed, own = {root: chain.rooted} if root else {}, ""
     if chain.answered > reach or not (chain.answered or presumed):
         own = next(walk(chain.home), "")
     if own and chain.answered:
@@ -97,14 +85,13 @@ class GatewayCount:
     Those that tell each other their picks are one in this. `gateways` counts each of them.
     """
 
-    __slots__ = ("_configured", "_cut_s", "_is_cut", "_ours", "_peers", "_quick", "_seen")
+    __slots__ = ("_configured", "_cut_s", "_is_cut", "_ours", "_peers", "_seen")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._configured = gateways
         self._ours = 1.0
         self._seen = _Conversations()
         self._peers = PeerCounts()
-        self._quick = 0.0  # the share of turns that come within `_QUICK_S`
         self._is_cut = False
         self._cut_s = 0.0  # when we were last cut off
 
@@ -117,8 +104,7 @@ class GatewayCount:
         """From 1 to 64."""
         if self._configured is not None:
             return max(1.0, self._configured / (1 + self._peers.active))
-        ours = min(self._ours, self._predict_share(self._peers.silent))
-        return 1.0 if ours >= _ALONE else min(1 / ours, _MOST)
+        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MOST)
 
     @property
     def times(self) -> float:
@@ -136,21 +122,12 @@ class GatewayCount:
 
     def set_peers(self, peers: PeerCounts, now: float) -> None:
         """Takes which others tell of their picks."""
-        was_cut, untimely = self._is_cut, self._peers.untimely
+        was_cut = self._is_cut
         self._peers = peers
         # So many are not heard in time that we are not alone.
-        self._is_cut = self._part(max(peers.untimely, peers.silent + peers.lost)) > 1 - _ALONE
+        self._is_cut = peers.untimely > (1 - _ALONE) * (1 + peers.active + peers.lost)
         if self._is_cut and not was_cut:
             self._cut_s = now
-        if peers.untimely > untimely:
-            self._ours = min(self._ours, self._predict_share(peers.untimely))
-
-    def _part(self, gateways: int) -> float:
-        return gateways / (1 + self._peers.active + self._peers.lost)
-
-    def _predict_share(self, unheard: int) -> float:
-        """What share of turns we will have seen while so many are not heard, if clients have no favourite."""
-        return 1 - self._quick * self._part(unheard)
 
     def is_whole_at_one(self, chain: Chain, reach: int, since: float) -> bool:
         """Whether who was seen with so much of it, and not its home, has a conversation that began then."""
@@ -158,14 +135,12 @@ class GatewayCount:
         # Of what is shared with others, nobody has a conversation.
         return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
-    def take(self, chain: Chain, reach: int, ago_s: float = 0.0) -> None:
-        """Takes a prompt, and how much of it we have seen, the last of that so long ago."""
+    def take(self, chain: Chain, reach: int) -> None:
+        """Takes a prompt, and how much of it we have seen."""
         answers = self._seen.swap(chain.question, chain.answers)
         if chain.answered:
             is_ours = reach >= chain.answered or answers >= chain.answers - 1
             self._ours += _WEIGHT * (is_ours - self._ours)
-            if is_ours:
-                self._quick += _WEIGHT * ((ago_s < _QUICK_S) - self._quick)
 
 
 class _Conversations:

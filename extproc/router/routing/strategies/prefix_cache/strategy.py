@@ -195,9 +195,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         now = self._clock()
         matched = self.index.matched(chain.hashes)
         found = chain.reach(matched)
-        self.gateways.take(
-            chain, found, now - self.index.since(chain.hashes[matched - 1]) if matched else 0.0
-        )
+        self.gateways.take(chain, found)
         if self._shedding is not None and chain.answered:
             self._shedding.take(chain.answered, found)
         taken = self.index.take(holding, chain, now)
