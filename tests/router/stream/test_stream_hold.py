@@ -16,18 +16,7 @@ from msgspec.structs import replace
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.queue import Later, Queue, QueueEnd, QueueLimits
-from extproc.router.stream.events import (
-    Answer,
-    BodyMode,
-    Event,
-    Phase,
-    Piece,
-    Queued,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    Room,
-)
+from extproc.router.stream import events
 from tests.router.stream.conversations import (
     BODY,
     CONVERSATIONS,
@@ -89,7 +78,7 @@ def joined(told: Iterable[Expected]) -> list[Expected]:
     whole: list[Expected] = []
     for one in [part for reply in told for part in parted(reply)]:
         last = whole[-1] if whole else None
-        if isinstance(one, Piece) and isinstance(last, Piece) and one.phase is last.phase:
+        if isinstance(one, events.Piece) and isinstance(last, events.Piece) and one.phase is last.phase:
             whole[-1] = replace(one, data=bytes(last.data) + bytes(one.data))
         else:
             whole.append(one)
@@ -99,7 +88,7 @@ def joined(told: Iterable[Expected]) -> list[Expected]:
 def parted(reply: Expected) -> list[Expected]:
     if isinstance(reply, Went) and reply.piece is not None:
         return [dataclass_replace(reply, piece=None), *parted(reply.piece)]
-    return [replace(reply, data=bytes(reply.data))] if isinstance(reply, Piece) else [reply]
+    return [replace(reply, data=bytes(reply.data))] if isinstance(reply, events.Piece) else [reply]
 
 
 @table("conversation", ROOMY, ids=str)
@@ -114,11 +103,11 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
     with full(picker) as queues:
         for event, _ in conversation.turns:
             replies = session.on(event)
-            if replies and isinstance(replies[0], Queued):
-                assert [session.is_waiting, session.on(Room()), sum(map(len, queues))] == [True, [], 1]
+            if replies and isinstance(replies[0], events.Queued):
+                assert [session.is_waiting, session.on(events.Room()), sum(map(len, queues))] == [True, [], 1]
                 for route, limit in zip(picker.routes.values(), limits, strict=True):
                     route.pool.max_in_flight = limit
-                replies = session.on(Room(is_last=True))
+                replies = session.on(events.Room(is_last=True))
             told += map(summarize, replies)
         session.close()
         assert sum(map(len, queues)) == 0
@@ -136,7 +125,7 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
     with full(picker):
         session = open_session(picker, budget=budget, announced=announced)
         session.on(headers(content_length=str(len(BODY))))
-        session.on(RequestBody(BODY))
+        session.on(events.RequestBody(BODY))
 
         assert (budget.used, announced.used) == (0, len(BODY))
         session.close()
@@ -160,22 +149,28 @@ async def serving_full(requests: int = 10) -> AsyncIterator[tuple[Served, Queue]
             yield served, queue
 
 
-OPENINGS: list[tuple[str, Sequence[Event], int, bool, Sequence[Expected]]] = [
-    ("buffered", [headers(), RequestBody(BODY)], 1, True, [Went(Phase.REQUEST_BODY)]),
-    ("headers only", [headers(end=True)], 0, True, [Went(Phase.REQUEST_HEADERS)]),
+OPENINGS: list[tuple[str, Sequence[events.Event], int, bool, Sequence[Expected]]] = [
+    ("buffered", [headers(), events.RequestBody(BODY)], 1, True, [Went(events.Phase.REQUEST_BODY)]),
+    ("headers only", [headers(end=True)], 0, True, [Went(events.Phase.REQUEST_HEADERS)]),
     (
         "full duplex",
-        [headers(DUPLEX), RequestBody(BODY[:9], end_of_stream=False), RequestBody(BODY[9:])],
+        [headers(DUPLEX), events.RequestBody(BODY[:9], end_of_stream=False), events.RequestBody(BODY[9:])],
         0,
         True,
-        [Went(Phase.REQUEST_HEADERS), Piece(Phase.REQUEST_BODY, BODY, end_of_stream=True)],
+        [
+            Went(events.Phase.REQUEST_HEADERS),
+            events.Piece(events.Phase.REQUEST_BODY, BODY, end_of_stream=True),
+        ],
     ),
     (
         "nginx, which ends its side at once",
-        [RequestHeaders({"content-type": "application/json"}), RequestBody(BODY)],
+        [events.RequestHeaders({"content-type": "application/json"}), events.RequestBody(BODY)],
         0,
         False,
-        [Went(Phase.REQUEST_HEADERS), Piece(Phase.REQUEST_BODY, BODY, end_of_stream=True)],
+        [
+            Went(events.Phase.REQUEST_HEADERS),
+            events.Piece(events.Phase.REQUEST_BODY, BODY, end_of_stream=True),
+        ],
     ),
 ]
 
@@ -187,7 +182,7 @@ OPENINGS: list[tuple[str, Sequence[Event], int, bool, Sequence[Expected]]] = [
     ids=[c[0] for c in OPENINGS],
 )
 async def test_a_held_request_is_answered_when_there_is_room(
-    opening: Sequence[Event], answered: int, is_told: bool, expected: Sequence[Expected]
+    opening: Sequence[events.Event], answered: int, is_told: bool, expected: Sequence[Expected]
 ) -> None:
     async with serving_full() as (served, queue):
         call = served.open()
@@ -218,7 +213,7 @@ async def test_a_held_request_is_answered_when_there_is_room(
 async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
     async with serving_full() as (served, queue):
         call = served.open()
-        for event in (headers(), RequestBody(BODY, end_of_stream=False), RequestTrailers()):
+        for event in (headers(), events.RequestBody(BODY, end_of_stream=False), events.RequestTrailers()):
             await call.write(write(event))
         await receive(call)
         await receive(call)
@@ -229,7 +224,7 @@ async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
         await call.done_writing()
 
     assert isinstance(replies[0], Went)
-    assert getattr(replies[1], "phase", None) is Phase.REQUEST_TRAILERS
+    assert getattr(replies[1], "phase", None) is events.Phase.REQUEST_TRAILERS
 
 
 @pytest.mark.usefixtures("transport")
@@ -302,15 +297,15 @@ def test_held_requests_stay_bounded() -> None:
     assert picker.routes["llama"].pool.book.total == 0
 
 
-@table("mode", [BodyMode.BUFFERED, DUPLEX])
-def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: BodyMode) -> None:
+@table("mode", [events.BodyMode.BUFFERED, DUPLEX])
+def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: events.BodyMode) -> None:
     picker = one_pool(())
     with full(picker):
         session = open_session(picker)
         session.on(headers(mode))
-        [held] = session.on(RequestBody(BODY))
-        [answer] = session.on(Room(is_last=True))
+        [held] = session.on(events.RequestBody(BODY))
+        [answer] = session.on(events.Room(is_last=True))
 
-    assert isinstance(held, Queued)
-    assert isinstance(answer, Answer)
+    assert isinstance(held, events.Queued)
+    assert isinstance(answer, events.Answer)
     assert (answer.status, answer.outcome, answer.headers["retry-after"]) == (503, "no_endpoint", "1")

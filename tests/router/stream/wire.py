@@ -4,89 +4,67 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from envoy_data_plane.envoy.config.core.v3 import HeaderMap, HeaderValue, HeaderValueOption, Metadata
+from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ProcessingModeBodySendMode
-from envoy_data_plane.envoy.service.ext_proc.v3 import (
-    BodyResponse,
-    CommonResponse,
-    HeadersResponse,
-    HttpBody,
-    HttpHeaders,
-    HttpTrailers,
-    ImmediateResponse,
-    ProcessingRequest,
-    ProcessingResponse,
-    ProtocolConfiguration,
-)
+from envoy_data_plane.envoy.service.ext_proc import v3 as ext_proc
 from envoy_data_plane.google.protobuf import ListValue, Struct, Value
 
-from extproc.router.stream.events import (
-    BodyMode,
-    Continue,
-    ContinueAndTell,
-    Event,
-    Observed,
-    Phase,
-    Piece,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    StreamConfig,
-)
+from extproc.router.stream import events
 from tests.router.stream.conversations import Expected, Said, Went
 
 DESTINATION = "x-gateway-destination-endpoint"
 
 
-def write(event: Event) -> bytes:
+def write(event: events.Event) -> bytes:
     """The `ProcessingRequest` that a proxy sends for `event`."""
     told: dict[str, Any] = {"protocol_config": _config(getattr(event, "config", None))}
     match event:
-        case Observed():
-            told |= {"request_headers": HttpHeaders(), "observability_mode": True}
-        case RequestHeaders():
-            headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
+        case events.Observed():
+            told |= {"request_headers": ext_proc.HttpHeaders(), "observability_mode": True}
+        case events.RequestHeaders():
+            headers = ext_proc.HttpHeaders(
+                headers=_header_map(event.headers), end_of_stream=event.end_of_stream
+            )
             told |= {"request_headers": headers, "metadata_context": _hint(event.subset)}
-        case RequestBody():
-            body = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
+        case events.RequestBody():
+            body = ext_proc.HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
             told |= {"request_body": body, "metadata_context": _hint(event.subset)}
-        case RequestTrailers():
-            told["request_trailers"] = HttpTrailers()
-        case ResponseHeaders():
-            headers = HttpHeaders(
+        case events.RequestTrailers():
+            told["request_trailers"] = ext_proc.HttpTrailers()
+        case events.ResponseHeaders():
+            headers = ext_proc.HttpHeaders(
                 headers=_header_map(_response_headers(event)), end_of_stream=event.end_of_stream
             )
             told |= {"response_headers": headers, "metadata_context": _served(event.served)}
-        case ResponseBody():
-            told["response_body"] = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
-        case ResponseTrailers():
-            told["response_trailers"] = HttpTrailers()
+        case events.ResponseBody():
+            told["response_body"] = ext_proc.HttpBody(
+                body=bytes(event.data), end_of_stream=event.end_of_stream
+            )
+        case events.ResponseTrailers():
+            told["response_trailers"] = ext_proc.HttpTrailers()
         case _:
             raise ValueError("it is what a transport says of a message, not a message")
-    return bytes(ProcessingRequest(**told))
+    return bytes(ext_proc.ProcessingRequest(**told))
 
 
 def asks_for_time(message: bytes) -> bool:
     """Whether a `ProcessingResponse` says no more than that its answer takes longer."""
-    return ProcessingResponse.parse(message).override_message_timeout is not None
+    return ext_proc.ProcessingResponse.parse(message).override_message_timeout is not None
 
 
 def read(message: bytes) -> Expected:
     """What a `ProcessingResponse` says, as conversations expect it."""
-    response = ProcessingResponse.parse(message)
+    response = ext_proc.ProcessingResponse.parse(message)
     if response.immediate_response is not None:
         return _said(response.immediate_response)
-    for phase in Phase:
+    for phase in events.Phase:
         answer = getattr(response, phase.name.lower())
         if answer is not None:
             return _answer(phase, response, answer)
     raise AssertionError(f"an empty response: {response}")
 
 
-def _response_headers(event: ResponseHeaders) -> dict[str, str]:
+def _response_headers(event: events.ResponseHeaders) -> dict[str, str]:
     """What a proxy sends of them, and one that nobody asks for."""
     told = {"content-type": "text/event-stream"}
     if event.status:
@@ -98,50 +76,50 @@ def _response_headers(event: ResponseHeaders) -> dict[str, str]:
     return told
 
 
-def _header_map(headers: Mapping[str, str]) -> HeaderMap:
-    return HeaderMap(
-        headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()]
+def _header_map(headers: Mapping[str, str]) -> core.HeaderMap:
+    return core.HeaderMap(
+        headers=[core.HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()]
     )
 
 
-def _config(config: StreamConfig | None) -> ProtocolConfiguration | None:
+def _config(config: events.StreamConfig | None) -> ext_proc.ProtocolConfiguration | None:
     if config is None:
         return None
-    return ProtocolConfiguration(
+    return ext_proc.ProtocolConfiguration(
         request_body_mode=_mode(config.request_body),
         response_body_mode=_mode(config.response_body),
         send_body_without_waiting_for_header_response=config.sends_body_without_waiting,
     )
 
 
-def _mode(mode: BodyMode | None) -> ProcessingModeBodySendMode:
+def _mode(mode: events.BodyMode | None) -> ProcessingModeBodySendMode:
     return ProcessingModeBodySendMode(99 if mode is None else int(mode))
 
 
-def _hint(subset: Sequence[str] | None) -> Metadata | None:
+def _hint(subset: Sequence[str] | None) -> core.Metadata | None:
     if subset is None:
         return None
     values = ListValue(values=[Value(string_value=text) for text in subset])
     return _metadata("envoy.lb.subset_hint", f"{DESTINATION}-subset", Value(list_value=values))
 
 
-def _served(address: str | None) -> Metadata | None:
+def _served(address: str | None) -> core.Metadata | None:
     if address is None:
         return None
     return _metadata("envoy.lb", f"{DESTINATION}-served", Value(string_value=address))
 
 
-def _metadata(namespace: str, key: str, value: Value) -> Metadata:
-    return Metadata(filter_metadata={namespace: Struct(fields={key: value})})
+def _metadata(namespace: str, key: str, value: Value) -> core.Metadata:
+    return core.Metadata(filter_metadata={namespace: Struct(fields={key: value})})
 
 
-def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expected:
-    if not isinstance(answer, HeadersResponse | BodyResponse) or answer.response is None:
+def _answer(phase: events.Phase, response: ext_proc.ProcessingResponse, answer: object) -> Expected:
+    if not isinstance(answer, ext_proc.HeadersResponse | ext_proc.BodyResponse) or answer.response is None:
         override = response.mode_override
         if override is not None:
-            assert (phase, override.response_body_mode) == (Phase.REQUEST_HEADERS, 0)
-            return ContinueAndTell(BodyMode(int(override.request_body_mode)))
-        return Continue(phase)
+            assert (phase, override.response_body_mode) == (events.Phase.REQUEST_HEADERS, 0)
+            return events.ContinueAndTell(events.BodyMode(int(override.request_body_mode)))
+        return events.Continue(phase)
     common = answer.response
     if common.body_mutation is not None and common.header_mutation is None:
         given_back = _piece(phase, common)
@@ -164,15 +142,15 @@ def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expec
     )
 
 
-def _piece(phase: Phase, common: CommonResponse) -> Piece | None:
+def _piece(phase: events.Phase, common: ext_proc.CommonResponse) -> events.Piece | None:
     if common.body_mutation is None:
         return None
     piece = common.body_mutation.streamed_response
     assert piece is not None
-    return Piece(phase, piece.body, piece.end_of_stream)
+    return events.Piece(phase, piece.body, piece.end_of_stream)
 
 
-def _said(answer: ImmediateResponse) -> Said:
+def _said(answer: ext_proc.ImmediateResponse) -> Said:
     assert answer.status is not None
     set_headers = _set(answer.headers.set_headers) if answer.headers is not None else {}
     assert set_headers["content-type"] == "application/json"
@@ -182,7 +160,7 @@ def _said(answer: ImmediateResponse) -> Said:
     )
 
 
-def _set(options: Sequence[HeaderValueOption]) -> dict[str, str]:
+def _set(options: Sequence[core.HeaderValueOption]) -> dict[str, str]:
     assert all(option.append_action == 2 for option in options), "a client's own value would survive"
     return {
         option.header.key: option.header.raw_value.decode() for option in options if option.header is not None

@@ -28,24 +28,8 @@ from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.share.letters import name_of
 from extproc.router.share.pool_share import Share
 from extproc.router.share.sealed import LetterError, Seal, read
+from extproc.router.stream import events
 from extproc.router.stream.codec import decode, encode
-from extproc.router.stream.events import (
-    Answer,
-    BodyMode,
-    BodySkipped,
-    Event,
-    Phase,
-    Piece,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Routed,
-    StreamConfig,
-)
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session
@@ -193,22 +177,26 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
     return texts
 
 
-def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choices: Choices) -> None:
+def _converse(picker: Picker, pools: list[Pool], said: Iterable[events.Event], choices: Choices) -> None:
     pool = choices.one_of((None, None, "a", "x"))
     budget = Budget(200)
     stream = Session(picker, new_request_id=lambda: "id", max_body_bytes=300, pool=pool, budget=budget)
-    replies: list[Reply] = []
+    replies: list[events.Reply] = []
     sent = b""
-    for event in events:
-        sent += event.data if isinstance(event, RequestBody) else b""
+    for event in said:
+        sent += event.data if isinstance(event, events.RequestBody) else b""
         new = stream.on(event)
-        assert not (new and any(isinstance(reply, Answer) for reply in replies)), "a reply after the answer"
+        assert not (new and any(isinstance(reply, events.Answer) for reply in replies)), (
+            "a reply after the answer"
+        )
         assert all(encode(reply) for reply in new)
         replies += new
         _check_response(event, new)
-    decisions = [reply for reply in replies if isinstance(reply, Routed | Answer)]
+    decisions = [reply for reply in replies if isinstance(reply, events.Routed | events.Answer)]
     # What is not kept of a body, or of an answer, ends a request that was routed.
-    lost = [reply for reply in decisions[1:] if isinstance(reply, Answer) and reply.outcome == "no_room"]
+    lost = [
+        reply for reply in decisions[1:] if isinstance(reply, events.Answer) and reply.outcome == "no_room"
+    ]
     assert len(decisions) - len(lost) <= 1, "more than one decision"
     _check_request_pieces(sent, replies)
     assert sum(pool.book.total for pool in pools) <= 1, "more than one pick"
@@ -218,18 +206,22 @@ def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choice
     assert not any(count for pool in pools for count in pool.book.counts().values()), "not released"
 
 
-def _check_request_pieces(sent: bytes, replies: list[Reply]) -> None:
+def _check_request_pieces(sent: bytes, replies: list[events.Reply]) -> None:
     """What is given back is what came, in order, up to one end."""
-    told = [reply.piece if isinstance(reply, Routed) else reply for reply in replies]
-    pieces = [piece for piece in told if isinstance(piece, Piece) and piece.phase is Phase.REQUEST_BODY]
+    told = [reply.piece if isinstance(reply, events.Routed) else reply for reply in replies]
+    pieces = [
+        piece
+        for piece in told
+        if isinstance(piece, events.Piece) and piece.phase is events.Phase.REQUEST_BODY
+    ]
     assert sent.startswith(b"".join(piece.data for piece in pieces))
     assert all(len(piece.data) <= PIECE_BYTES for piece in pieces)
     assert not any(piece.end_of_stream for piece in pieces[:-1])
 
 
-def _check_response(event: Event, replies: list[Reply]) -> None:
-    pieces = [reply for reply in replies if isinstance(reply, Piece)]
-    if isinstance(event, ResponseBody) and pieces:
+def _check_response(event: events.Event, replies: list[events.Reply]) -> None:
+    pieces = [reply for reply in replies if isinstance(reply, events.Piece)]
+    if isinstance(event, events.ResponseBody) and pieces:
         *before, last = pieces
         assert b"".join(piece.data for piece in pieces) == event.data
         assert not any(piece.end_of_stream for piece in before)
@@ -247,7 +239,7 @@ def _build_picker(pools: list[Pool]) -> Picker:
     return Picker(Route(pool, models=models) for pool, models in zip(pools, names, strict=True))
 
 
-def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[Event]:
+def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[events.Event]:
     while choices:
         try:
             yield decode(choices.piece(), wanted)
@@ -255,41 +247,41 @@ def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[Event]:
             return
 
 
-def _events(choices: Choices, pools: list[Pool]) -> Iterator[Event]:
+def _events(choices: Choices, pools: list[Pool]) -> Iterator[events.Event]:
     while choices:
         kind = choices.byte()
         if kind >= 248:
-            yield BodySkipped()
+            yield events.BodySkipped()
             continue
         match kind % 8:
             case 0 | 1:
                 yield _request_headers(choices)
             case 2:
-                yield RequestBody(choices.piece(), choices.flag(), _subset(choices))
+                yield events.RequestBody(choices.piece(), choices.flag(), _subset(choices))
             case 3:
-                yield RequestTrailers()
+                yield events.RequestTrailers()
             case 4:
-                yield ResponseHeaders(choices.one_of(ADDRESSES), choices.flag())
+                yield events.ResponseHeaders(choices.one_of(ADDRESSES), choices.flag())
             case 5:
-                yield ResponseBody(choices.piece(), choices.flag())
+                yield events.ResponseBody(choices.piece(), choices.flag())
             case 6:
-                yield ResponseTrailers()
+                yield events.ResponseTrailers()
             case 7:
                 # The endpoints change while the stream is open.
                 choices.one_of(pools).install(choices.one_of(SNAPSHOTS))
 
 
-def _request_headers(choices: Choices) -> RequestHeaders:
+def _request_headers(choices: Choices) -> events.RequestHeaders:
     headers = {":method": choices.one_of(("POST", "GET", "CONNECT", "")), ":path": choices.one_of(PATHS)}
     if choices.flag():
         headers["content-type"] = choices.one_of(CONTENT_TYPES)
     for name in ("x-session", "upgrade", "x-request-id", "x-gateway-destination-endpoint", "x-extproc-pool"):
         if choices.byte() % 4 == 3:
             headers[name] = choices.piece().decode("utf-8", "replace")
-    modes = (None, *BodyMode)
-    config = StreamConfig(choices.one_of(modes), choices.one_of(modes), choices.flag())
+    modes = (None, *events.BodyMode)
+    config = events.StreamConfig(choices.one_of(modes), choices.one_of(modes), choices.flag())
     is_told = choices.byte() % 4 > 0
-    return RequestHeaders(headers, choices.flag(), _subset(choices), config if is_told else None)
+    return events.RequestHeaders(headers, choices.flag(), _subset(choices), config if is_told else None)
 
 
 def _subset(choices: Choices) -> tuple[str, ...] | None:
