@@ -73,6 +73,12 @@ def full_pool() -> Picker:
     return one_pool(limit=0)
 
 
+def overloaded() -> Picker:
+    picker = one_pool(ADDRESSES[:1], limit=1)
+    picker.pick(Query("GET", "/", {}))
+    return picker
+
+
 def plain_pool() -> Picker:
     return Picker([Route(build_pool("llama", ADDRESSES, is_hashed=False))])
 
@@ -223,243 +229,213 @@ ANSWERED: Turn = (ResponseHeaders(), [GO_ON_RESPONSE])
 # An end that comes twice.
 NO_MORE: Turn = (RequestBody(b""), [])
 
+ONE_POOL: dict[str, Turns] = {
+    "buffered": [ASKED, (BODY_SENT, [Went(B)])],
+    "buffered both ways: the answer is not wanted": [
+        (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
+        (BODY_SENT, [Went(B)]),
+        ANSWERED,
+        (ResponseBody(b"all the same", end_of_stream=True), [Continue(RB)]),
+    ],
+    "mode unknown": [(headers(None), [GO_ON]), (BODY_SENT, [Went(B)])],
+    "buffered, empty body": [ASKED, (RequestBody(b""), [Went(B)])],
+    "buffered, not JSON": [ASKED, (RequestBody(b"{"), [Went(B)])],
+    "buffered, with trailers": [ASKED, (BODY_BEGUN, [Went(B)]), (RequestTrailers(), [Continue(T)])],
+    "buffered partial, cut off": [
+        (headers(BodyMode.BUFFERED_PARTIAL), [GO_ON]),
+        (part(BODY[:-9]), [Went(B)]),
+    ],
+    "no body mode": [(headers(BodyMode.NONE), [Went(H)])],
+    "headers only": [(headers(method="GET", path="/v1/models", end=True), [Went(H)])],
+    "websocket": [(headers(method="GET", upgrade="websocket"), [Went(H, skip_body=True)])],
+    "upgrade of a POST": [(headers(upgrade="websocket"), [Went(H, skip_body=True)])],
+    "request id kept": [(headers(end=True, x_request_id="abc"), [Went(H, request_id=None)])],
+    "session header decides, body skipped": [
+        (headers(x_session="s-1"), [Went(H, skip_body=True)]),
+        (BODY_SENT, [GO_ON_BODY]),
+    ],
+    "control headers removed": [
+        (headers(x_gateway_destination_endpoint="6.6.6.6:1", x_extproc_pool="other"), [GO_ON]),
+        (BODY_SENT, [Went(B, removed=("x-gateway-destination-endpoint", "x-extproc-pool"))]),
+    ],
+    "streamed, decided before the body": [
+        (headers(BodyMode.STREAMED), [Went(H)]),
+        (part(b"a"), [GO_ON_BODY]),
+        (RequestBody(b"b"), [GO_ON_BODY]),
+    ],
+    "streamed, body sent without waiting": [
+        STREAMED,
+        (part(BODY[:5]), []),
+        (RequestBody(BODY[5:]), [Went(H), GO_ON_BODY, GO_ON_BODY]),
+    ],
+    "full duplex": [
+        OPENED,
+        (part(BODY[:5]), []),
+        (RequestBody(BODY[5:]), [Went(H), back(BODY)]),
+        NO_MORE,
+        ANSWERED,
+    ],
+    "full duplex, large body": [
+        OPENED,
+        (RequestBody(b"x" * 124_001), [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")]),
+    ],
+    "full duplex, body of exactly one piece": [
+        OPENED,
+        (RequestBody(b"x" * 62_000), [Went(H), back(b"x" * 62_000)]),
+    ],
+    "full duplex, empty body": [OPENED, (RequestBody(b""), [Went(H), back(b"")])],
+    "full duplex, ended by trailers": [
+        OPENED,
+        (BODY_BEGUN, []),
+        (RequestTrailers(), [Went(H), back(BODY, ends=False), Continue(T)]),
+    ],
+    "full duplex, decided by a header": [
+        (headers(DUPLEX, x_session="s"), [Went(H)]),
+        (part(b"a"), [back(b"a", ends=False)]),
+        (RequestBody(b"b"), [back(b"b")]),
+        NO_MORE,
+    ],
+    "full duplex response": [
+        (headers(DUPLEX, end=True, response=DUPLEX), [Went(H)]),
+        ANSWERED,
+        (ResponseBody(b"data"), [answer_back(b"data")]),
+        (ResponseBody(b"", end_of_stream=True), [answer_back(b"", ends=True)]),
+        (ResponseTrailers(), [Continue(RT)]),
+    ],
+    "response phases passed through": [
+        (headers(end=True, response=BodyMode.STREAMED), [Went(H)]),
+        ANSWERED,
+        (ResponseBody(b"data"), [Continue(RB)]),
+        (ResponseTrailers(), [Continue(RT)]),
+    ],
+    "headers twice": [(headers(end=True), [Went(H)]), (headers(end=True), [GO_ON])],
+    "body too large": [
+        OPENED,
+        (part(b"x" * 150_000), []),
+        (RequestBody(b"x" * 50_001), [Said(413, "body_too_large", "200000 bytes")]),
+        NO_MORE,
+    ],
+    "subset of one": [(headers(end=True, subset=["10.0.0.2"]), [Went(H, address="10.0.0.2:8000")])],
+    **{
+        f"subset with an IPv6 endpoint, spelt {spelt}": [
+            (headers(end=True, subset=[spelt]), [Went(H, address="[fd00::3]:8000")])
+        ]
+        for spelt in ("[fd00::3]:8000", "[FD00:0::3]")
+    },
+    "subset told with the body": [
+        ASKED,
+        (RequestBody(BODY, subset=["10.0.0.1:8000"]), [Went(B, address="10.0.0.1:8000")]),
+    ],
+    "empty subset": [(headers(end=True, subset=[]), [NO_ENDPOINT])],
+    "subset without match": [(headers(end=True, subset=["10.9.9.9:80"]), [NO_ENDPOINT])],
+}
+TWO_POOLS: dict[str, Turns] = {
+    "model picks the pool": [ASKED, (_ask("qwen-7b"), [Went(B, "qwen")])],
+    "adapter picks the pool": [ASKED, (_ask("sql-lora"), [Went(B, "qwen")])],
+    "unknown model": [ASKED, (_ask("gpt-9"), [Said(404, "model_not_found", "`gpt-9` does not exist")])],
+    "unknown model with a lone surrogate": [
+        ASKED,
+        (RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
+    ],
+    "several pools, no model": [ASKED, (RequestBody(b"{}"), [Said(400, None, "model")])],
+    "several pools, not JSON": [ASKED, (RequestBody(b"\xff\xfe"), [Said(400, None)])],
+    "several pools list their models": [
+        (headers(method="GET", path="/v1/models?x=1", end=True), [Said(200, None)])
+    ],
+    "full duplex, ended by trailers: the body is whole": [
+        OPENED,
+        (part(MODEL_LAST), []),
+        (RequestTrailers(), [Went(H, "qwen"), back(MODEL_LAST, ends=False), Continue(T)]),
+    ],
+    "buffered, ended by trailers: the body is whole": [ASKED, (part(MODEL_LAST), [Went(B, "qwen")])],
+}
+NOWHERE: dict[str, Turns] = {
+    "no endpoints": [ASKED, (BODY_SENT, [NO_ENDPOINT])],
+    "no endpoints, headers only": [(headers(end=True), [NO_ENDPOINT]), (BODY_SENT, [])],
+}
+TEN_BYTES: dict[str, Turns] = {
+    "full duplex, no room to hold the body": [
+        OPENED,
+        (part(b"a" * 9), []),
+        (part(b"b" * 9), [Went(H), back(b"a" * 9, ends=False), back(b"b" * 9, ends=False)]),
+        (part(b"c"), [back(b"c", ends=False)]),
+        (RequestBody(b"d"), [back(b"d")]),
+        NO_MORE,
+    ]
+}
+ONE_BYTE: dict[str, Turns] = {
+    "full duplex, no room for the last piece": [
+        OPENED,
+        (part(b"a"), []),
+        (RequestBody(b"b"), [Went(H), back(b"a", ends=False), back(b"b")]),
+        NO_MORE,
+    ],
+    "streamed without waiting, no room to hold the body": [
+        STREAMED,
+        (part(b"a"), []),
+        (part(b"b"), [Went(H), GO_ON_BODY, GO_ON_BODY]),
+        (RequestBody(b"c"), [GO_ON_BODY]),
+    ],
+}
+
+BODY_BACK = Went(B, piece=back(BODY))
+NOT_OURS = Said(503, "no_endpoint", "'mistral'", retry_after="1")
 CONVERSATIONS = [
-    *recorded(
-        {
-            "buffered": [ASKED, (BODY_SENT, [Went(B)])],
-            "buffered both ways: the answer is not wanted": [
-                (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
-                (BODY_SENT, [Went(B)]),
-                ANSWERED,
-                (ResponseBody(b"all the same", end_of_stream=True), [Continue(RB)]),
-            ],
-            "mode unknown": [(headers(None), [GO_ON]), (BODY_SENT, [Went(B)])],
-            "buffered, empty body": [ASKED, (RequestBody(b""), [Went(B)])],
-            "buffered, not JSON": [ASKED, (RequestBody(b"{"), [Went(B)])],
-            "buffered, with trailers": [ASKED, (BODY_BEGUN, [Went(B)]), (RequestTrailers(), [Continue(T)])],
-            "buffered partial, cut off": [
-                (headers(BodyMode.BUFFERED_PARTIAL), [GO_ON]),
-                (part(BODY[:-9]), [Went(B)]),
-            ],
-            "no body mode": [(headers(BodyMode.NONE), [Went(H)])],
-            "headers only": [(headers(method="GET", path="/v1/models", end=True), [Went(H)])],
-            "websocket": [(headers(method="GET", upgrade="websocket"), [Went(H, skip_body=True)])],
-            "upgrade of a POST": [(headers(upgrade="websocket"), [Went(H, skip_body=True)])],
-            "request id kept": [(headers(end=True, x_request_id="abc"), [Went(H, request_id=None)])],
-            "session header decides, body skipped": [
-                (headers(x_session="s-1"), [Went(H, skip_body=True)]),
-                (BODY_SENT, [GO_ON_BODY]),
-            ],
-            "control headers removed": [
-                (headers(x_gateway_destination_endpoint="6.6.6.6:1", x_extproc_pool="other"), [GO_ON]),
-                (BODY_SENT, [Went(B, removed=("x-gateway-destination-endpoint", "x-extproc-pool"))]),
-            ],
-            "streamed, decided before the body": [
-                (headers(BodyMode.STREAMED), [Went(H)]),
-                (part(b"a"), [GO_ON_BODY]),
-                (RequestBody(b"b"), [GO_ON_BODY]),
-            ],
-            "streamed, body sent without waiting": [
-                STREAMED,
-                (part(BODY[:5]), []),
-                (RequestBody(BODY[5:]), [Went(H), GO_ON_BODY, GO_ON_BODY]),
-            ],
-            "full duplex": [
-                OPENED,
-                (part(BODY[:5]), []),
-                (RequestBody(BODY[5:]), [Went(H), back(BODY)]),
-                NO_MORE,
-                ANSWERED,
-            ],
-            "full duplex, large body": [
-                OPENED,
-                (RequestBody(b"x" * 124_001), [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")]),
-            ],
-            "full duplex, body of exactly one piece": [
-                OPENED,
-                (RequestBody(b"x" * 62_000), [Went(H), back(b"x" * 62_000)]),
-            ],
-            "full duplex, empty body": [OPENED, (RequestBody(b""), [Went(H), back(b"")])],
-            "full duplex, ended by trailers": [
-                OPENED,
-                (BODY_BEGUN, []),
-                (RequestTrailers(), [Went(H), back(BODY, ends=False), Continue(T)]),
-            ],
-            "full duplex, decided by a header": [
-                (headers(DUPLEX, x_session="s"), [Went(H)]),
-                (part(b"a"), [back(b"a", ends=False)]),
-                (RequestBody(b"b"), [back(b"b")]),
-                NO_MORE,
-            ],
-            "full duplex response": [
-                (headers(DUPLEX, end=True, response=DUPLEX), [Went(H)]),
-                ANSWERED,
-                (ResponseBody(b"data"), [answer_back(b"data")]),
-                (ResponseBody(b"", end_of_stream=True), [answer_back(b"", ends=True)]),
-                (ResponseTrailers(), [Continue(RT)]),
-            ],
-            "response phases passed through": [
-                (headers(end=True, response=BodyMode.STREAMED), [Went(H)]),
-                ANSWERED,
-                (ResponseBody(b"data"), [Continue(RB)]),
-                (ResponseTrailers(), [Continue(RT)]),
-            ],
-            "headers twice": [(headers(end=True), [Went(H)]), (headers(end=True), [GO_ON])],
-            "body too large": [
-                OPENED,
-                (part(b"x" * 150_000), []),
-                (RequestBody(b"x" * 50_001), [Said(413, "body_too_large", "200000 bytes")]),
-                NO_MORE,
-            ],
-            "subset of one": [(headers(end=True, subset=["10.0.0.2"]), [Went(H, address="10.0.0.2:8000")])],
-            **{
-                f"subset with an IPv6 endpoint, spelt {spelt}": [
-                    (headers(end=True, subset=[spelt]), [Went(H, address="[fd00::3]:8000")])
-                ]
-                for spelt in ("[fd00::3]:8000", "[FD00:0::3]")
-            },
-            "subset told with the body": [
-                ASKED,
-                (RequestBody(BODY, subset=["10.0.0.1:8000"]), [Went(B, address="10.0.0.1:8000")]),
-            ],
-            "empty subset": [(headers(end=True, subset=[]), [NO_ENDPOINT])],
-            "subset without match": [(headers(end=True, subset=["10.9.9.9:80"]), [NO_ENDPOINT])],
-            "overload": [(headers(end=True), [Said(429, "overloaded", "limit of 1", retry_after="1")])],
-        }
+    *recorded(ONE_POOL),
+    *recorded(NOWHERE, no_endpoints),
+    *recorded(TWO_POOLS, two_pools),
+    *recorded(TEN_BYTES, budget_bytes=10),
+    *recorded(ONE_BYTE, budget_bytes=1),
+    Conversation("round robin needs no body", [(headers(), [Went(H, skip_body=True)])], plain_pool()),
+    Conversation("body before any headers", [(BODY_SENT, [BODY_BACK])], goes_unseen=True),
+    Conversation(
+        "the operator picks the pool", [(headers(end=True), [Went(H, "qwen")])], two_pools(), "qwen"
     ),
-    *recorded({"round robin needs no body": [(headers(), [Went(H, skip_body=True)])]}, plain_pool),
-    *recorded(
-        {"body before any headers": [(BODY_SENT, [Went(B, piece=back(BODY))])]}, one_pool, goes_unseen=True
-    ),
-    *recorded(
-        {
-            "no endpoints": [ASKED, (BODY_SENT, [NO_ENDPOINT])],
-            "no endpoints, headers only": [(headers(end=True), [NO_ENDPOINT]), (BODY_SENT, [])],
-        },
-        no_endpoints,
-    ),
-    *recorded(
-        {
-            "model picks the pool": [ASKED, (_ask("qwen-7b"), [Went(B, "qwen")])],
-            "adapter picks the pool": [ASKED, (_ask("sql-lora"), [Went(B, "qwen")])],
-            "unknown model": [
-                ASKED,
-                (_ask("gpt-9"), [Said(404, "model_not_found", "`gpt-9` does not exist")]),
-            ],
-            "unknown model with a lone surrogate": [
-                ASKED,
-                (RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
-            ],
-            "several pools, no model": [ASKED, (RequestBody(b"{}"), [Said(400, None, "model")])],
-            "several pools, not JSON": [ASKED, (RequestBody(b"\xff\xfe"), [Said(400, None)])],
-            "several pools list their models": [
-                (headers(method="GET", path="/v1/models?x=1", end=True), [Said(200, None)])
-            ],
-            "full duplex, ended by trailers: the body is whole": [
-                OPENED,
-                (part(MODEL_LAST), []),
-                (RequestTrailers(), [Went(H, "qwen"), back(MODEL_LAST, ends=False), Continue(T)]),
-            ],
-            "buffered, ended by trailers: the body is whole": [ASKED, (part(MODEL_LAST), [Went(B, "qwen")])],
-        },
-        two_pools,
-    ),
-    *recorded(
-        {"the operator picks the pool": [(headers(end=True), [Went(H, "qwen")])]}, two_pools, pool="qwen"
-    ),
-    *recorded(
-        {
-            "the operator names no pool of ours": [
-                (headers(), [Said(503, "no_endpoint", "'mistral'", retry_after="1")])
-            ]
-        },
-        two_pools,
-        pool="mistral",
-    ),
-    *recorded(
-        {
-            "full duplex, no room to hold the body": [
-                OPENED,
-                (part(b"a" * 9), []),
-                (part(b"b" * 9), [Went(H), back(b"a" * 9, ends=False), back(b"b" * 9, ends=False)]),
-                (part(b"c"), [back(b"c", ends=False)]),
-                (RequestBody(b"d"), [back(b"d")]),
-                NO_MORE,
-            ]
-        },
-        budget_bytes=10,
-    ),
-    *recorded(
-        {
-            "full duplex, no room for the last piece": [
-                OPENED,
-                (part(b"a"), []),
-                (RequestBody(b"b"), [Went(H), back(b"a", ends=False), back(b"b")]),
-                NO_MORE,
-            ],
-            "streamed without waiting, no room to hold the body": [
-                STREAMED,
-                (part(b"a"), []),
-                (part(b"b"), [Went(H), GO_ON_BODY, GO_ON_BODY]),
-                (RequestBody(b"c"), [GO_ON_BODY]),
-            ],
-        },
-        budget_bytes=1,
-    ),
-    *recorded(
-        {"several pools, no room for the body that decides": [OPENED, (BODY_SENT, [NO_ROOM])]},
-        two_pools,
-        budget_bytes=1,
+    Conversation("the operator names no pool of ours", [(headers(), [NOT_OURS])], two_pools(), "mistral"),
+    Conversation("no room for the body that decides", [OPENED, (BODY_SENT, [NO_ROOM])], two_pools(), None, 1),
+    Conversation(
+        "overload", [(headers(end=True), [Said(429, "overloaded", "limit of 1", "1")])], overloaded()
     ),
 ]
 
 
-def overload(conversation: Conversation) -> Conversation:
-    """The conversation called `overload` needs a pool that is full already."""
-    if conversation.name != "overload":
-        return conversation
-    picker = one_pool(ADDRESSES[:1], limit=1)
-    picker.pick(Query("GET", "/", {}))
-    return Conversation(conversation.name, conversation.turns, picker)
-
-
 # A skipped message has no bytes of its own: these go to the session alone.
 UNKEPT: Turn = (BodySkipped(), [NO_ROOM])
+BODIES_SKIPPED: dict[str, Turns] = {
+    "buffered body skipped": [ASKED, (BodySkipped(), [Went(B)]), ANSWERED],
+    "streamed body skipped while it is held": [
+        STREAMED,
+        (part(b"a"), []),
+        (BodySkipped(), [Went(H), GO_ON_BODY, GO_ON_BODY]),
+        (part(b"c"), [GO_ON_BODY]),
+        (BodySkipped(), [GO_ON_BODY]),
+    ],
+    "a piece that nobody kept cannot be given back": [
+        OPENED,
+        (part(b"a"), []),
+        UNKEPT,
+        (RequestBody(b"c"), []),
+    ],
+    "nor one of a request already routed": [(headers(DUPLEX, x_session="s"), [Went(H)]), UNKEPT],
+    "nothing at all was heard": [UNKEPT],
+    "a response's body skipped": [
+        (headers(end=True, response=BodyMode.BUFFERED), [Went(H)]),
+        ANSWERED,
+        (BodySkipped(), [Continue(RB)]),
+    ],
+    "a response's body skipped after the request's": [
+        (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
+        (BODY_SENT, [Went(B)]),
+        (BodySkipped(), [Continue(RB)]),
+    ],
+    "a response's piece that nobody kept": [
+        (headers(response=DUPLEX), [ContinueAndTell(BodyMode.BUFFERED)]),
+        (BODY_SENT, [Went(B)]),
+        UNKEPT,
+    ],
+}
+
 SKIPPED = [
-    *recorded(
-        {
-            "buffered body skipped": [ASKED, (BodySkipped(), [Went(B)]), ANSWERED],
-            "streamed body skipped while it is held": [
-                STREAMED,
-                (part(b"a"), []),
-                (BodySkipped(), [Went(H), GO_ON_BODY, GO_ON_BODY]),
-                (part(b"c"), [GO_ON_BODY]),
-                (BodySkipped(), [GO_ON_BODY]),
-            ],
-            "a piece that nobody kept cannot be given back": [
-                OPENED,
-                (part(b"a"), []),
-                UNKEPT,
-                (RequestBody(b"c"), []),
-            ],
-            "nor one of a request already routed": [(headers(DUPLEX, x_session="s"), [Went(H)]), UNKEPT],
-            "nothing at all was heard": [UNKEPT],
-            "a response's body skipped": [
-                (headers(end=True, response=BodyMode.BUFFERED), [Went(H)]),
-                ANSWERED,
-                (BodySkipped(), [Continue(RB)]),
-            ],
-            "a response's body skipped after the request's": [
-                (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
-                (BODY_SENT, [Went(B)]),
-                (BodySkipped(), [Continue(RB)]),
-            ],
-            "a response's piece that nobody kept": [
-                (headers(response=DUPLEX), [ContinueAndTell(BodyMode.BUFFERED)]),
-                (BODY_SENT, [Went(B)]),
-                UNKEPT,
-            ],
-        }
-    ),
-    *recorded({"several pools, the body that decides skipped": [ASKED, UNKEPT]}, two_pools),
+    *recorded(BODIES_SKIPPED),
+    Conversation("the body that decides skipped", [ASKED, UNKEPT], two_pools()),
 ]

@@ -100,46 +100,46 @@ NO_MODEL = b'{"prompt": "hello world"}'
 NO_JSON = b"no healthy upstream"
 SECOND = Went(H, address="10.0.0.2:8000", request_id=None)
 
+UPSTREAMS: dict[str, Turns] = {
+    "headers, then one body": ordered({}),
+    "a client's orders end here": ordered(ORDERS),
+    "a client's orders in llm-d's words end here": ordered(NEW_ORDERS),
+    "a body in two chunks": ordered({}, first_bytes=20),
+    "a body that only passes through, with an objective": ordered(ORDERS, b"passthrough-parser"),
+    "a sheddable objective and the pool not full": ordered(SHEDDABLE, first_bytes=20),
+    "a body that is not JSON is the endpoint's to refuse": [
+        (RequestHeaders({"hi": "mom"}), []),
+        (RequestBody(NO_JSON), [Went(H), back(NO_JSON)]),
+    ],
+    "no model, where one pool takes all": [TYPED, (RequestBody(NO_MODEL), [Went(H), back(NO_MODEL)])],
+    "a request that ends with its headers": [
+        (RequestHeaders({"content-type": "text/event-stream"}, end_of_stream=True), [Went(H)])
+    ],
+    "a subset, told with headers and body": [
+        within(["10.0.0.2:8000"]),
+        (RequestBody(BODY, subset=["10.0.0.2:8000"]), [SECOND, back(BODY)]),
+    ],
+    "a subset of several, one of which is not known": [
+        within(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
+        (BODY_SENT, [SECOND, back(BODY)]),
+    ],
+    "a subset that no endpoint is in": [
+        within(["192.168.1.99:8000"]),
+        (RequestBody(BODY, subset=["192.168.1.99:8000"]), [NO_ENDPOINT]),
+    ],
+    "a response alone, JSON in chunks": [*answer(b'{"id": "cm', b'pl-1"}')],
+    "a response alone, not JSON": [*answer(NO_JSON)],
+    "a response alone, its end an empty chunk": [*answer(b'{"id": "cmpl-1"}', b"")],
+    "a response alone, an event stream": [*answer(b"data: {}", b"data: [DONE]", b"")],
+    "a response alone, ended by trailers": ENDED_BY_TRAILERS,
+    "headers of a request, then a gRPC response that trailers end": [
+        (RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
+        *ENDED_BY_TRAILERS,
+    ],
+}
+
 UPSTREAM = [
-    *upstream(
-        {
-            "headers, then one body": ordered({}),
-            "a client's orders end here": ordered(ORDERS),
-            "a client's orders in llm-d's words end here": ordered(NEW_ORDERS),
-            "a body in two chunks": ordered({}, first_bytes=20),
-            "a body that only passes through, with an objective": ordered(ORDERS, b"passthrough-parser"),
-            "a sheddable objective and the pool not full": ordered(SHEDDABLE, first_bytes=20),
-            "a body that is not JSON is the endpoint's to refuse": [
-                (RequestHeaders({"hi": "mom"}), []),
-                (RequestBody(NO_JSON), [Went(H), back(NO_JSON)]),
-            ],
-            "no model, where one pool takes all": [TYPED, (RequestBody(NO_MODEL), [Went(H), back(NO_MODEL)])],
-            "a request that ends with its headers": [
-                (RequestHeaders({"content-type": "text/event-stream"}, end_of_stream=True), [Went(H)])
-            ],
-            "a subset, told with headers and body": [
-                within(["10.0.0.2:8000"]),
-                (RequestBody(BODY, subset=["10.0.0.2:8000"]), [SECOND, back(BODY)]),
-            ],
-            "a subset of several, one of which is not known": [
-                within(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
-                (BODY_SENT, [SECOND, back(BODY)]),
-            ],
-            "a subset that no endpoint is in": [
-                within(["192.168.1.99:8000"]),
-                (RequestBody(BODY, subset=["192.168.1.99:8000"]), [NO_ENDPOINT]),
-            ],
-            "a response alone, JSON in chunks": [*answer(b'{"id": "cm', b'pl-1"}')],
-            "a response alone, not JSON": [*answer(NO_JSON)],
-            "a response alone, its end an empty chunk": [*answer(b'{"id": "cmpl-1"}', b"")],
-            "a response alone, an event stream": [*answer(b"data: {}", b"data: [DONE]", b"")],
-            "a response alone, ended by trailers": ENDED_BY_TRAILERS,
-            "headers of a request, then a gRPC response that trailers end": [
-                (RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
-                *ENDED_BY_TRAILERS,
-            ],
-        }
-    ),
+    *upstream(UPSTREAMS),
     *upstream(
         {"no model, where the model decides": [TYPED, (RequestBody(NO_MODEL), [Said(400, None, "model")])]},
         two_pools,
@@ -171,81 +171,53 @@ AGENTGATEWAY = recorded(
 )
 
 # NGINX Gateway Fabric sends both messages, ends its side at once, and reads until ours ends.
+UNSEEN: dict[str, Turns] = {
+    "nginx: a request, and never a word of its response": [
+        (RequestHeaders({"content-type": "application/json", "x-real-ip": "10.1.1.1"}), []),
+        (BODY_SENT, [Went(H), back(BODY)]),
+    ],
+    "nginx: the headers decide": [(RequestHeaders({"x-session": "s"}), [Went(H)]), (BODY_SENT, [back(BODY)])],
+}
+
+SECOND_MODEL: list[Turn] = [UNTYPED, (RequestBody(MODEL_LAST), [Went(H, "qwen"), back(MODEL_LAST)])]
 NGINX = [
-    *recorded(
-        {
-            "nginx: a request, and never a word of its response": [
-                (RequestHeaders({"content-type": "application/json", "x-real-ip": "10.1.1.1"}), []),
-                (BODY_SENT, [Went(H), back(BODY)]),
-            ],
-            "nginx: the headers decide": [
-                (RequestHeaders({"x-session": "s"}), [Went(H)]),
-                (BODY_SENT, [back(BODY)]),
-            ],
-        },
-        goes_unseen=True,
-    ),
-    *recorded(
-        {
-            "nginx: a completion of the second pool's model": [
-                UNTYPED,
-                (RequestBody(MODEL_LAST), [Went(H, "qwen"), back(MODEL_LAST)]),
-            ]
-        },
-        two_pools,
-        goes_unseen=True,
-    ),
-    *recorded(
-        {
-            "nginx: refused": [UNTYPED, (BODY_SENT, [NO_ENDPOINT])],
-            "agentgateway: refused": [(CHAT, []), (BODY_SENT, [NO_ENDPOINT])],
-        },
-        no_endpoints,
-    ),
+    *recorded(UNSEEN, goes_unseen=True),
+    Conversation("nginx: the second pool's model", SECOND_MODEL, two_pools(), goes_unseen=True),
+    Conversation("nginx: refused", [UNTYPED, (BODY_SENT, [NO_ENDPOINT])], no_endpoints()),
+    Conversation("agentgateway: refused", [(CHAT, []), (BODY_SENT, [NO_ENDPOINT])], no_endpoints()),
 ]
 
 TOLD = StreamConfig(DUPLEX, DUPLEX)
 BUFFERED = RequestBody(BODY, config=StreamConfig(BodyMode.BUFFERED, BodyMode.NONE))
 OURS = ("x-gateway-destination-endpoint-served", "x-extproc-anything")
+TOLD_LATER: dict[str, Turns] = {
+    "headers skipped: the mode comes with the body": [(BUFFERED, [Went(B)])],
+    "headers skipped, full duplex: the pick goes with the first piece": [
+        (RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
+        (
+            RequestBody(b"y" * 10_000),
+            [Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)), back(b"y" * 8_000)],
+        ),
+    ],
+    "only watched": [(Observed(), [])] * 3,
+    "our own control headers end here, those of another spelling too": [
+        (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
+        (BODY_SENT, [Went(B, removed=OURS)]),
+    ],
+}
+
+WITHOUT_ROOM: list[Turn] = [
+    (
+        RequestBody(b"xx", end_of_stream=False, config=TOLD),
+        [Went(B, piece=back(b"", ends=False)), back(b"xx", ends=False)],
+    ),
+    (RequestBody(b"y"), [back(b"y")]),
+]
+MODE_TOLD_LATE: list[Turn] = [(CHAT, []), (BUFFERED, [Went(H), back(BODY)])]
 OTHERS = [
-    *recorded(
-        {
-            "headers skipped: the mode comes with the body": [(BUFFERED, [Went(B)])],
-            "headers skipped, full duplex: the pick goes with the first piece": [
-                (RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
-                (
-                    RequestBody(b"y" * 10_000),
-                    [Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)), back(b"y" * 8_000)],
-                ),
-            ],
-            "only watched": [(Observed(), [])] * 3,
-            "our own control headers end here, those of another spelling too": [
-                (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
-                (BODY_SENT, [Went(B, removed=OURS)]),
-            ],
-        }
-    ),
-    *recorded(
-        {
-            "headers skipped, full duplex, no room to hold the body": [
-                (
-                    RequestBody(b"xx", end_of_stream=False, config=TOLD),
-                    [Went(B, piece=back(b"", ends=False)), back(b"xx", ends=False)],
-                ),
-                (RequestBody(b"y"), [back(b"y")]),
-            ]
-        },
-        budget_bytes=1,
-    ),
-    *recorded(
-        {
-            "a mode told later than with the first message is none": [
-                (CHAT, []),
-                (BUFFERED, [Went(H), back(BODY)]),
-            ]
-        },
-        goes_unseen=True,
-    ),
+    *recorded(TOLD_LATER),
+    Conversation("headers skipped, full duplex, no room to hold the body", WITHOUT_ROOM, budget_bytes=1),
+    Conversation("a mode told later than with the first message is none", MODE_TOLD_LATE, goes_unseen=True),
 ]
 
 GATEWAYS = [*UPSTREAM, *AGENTGATEWAY, *NGINX, *OTHERS]

@@ -19,17 +19,22 @@ from extproc.router.routing.queue import Later, Queue, QueueEnd, QueueLimits
 from extproc.router.stream import events
 from tests.router.stream.conversations import (
     BODY,
+    BODY_BEGUN,
+    BODY_SENT,
     CONVERSATIONS,
     DUPLEX,
+    B,
     Conversation,
     Expected,
+    H,
     Said,
     Went,
     agrees,
+    back,
     headers,
     one_pool,
     open_session,
-    overload,
+    part,
     summarize,
 )
 from tests.router.stream.gateways import GATEWAYS
@@ -76,7 +81,7 @@ def make_room(picker: Picker, limit: int | None = None) -> None:
 def joined(told: Iterable[Expected]) -> list[Expected]:
     """Replies with a body's pieces put together: where it was cut is nobody's business."""
     whole: list[Expected] = []
-    for one in [part for reply in told for part in parted(reply)]:
+    for one in [piece for reply in told for piece in parted(reply)]:
         last = whole[-1] if whole else None
         if isinstance(one, events.Piece) and isinstance(last, events.Piece) and one.phase is last.phase:
             whole[-1] = replace(one, data=bytes(last.data) + bytes(one.data))
@@ -94,7 +99,6 @@ def parted(reply: Expected) -> list[Expected]:
 @table("conversation", ROOMY, ids=str)
 def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Conversation) -> None:
     """Every conversation that is recorded, in a full pool that has room a moment later."""
-    conversation = overload(conversation)
     picker, budget = conversation.picker, Budget(conversation.budget_bytes)
     limits = [route.pool.max_in_flight for route in picker.routes.values()]
     in_flight = [route.pool.book.total for route in picker.routes.values()]
@@ -141,53 +145,31 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @asynccontextmanager
-async def serving_full(requests: int = 10) -> AsyncIterator[tuple[Served, Queue]]:
+async def serving_full() -> AsyncIterator[tuple[Served, Queue]]:
     picker = one_pool()
-    loop = asyncio.get_running_loop()
-    with full(picker, requests, loop.call_later) as [queue]:
+    with full(picker, later=asyncio.get_running_loop().call_later) as [queue]:
         async with serving(picker) as served:
             yield served, queue
 
 
-OPENINGS: list[tuple[str, Sequence[events.Event], int, bool, Sequence[Expected]]] = [
-    ("buffered", [headers(), events.RequestBody(BODY)], 1, True, [Went(events.Phase.REQUEST_BODY)]),
-    ("headers only", [headers(end=True)], 0, True, [Went(events.Phase.REQUEST_HEADERS)]),
-    (
-        "full duplex",
-        [headers(DUPLEX), events.RequestBody(BODY[:9], end_of_stream=False), events.RequestBody(BODY[9:])],
-        0,
-        True,
-        [
-            Went(events.Phase.REQUEST_HEADERS),
-            events.Piece(events.Phase.REQUEST_BODY, BODY, end_of_stream=True),
-        ],
-    ),
-    (
-        "nginx, which ends its side at once",
-        [events.RequestHeaders({"content-type": "application/json"}), events.RequestBody(BODY)],
-        0,
-        False,
-        [
-            Went(events.Phase.REQUEST_HEADERS),
-            events.Piece(events.Phase.REQUEST_BODY, BODY, end_of_stream=True),
-        ],
-    ),
-]
+GIVEN_BACK: Sequence[Expected] = [Went(H), back(BODY)]
+UNTYPED = events.RequestHeaders({"content-type": "application/json"})
+# What is sent, how much of it is answered before, whether we tell how long it takes, and the answers.
+OPENINGS: dict[str, tuple[Sequence[events.Event], int, bool, Sequence[Expected]]] = {
+    "buffered": ([headers(), BODY_SENT], 1, True, [Went(B)]),
+    "headers only": ([headers(end=True)], 0, True, [Went(H)]),
+    "full duplex": ([headers(DUPLEX), part(BODY[:9]), events.RequestBody(BODY[9:])], 0, True, GIVEN_BACK),
+    "nginx, which tells no modes and ends its side at once": ([UNTYPED, BODY_SENT], 0, False, GIVEN_BACK),
+}
 
 
 @pytest.mark.usefixtures("transport")
-@table(
-    ("opening", "answered", "is_told", "expected"),
-    [case[1:] for case in OPENINGS],
-    ids=[c[0] for c in OPENINGS],
-)
+@table(("opening", "answered", "is_told", "expected"), OPENINGS.values(), ids=OPENINGS)
 async def test_a_held_request_is_answered_when_there_is_room(
     opening: Sequence[events.Event], answered: int, is_told: bool, expected: Sequence[Expected]
 ) -> None:
     async with serving_full() as (served, queue):
-        call = served.open()
-        for event in opening:
-            await call.write(write(event))
+        call = await served.say(*opening)
         for _ in range(answered):
             await receive(call)
         if is_told:
@@ -212,9 +194,7 @@ async def test_a_held_request_is_answered_when_there_is_room(
 @pytest.mark.usefixtures("transport")
 async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
     async with serving_full() as (served, queue):
-        call = served.open()
-        for event in (headers(), events.RequestBody(BODY, end_of_stream=False), events.RequestTrailers()):
-            await call.write(write(event))
+        call = await served.say(headers(), BODY_BEGUN, events.RequestTrailers())
         await receive(call)
         await receive(call)
         await until(lambda: len(queue) == 1)
@@ -230,9 +210,7 @@ async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
 @pytest.mark.usefixtures("transport")
 async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> None:
     async with serving_full() as (served, queue):
-        calls = [served.open() for _ in range(3)]
-        for call in calls:
-            await call.write(write(headers(end=True)))
+        calls = [await served.say(headers(end=True)) for _ in range(3)]
         await until(lambda: len(queue) == 3)
         calls[1].cancel()
         await until(lambda: len(queue) == 2)
@@ -249,8 +227,7 @@ async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> Non
 @pytest.mark.usefixtures("transport")
 async def test_the_last_word_of_a_queue_is_the_refusal() -> None:
     async with serving_full() as (served, queue):
-        call = served.open()
-        await call.write(write(headers(end=True)))
+        call = await served.say(headers(end=True))
         await receive(call)
         await until(lambda: len(queue) == 1)
         queue.shut()

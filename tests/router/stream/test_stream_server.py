@@ -44,7 +44,6 @@ from tests.router.stream.conversations import (
     in_flight,
     no_endpoints,
     one_pool,
-    overload,
 )
 from tests.router.stream.gateways import GATEWAYS
 from tests.router.stream.served import UNSEEN_S, build_processor, chosen, reader, receive, serving
@@ -69,7 +68,6 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("conversation", [*CONVERSATIONS, *GATEWAYS], ids=str)
 async def test_conversation_goes_as_recorded_over_a_socket(conversation: Conversation) -> None:
-    conversation = overload(conversation)
     async with serving(conversation.picker, Budget(conversation.budget_bytes)) as served:
         before = served.in_flight
         call = served.open(conversation.pool)

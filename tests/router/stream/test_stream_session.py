@@ -56,7 +56,6 @@ from tests.router.stream.conversations import (
     in_flight,
     one_pool,
     open_session,
-    overload,
     summarize,
     two_pools,
 )
@@ -176,7 +175,6 @@ def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
 
 
 def converse(conversation: Conversation, *, reads_apart: bool) -> None:
-    conversation = overload(conversation)
     before = in_flight(conversation.picker)
     budget = Budget(conversation.budget_bytes)
     session = open_session(
@@ -464,9 +462,7 @@ def hear_nothing_read(session: Session, event: Event) -> list[Reply]:
     [(hear, False, 0), (hear, True, 0), (hear_nothing_read, True, 400_000)],
 )
 @given(
-    events=st.lists(EVENTS, max_size=12),
-    build=st.sampled_from(BUILDERS),
-    limit_bytes=st.integers(0, 400_000),
+    events=st.lists(EVENTS, max_size=12), build=st.sampled_from(BUILDERS), limit_bytes=st.integers(0, 400_000)
 )
 def test_any_order_of_events_is_answered_once_and_released_once(
     events: list[Event],
