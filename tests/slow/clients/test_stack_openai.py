@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import openai
 import pytest
@@ -69,28 +70,29 @@ async def test_streaming_chat(client: openai.AsyncOpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 5
 
 
-async def test_unknown_model_raises_not_found(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no-such-model") as caught:
-        await client.completions.create(model="no-such-model", prompt="x")
-
-    assert (caught.value.code, caught.value.type) == ("model_not_found", "invalid_request_error")
-
-
-async def test_unreadable_model_raises_bad_request(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError):
-        await client.completions.create(model=7, prompt="x")  # type: ignore[call-overload]
+# What is asked, and what the client raises of it: of an endpoint's own error too.
+REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str | None]] = [
+    ({"model": "no-such-model", "prompt": "x"}, openai.NotFoundError, 404, "model_not_found"),
+    ({"model": 7, "prompt": "x"}, openai.BadRequestError, 400, None),
+    ({"model": MODEL, "prompt": "x", "max_tokens": -1}, openai.BadRequestError, 400, None),
+    ({"model": MODEL, "prompt": "x" * 52_000_000}, openai.APIStatusError, 413, "body_too_large"),
+]
 
 
-async def test_error_of_the_endpoint_passes_through(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError):
-        await client.completions.create(model=MODEL, prompt="x", max_tokens=-1)
+@pytest.mark.parametrize(("asked", "kind", "status", "code"), REFUSED, ids=["model", "7", "endpoint", "size"])
+async def test_a_refusal_is_the_exception_that_users_catch(
+    client: openai.AsyncOpenAI,
+    asked: dict[str, Any],
+    kind: type[openai.APIStatusError],
+    status: int,
+    code: str | None,
+) -> None:
+    with pytest.raises(kind) as caught:
+        await client.completions.create(**asked)
 
-
-async def test_body_over_the_limit_raises_the_status(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as caught:
-        await client.completions.create(model=MODEL, prompt="x" * 52_000_000)
-
-    assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+    assert caught.value.status_code == status
+    if code is not None:
+        assert (caught.value.code, caught.value.type) == (code, "invalid_request_error")
 
 
 async def test_overload_raises_rate_limit_error(stack: Stack) -> None:

@@ -22,16 +22,17 @@ def memory_bytes() -> int:
     return pages * 4_096
 
 
-async def load(served: Served, message: str, total: int) -> str:
+async def h2load(served: Served, message: str, total: int, *options: str) -> str:
+    """What it prints of `total` calls."""
     url = f"http://{served.target}{ECHO}"
-    return await run("h2load", "-n", str(total), "-c", "10", "-m", "100", "-d", message, *GRPC, url)
+    return await run("h2load", "-n", str(total), "-d", message, *options, *GRPC, url)
 
 
 async def test_h2load_opens_ten_thousand_streams_over_ten_connections(message: str) -> None:
     async with serving() as served:
-        await load(served, message, 10_000)
+        await h2load(served, message, 10_000, "-c", "10", "-m", "100")
         before = memory_bytes()
-        output = await load(served, message, 10_000)
+        output = await h2load(served, message, 10_000, "-c", "10", "-m", "100")
 
         assert "10000 succeeded, 0 failed, 0 errored, 0 timeout" in output
         assert "status codes: 10000 2xx" in output
@@ -40,42 +41,36 @@ async def test_h2load_opens_ten_thousand_streams_over_ten_connections(message: s
         assert served.listener.budget.used == 0
 
 
-@pytest.mark.parametrize("table_bytes", [0, 4_096, 65_536])
-async def test_header_tables_of_any_size_are_served(message: str, table_bytes: int) -> None:
-    """`--header-table-size` is what the client decodes with, the other one what it encodes with."""
-    async with serving() as served:
-        output = await run(
-            "h2load",
-            *("-n", "100", "-c", "1", "-m", "10", "-d", message),
-            *(f"--header-table-size={table_bytes}", f"--encoder-header-table-size={table_bytes}"),
-            *GRPC,
-            f"http://{served.target}{ECHO}",
-        )
-
-    assert "100 succeeded, 0 failed, 0 errored" in output
+# `--header-table-size` is what the client decodes with, the other one what it encodes with. A window of one
+# byte (-w 1) costs its client a WINDOW_UPDATE a byte, of which too many would be a flood.
+TABLES = [
+    (100, ("-c", "1", f"--header-table-size={size}", f"--encoder-header-table-size={size}"))
+    for size in (0, 4_096, 65_536)
+]
+WINDOWS = [
+    (total, ("-c", "2", "-w", bits, "-W", "16")) for bits, total in (("1", 4), ("8", 200), ("30", 200))
+]
 
 
-@pytest.mark.parametrize(("window_bits", "total"), [(1, 4), (8, 200), (30, 200)])
-async def test_clients_with_small_and_large_windows_get_their_answers(
-    message: str, window_bits: int, total: int
+@pytest.mark.parametrize(("total", "options"), [*TABLES, *WINDOWS])
+async def test_clients_with_any_header_table_and_window_get_their_answers(
+    message: str, total: int, options: tuple[str, ...]
 ) -> None:
-    """A window of one byte costs its client a WINDOW_UPDATE a byte, of which too many would be a flood."""
     async with serving() as served:
-        output = await run(
-            "h2load",
-            *("-n", str(total), "-c", "2", "-m", "10", "-d", message, "-w", str(window_bits), "-W", "16"),
-            *GRPC,
-            f"http://{served.target}{ECHO}",
-        )
+        output = await h2load(served, message, total, "-m", "10", *options)
 
     assert f"{total} succeeded, 0 failed, 0 errored" in output
 
 
-async def test_nghttp_sees_headers_messages_and_trailers(message: str) -> None:
+async def nghttp(message: str, *options: str) -> str:
     async with serving() as served:
-        output = await run("nghttp", "-v", "-d", message, *GRPC, f"http://{served.target}{ECHO}")
+        output = await run("nghttp", "-v", "-d", message, *options, *GRPC, f"http://{served.target}{ECHO}")
+    return re.sub(r"\x1b\[[0-9;]*m", "", output)
 
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", output)
+
+async def test_nghttp_sees_headers_messages_and_trailers(message: str) -> None:
+    lines = await nghttp(message)
+
     assert re.search(r"recv \(stream_id=\d+\) :status: 200", lines)
     assert re.search(r"recv DATA frame <length=2005, flags=0x00", lines)
     assert re.search(r"recv \(stream_id=\d+\) grpc-status: 0", lines)
@@ -83,11 +78,10 @@ async def test_nghttp_sees_headers_messages_and_trailers(message: str) -> None:
 
 
 async def test_nghttp_that_pads_is_served(message: str) -> None:
-    async with serving() as served:
-        output = await run("nghttp", "-v", "-b", "200", "-d", message, *GRPC, f"http://{served.target}{ECHO}")
+    lines = await nghttp(message, "-b", "200")
 
-    assert "PADDED" in output
-    assert re.search(r"grpc-status: *0", re.sub(r"\x1b\[[0-9;]*m", "", output))
+    assert "PADDED" in lines
+    assert re.search(r"grpc-status: *0", lines)
 
 
 async def test_curl_is_answered_over_http2(message: str) -> None:

@@ -6,7 +6,7 @@ for tonic and hyper. Each frames, pings and opens windows in its own way.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from tests.router.wire.serving import ECHO, Echo, serving
 from tests.slow.clients.programs import GRPC, run
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
+from tests.waiting import until
 
 KV_RANGE = "/etcdserverpb.KV/Range"
 SYSTEM_INFO = "/temporal.api.workflowservice.v1.WorkflowService/GetSystemInfo"
@@ -56,21 +57,17 @@ async def in_front(name: str, folder: Path, upstream: int) -> AsyncIterator[int]
     config = folder / f"{name}.conf"
     config.write_text(text.format(folder=folder, port=port, upstream=upstream))
     with Process(name, [*command, str(config)], folder) as process:
-        await wait_for(port, process)
+        await until(lambda: accepts(port, process))
         yield port
 
 
-async def wait_for(port: int, process: Process) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            assert process.is_running, process.tail()
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-            else:
-                writer.close()
-                return
+async def accepts(port: int, process: Process) -> bool:
+    assert process.is_running, process.tail()
+    with suppress(OSError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        return True
+    return False
 
 
 @pytest.mark.parametrize("name", PROXIES)
