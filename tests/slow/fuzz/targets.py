@@ -54,7 +54,6 @@ ENDPOINTS: Final = tuple(
 )
 STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4)
 SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
-ADDRESSES: Final = (None, "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "", "nonsense")
 
 
 def prompt(data: bytes) -> None:
@@ -78,20 +77,15 @@ def prompt(data: bytes) -> None:
         assert texts == texts[:1] * 2, "a large body is read otherwise than a small one"
 
 
-def session(data: bytes) -> None:
-    """Any events in any order: nothing raises, at most one decision, one release."""
+def wire(data: bytes) -> None:
+    """Any messages in any order: nothing raises, at most one decision, one release; replies can be written.
+
+    Between them the endpoints may change.
+    """
     choices = Choices(data)
     pools = [_build_pool(name) for name in ("a", "b")[: 1 + choices.flag()]]
     picker = _build_picker(pools)
-    _converse(picker, pools, _events(choices, pools), choices)
-
-
-def wire(data: bytes) -> None:
-    """The same from protobuf: any bytes are an event or a `ProtocolError`, and every reply can be written."""
-    choices = Choices(data)
-    pools = [_build_pool("a")]
-    picker = _build_picker(pools)
-    _converse(picker, pools, _decoded(choices, READ_HEADERS | picker.key_headers), choices)
+    _converse(picker, pools, _decoded(choices, pools, READ_HEADERS | picker.key_headers), choices)
 
 
 def letter(data: bytes) -> None:
@@ -139,7 +133,7 @@ def _some_news(choices: Choices, names: list[int]) -> list[object]:
 
 
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {"prompt": prompt, "session": session, "wire": wire, "http2": http2, "blocks": blocks, "letter": letter}
+    {"prompt": prompt, "wire": wire, "http2": http2, "blocks": blocks, "letter": letter}
 )
 
 
@@ -239,51 +233,12 @@ def _build_picker(pools: list[Pool]) -> Picker:
     return Picker(Route(pool, models=models) for pool, models in zip(pools, names, strict=True))
 
 
-def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[events.Event]:
+def _decoded(choices: Choices, pools: list[Pool], wanted: frozenset[str]) -> Iterator[events.Event]:
     while choices:
+        if not (message := choices.piece()):
+            choices.one_of(pools).install(choices.one_of(SNAPSHOTS))
+            continue
         try:
-            yield decode(choices.piece(), wanted)
+            yield decode(message, wanted)
         except ProtocolError:
             return
-
-
-def _events(choices: Choices, pools: list[Pool]) -> Iterator[events.Event]:
-    while choices:
-        kind = choices.byte()
-        if kind >= 248:
-            yield events.BodySkipped()
-            continue
-        match kind % 8:
-            case 0 | 1:
-                yield _request_headers(choices)
-            case 2:
-                yield events.RequestBody(choices.piece(), choices.flag(), _subset(choices))
-            case 3:
-                yield events.RequestTrailers()
-            case 4:
-                yield events.ResponseHeaders(choices.one_of(ADDRESSES), choices.flag())
-            case 5:
-                yield events.ResponseBody(choices.piece(), choices.flag())
-            case 6:
-                yield events.ResponseTrailers()
-            case 7:
-                # The endpoints change while the stream is open.
-                choices.one_of(pools).install(choices.one_of(SNAPSHOTS))
-
-
-def _request_headers(choices: Choices) -> events.RequestHeaders:
-    headers = {":method": choices.one_of(("POST", "GET", "CONNECT", "")), ":path": choices.one_of(PATHS)}
-    if choices.flag():
-        headers["content-type"] = choices.one_of(CONTENT_TYPES)
-    for name in ("x-session", "upgrade", "x-request-id", "x-gateway-destination-endpoint", "x-extproc-pool"):
-        if choices.byte() % 4 == 3:
-            headers[name] = choices.piece().decode("utf-8", "replace")
-    modes = (None, *events.BodyMode)
-    config = events.StreamConfig(choices.one_of(modes), choices.one_of(modes), choices.flag())
-    is_told = choices.byte() % 4 > 0
-    return events.RequestHeaders(headers, choices.flag(), _subset(choices), config if is_told else None)
-
-
-def _subset(choices: Choices) -> tuple[str, ...] | None:
-    count = choices.byte() % 5
-    return None if count > 3 else tuple(choices.one_of(ADDRESSES) or "10.0.0.3" for _ in range(count))
