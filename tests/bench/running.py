@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp.web
+import yaml
 
 from extproc.bench.spec.tree import Spec
 from tests.bench.scripted import DONE, USAGE, chunk
@@ -40,7 +42,19 @@ async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
     return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
 
 
-def build_spec(port: int, traffic: dict[str, object], **fields: Any) -> Spec:
+def build_tree(port: int, traffic: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A spec; how late the client is on a busy machine is no matter for it."""
     shape = {"dataset": {"name": "random", "input_tokens": 8}, **traffic}
-    base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}}
-    return Spec.model_validate({**base, "performance": {"traffic-shape": shape}, **fields})
+    limits = {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 60, "achieved": 0}
+    base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}, "limits": limits}
+    return {**base, "performance": {"traffic-shape": shape}, **fields}
+
+
+def build_spec(port: int, traffic: dict[str, Any], **fields: Any) -> Spec:
+    return Spec.model_validate(build_tree(port, traffic, **{"limits": {}, **fields}))
+
+
+def write_spec(folder: Path, port: int, traffic: dict[str, Any], **fields: Any) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(build_tree(port, traffic, **fields)))
+    return str(path)

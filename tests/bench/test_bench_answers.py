@@ -22,24 +22,18 @@ from tests.bench.scripted import (
 from tests.tables import table
 
 
-async def test_times_are_those_of_the_script() -> None:
-    """Of bytes as they arrive: a role is the first byte, but not the first token."""
-    told = [(0.03, STREAM + ROLE), (0.05, chunk("a")), (0.02, chunk("b")), (0.02, chunk("c"))]
+async def test_times_and_tokens_are_those_of_the_script() -> None:
+    """Of bytes as they arrive: a role is the first byte, but not the first token; the usage is no token."""
+    told = [(0.03, STREAM + ROLE), (0.05, chunk("ab")), (0.02, chunk("cd")), (0.02, chunk("ef"))]
     record = await ask_once([*told, (0.04, USAGE + DONE)])
 
     assert record.is_ok
     assert (record.sent_s, record.first_byte_s) == (0.0, 0.03)
     assert record.first_token_s == record.chunk_s[0]
     assert [*record.chunk_s, record.end_s] == pytest.approx([0.08, 0.1, 0.12, 0.16])
-
-
-async def test_usage_chunk_gives_tokens_and_is_no_token_itself() -> None:
-    record = await ask_once([(0, STREAM + chunk("ab") + chunk("cd") + USAGE + DONE)])
-
     assert (record.input_tokens, record.output_tokens, record.cached_tokens) == (7, 4, 3)
     assert record.token_source is TokenSource.SERVER
-    assert record.estimated_output_tokens == 1
-    assert len(record.chunk_s) == 2
+    assert record.estimated_output_tokens == 2
 
 
 async def test_missing_usage_is_estimated_and_an_empty_output_has_no_first_token() -> None:

@@ -120,17 +120,12 @@ def test_load_that_differs_by_counting_noise_is_equal(requests: tuple[int, int],
     assert is_equal == (not [fault for fault in compare(a, b).faults if "unequal" in fault])
 
 
-def test_run_past_capacity_is_remarked() -> None:
-    overloaded = said(slower(8))
+def test_run_past_capacity_is_remarked_and_a_capped_schedule_measured_as_a_whole() -> None:
+    capped = said(result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5)))
 
-    assert "past its capacity" in next(find_remarks([("B", overloaded)], 0.03))
+    assert "past its capacity" in next(find_remarks([("B", said(slower(8)))], 0.03))
     assert list(find_remarks([("A", said(steady(1000)))], 0.03)) == []
-
-
-def test_capped_schedule_is_measured_as_a_whole() -> None:
-    capped = result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5))
-
-    assert said(capped).measured == said(capped).whole
+    assert capped.measured == capped.whole
     assert said(steady(100)).measured == said(steady(100)).steady
     assert said(result(steady(100).records, of=spec(req_rate="inf"))).is_queued
 

@@ -105,6 +105,5 @@ async def test_run_follows_a_token_that_changes(tmp_path: Path) -> None:
         spec = build_spec(port, {"req-rate": 10, "total-prompts": 40}, target=target)
         result = await run(spec, progress=Silence())
 
-    assert seen[0] == "Bearer first"
-    assert seen[-1] == "Bearer second"
+    assert (seen[0], seen[-1]) == ("Bearer first", "Bearer second")
     assert result.records[-1].is_ok

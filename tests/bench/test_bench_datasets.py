@@ -65,12 +65,20 @@ def test_sharegpt_is_cut_at_its_answers(tmp_path: Path) -> None:
     assert conversation.turns == (ChatTurn(asked, 1, "one"),)
 
 
-def test_openorca_rows_are_single_turns(tmp_path: Path) -> None:
-    path = tmp_path / "o.jsonl"
-    path.write_text('{"system_prompt": "s", "question": "q", "response": "r"}\n{"question": ""}\n')
-    (conversation,) = build({"name": "open-orca", "path": path})
+def test_openorca_rows_and_openai_bodies_are_single_turns(tmp_path: Path) -> None:
+    rows, bodies = tmp_path / "o.jsonl", tmp_path / "bodies.jsonl"
+    rows.write_text('{"system_prompt": "s", "question": "q", "response": "r"}\n{"question": ""}\n')
+    bodies.write_text(
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}\n'
+        '{"body": {"prompt": "once"}}\n'
+    )
+    (row,) = build({"name": "open-orca", "path": rows})
+    chat_body, completion = build({"name": "openai-bodies", "path": bodies})
 
-    assert conversation.turns == (ChatTurn((TurnMessage("system", "s"), TurnMessage("user", "q")), 1, "r"),)
+    assert row.turns == (ChatTurn((TurnMessage("system", "s"), TurnMessage("user", "q")), 1, "r"),)
+    assert chat_body.turns == (ChatTurn((TurnMessage("user", "hi"),), 3),)
+    assert chat_body.body is not None
+    assert completion.turns[0].messages == (TurnMessage("user", "once"),)
 
 
 def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
@@ -120,22 +128,15 @@ def test_stand_in_for_long_sharegpt_has_its_published_means() -> None:
     assert all(len(c.turns) >= 8 for c in build("synthetic", need=500))
 
 
-def test_shared_prefixes_are_shared_by_popularity() -> None:
+def test_shared_prefixes_are_shared_by_popularity_and_random_prompts_share_nothing() -> None:
     dataset = {"name": "shared-prefix", "groups": 4, "prefix-tokens": 50, "hot-share": 0.25}
-    prompts = build(dataset, need=4000)
-
-    systems = [prompt.turns[0].messages[0].content for prompt in prompts]
+    systems = [prompt.turns[0].messages[0].content for prompt in build(dataset, need=4000)]
     shares = sorted(systems.count(system) / 4000 for system in set(systems))
-    assert shares[:3] == pytest.approx([0.1875] * 3, abs=0.03)
-    assert shares[3] == pytest.approx(0.4375, abs=0.03)
+    alone = account(build("random", need=50), 50, 8)
 
-
-def test_random_prompts_share_nothing() -> None:
-    honesty = account(build("random", need=50), 50, 8)
-
-    assert honesty.exact_repeats == 0
-    assert honesty.ideal_hit_rate == 0
-    assert honesty.distinct_tokens == honesty.input_tokens == 50 * 1024
+    assert shares == pytest.approx([0.1875] * 3 + [0.4375], abs=0.03)
+    assert (alone.exact_repeats, alone.ideal_hit_rate) == (0, 0)
+    assert alone.distinct_tokens == alone.input_tokens == 50 * 1024
 
 
 @table("name", PRESETS)
@@ -184,19 +185,6 @@ def test_mooncake_blocks_give_equal_text_for_equal_ids(tmp_path: Path) -> None:
 
     assert first[: 512 * 4] == second[: 512 * 4]
     assert first[512 * 4 :] != second[512 * 4 :]
-
-
-def test_openai_bodies_keep_everything_but_model_and_length(tmp_path: Path) -> None:
-    path = tmp_path / "bodies.jsonl"
-    path.write_text(
-        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}\n'
-        '{"body": {"prompt": "once"}}\n'
-    )
-    chat_body, completion = build({"name": "openai-bodies", "path": path})
-
-    assert chat_body.turns == (ChatTurn((TurnMessage("user", "hi"),), 3),)
-    assert chat_body.body is not None
-    assert completion.turns[0].messages == (TurnMessage("user", "once"),)
 
 
 def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:

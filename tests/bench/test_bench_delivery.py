@@ -1,7 +1,5 @@
 """What is delivered is what was offered: every shape against a null server, from two processes."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,19 +60,6 @@ async def test_every_start_is_delivered_once_none_early(traffic: dict[str, Any],
     assert np.all(delivered >= offered)
 
 
-async def test_trace_is_replayed_at_its_own_times(null_server: int, tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": at, "input_length": 20, "output_length": 2, "hash_ids": [1]} for at in (100, 110, 900)
-    ]
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("\n".join(map(json.dumps, rows)))
-    dataset = {"name": "trace", "layout": "mooncake", "path": str(trace)}
-    result = await deliver(null_server, shape="trace", dataset=dataset)
-
-    assert result.info.schedule_s == pytest.approx((0.0, 0.01, 0.8))
-    assert np.all(starts(result) >= np.array(result.info.schedule_s))
-
-
 async def test_closed_loop_keeps_its_users_busy_and_shares_iterations(null_server: int) -> None:
     result = await deliver(null_server, vus=6, total_prompts=300)
 
@@ -95,18 +80,6 @@ async def test_rate_and_cap_together_hold_back_what_exceeds_the_cap(null_server:
     held = [r for r in result.records if r.admitted_s is not None and r.admitted_s > r.intended_s]
     assert len(held) >= 190
     assert all((r.started_s or 0) >= (r.admitted_s or 0) for r in held)
-
-
-async def test_processes_share_one_schedule(null_server: int) -> None:
-    """Neither process repeats what the other sends, and one process alone sends the same requests."""
-    traffic: dict[str, Any] = {"req_rate": 100, "total_prompts": 60, "arrivals": "poisson"}
-    spec = build_spec(null_server, **traffic)
-    both = await run(spec, progress=Silence())
-    alone = await run(spec.model_copy(update={"processes": 1}), progress=Silence())
-
-    seen = [[(r.index, r.intended_s) for r in result.records] for result in (both, alone)]
-    assert seen[0] == seen[1]
-    assert [index for index, _ in seen[0]] == list(range(60))
 
 
 async def test_progress_adds_up_over_processes(null_server: int) -> None:

@@ -11,7 +11,6 @@ from extproc.bench.load.workload import build_workload
 from extproc.bench.processors.collector import collect_stream
 from extproc.bench.record import Record
 from extproc.bench.spec.tree import parse_spec
-from extproc.errors import SettingsError
 from tests.bench.manual import DOCS, blocks
 
 LARGE = ClientHost(cores=16, ports=60_000, files=100_000)
@@ -22,13 +21,6 @@ def test_every_spec_in_the_manual_can_be_run(text: str) -> None:
     spec = parse_spec(text)
 
     assert plan(spec, build_workload(spec, build_registry()), LARGE, latency_s=2).faults == ()
-
-
-def test_plugin_that_adds_a_report_is_told_where_the_figures_are(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def register(registry):\n    registry.reports['mine.txt'] = str\n")
-
-    with pytest.raises(SettingsError, match=r"registry\.reports was removed in 0\.2"):
-        build_registry([str(tmp_path / "mine.py")])
 
 
 def test_processor_in_the_manual_speaks_its_api(tmp_path: Path) -> None:

@@ -3,19 +3,17 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from aiohttp import web
 from click.testing import CliRunner, Result
 
 from extproc.bench.commands import bench
+from tests.bench.running import write_spec
 from tests.bench.scripted import DONE, USAGE, chunk
 
-# The machine that runs the tests is busy with other things, too: how late the client was is no matter here.
-LIMITS = {"lag_p99": 60, "loop_lag_p99": 60, "cpu": 60, "achieved": 0.01}
 SERVICE_S = 0.05
 
 
@@ -66,22 +64,14 @@ def slow_server() -> Iterator[int]:
     server.stop()
 
 
-def invoke(command: str, folder: Path, port: int, traffic: Mapping[str, object], **fields: object) -> Result:
-    tree = {
-        "endpoint": "127.0.0.1",
-        "port": port,
-        "target": {"model": "m"},
-        "performance": {"traffic-shape": {"dataset": {"name": "random", "input_tokens": 8}, **traffic}},
-        "limits": LIMITS,
-        **fields,
-    }
-    (folder / "spec.yaml").write_text(yaml.safe_dump(tree))
-    return CliRunner().invoke(bench, [command, str(folder / "spec.yaml"), "--output", str(folder / "out")])
+def invoke(command: str, folder: Path, port: int, traffic: dict[str, object], **fields: object) -> Result:
+    path = write_spec(folder, port, traffic, **fields)
+    return CliRunner().invoke(bench, [command, path, "--output", str(folder / "out")])
 
 
 @pytest.mark.slow
 def test_saturate_finds_the_rate_that_a_slow_server_can_serve(slow_server: int, tmp_path: Path) -> None:
-    traffic = {"req-rate": 1, "duration": 2, "warm-up": 0.5}
+    traffic: dict[str, object] = {"req-rate": 1, "duration": 2, "warm-up": 0.5}
     ladder = {"start": 8, "factor": 2, "steps": 5, "precision": 0.3}
     told = invoke("saturate", tmp_path, slow_server, traffic, saturate=ladder)
 

@@ -23,8 +23,7 @@ def test_spec_of_the_job_is_possible_and_asks_the_gateway_that_the_manifests_ins
     host = ClientHost(cores=2, ports=28_000, files=65_536)
     made = plan(spec, build_workload(spec, build_registry()), host, latency_s=5)
 
-    assert made.faults == ()
-    assert made.honesty.prompts == 8000
+    assert (made.faults, made.honesty.prompts) == ((), 8000)
     assert made.honesty.exact_repeats == pytest.approx(0.9, abs=0.01)
     assert made.in_flight == pytest.approx(1000, rel=0.1)
     assert spec.base_url == f"http://{service['metadata']['name']}"

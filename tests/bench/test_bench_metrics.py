@@ -44,12 +44,6 @@ def test_figure_that_a_request_lacks_is_absent_and_not_zero(name: str, changes: 
     assert metrics.MEASURES[name](record(0, 1.0, **changes)) is None
 
 
-def test_chunk_gaps_join_the_gaps_of_all_completed_requests() -> None:
-    gaps = metrics.chunk_gaps([late(), record(1, 0.0, chunk_s=[1.0, 1.25]), failed(2, 0.0)])
-
-    assert gaps.tolist() == [0.5, 1.5, 0.25]
-
-
 def interpolate(values: Sequence[float], share: float) -> float:
     """The percentile by its definition: linear between the two neighbours in order."""
     ordered = sorted(values)
@@ -84,13 +78,14 @@ def test_counts_keep_every_request_and_name_each_failure() -> None:
     assert counts.failed == 2
 
 
-def test_latencies_cover_completed_requests_only() -> None:
+def test_latencies_and_gaps_cover_completed_requests_only() -> None:
     summary = metrics.latencies([record(0, 0.0), failed(1, 1.0)])
+    gaps = metrics.chunk_gaps([late(), record(1, 0.0, chunk_s=[1.0, 1.25]), failed(2, 0.0)])
 
-    assert summary["ttft"].count == 1
+    assert (summary["ttft"].count, summary["itl"].count) == (1, 10)
     assert summary["e2e"].p50 == pytest.approx(1500)
-    assert summary["itl"].count == 10
     assert metrics.latencies([failed(1, 1.0)]) == {}
+    assert gaps.tolist() == [0.5, 1.5, 0.25]
 
 
 def test_throughput_of_the_whole_run_is_totals_per_duration() -> None:
@@ -140,20 +135,13 @@ def test_goodput_judges_from_the_intended_start_and_a_single_token_breaks_no_tpo
     assert metrics.goodput([record(0, 0.0)], Slo(), 1.0) is None
 
 
-def test_hit_rate_weighs_by_tokens_and_skips_requests_that_do_not_tell() -> None:
-    records = [
-        record(0, 0.0, input_tokens=300, cached_tokens=300),
-        record(1, 0.0, input_tokens=100, cached_tokens=0),
-        record(2, 0.0, input_tokens=900, cached_tokens=None),
-    ]
-
-    assert metrics.hit_rate(records) == pytest.approx(0.75)
-    assert metrics.hit_rate(records[2:]) is None
-
-
-def test_token_totals_show_how_far_the_estimate_is_off() -> None:
+def test_hit_rate_weighs_by_tokens_and_totals_show_how_far_the_estimate_is_off() -> None:
+    told = ((300, 300), (100, 0), (900, None))
+    records = [record(i, 0.0, input_tokens=asked, cached_tokens=hit) for i, (asked, hit) in enumerate(told)]
     totals = metrics.tokens([record(0, 0.0), record(1, 1.0)])
 
+    assert metrics.hit_rate(records) == pytest.approx(0.75)
+    assert metrics.hit_rate(records[2:]) is None  # it does not tell
     assert (totals.input, totals.output, totals.sources) == (200, 22, {"server": 2})
     assert totals.estimate_error == pytest.approx(10 / 111)
 

@@ -20,7 +20,7 @@ from extproc.bench.experiments.run import Interrupted, run
 from extproc.bench.load.journal import JournalError, read_journal
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import Spec
-from tests.bench.running import Silence
+from tests.bench.running import Silence, build_tree
 from tests.stack.ports import free_ports
 from tests.waiting import wait_until
 
@@ -29,14 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def tree(port: int, **traffic: Any) -> dict[str, Any]:
-    shape = {"req-rate": 40, "duration": "10m", "dataset": {"name": "random", "input_tokens": 8}, **traffic}
-    return {
-        "endpoint": f"127.0.0.1:{port}",
-        "target": {"model": "m"},
-        "processes": 2,
-        "performance": {"traffic-shape": shape},
-        "limits": {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 9, "achieved": 0},
-    }
+    return build_tree(port, {"req-rate": 40, "duration": "10m", **traffic}, processes=2)
 
 
 def count_lines(path: Path) -> int:

@@ -30,17 +30,13 @@ from extproc.bench.record import PartStats, Record, RunResult
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench import synthetic
-from tests.bench.running import Silence
+from tests.bench.running import Silence, build_tree
 from tests.tables import table
 from tests.waiting import wait_until
 
 
 def tree(port: int, **more: Any) -> dict[str, Any]:
-    shape = {"req-rate": 20, "total-prompts": 40, "dataset": {"name": "random", "input_tokens": 8}}
-    limits = {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 9, "achieved": 0}
-    target = {"model": "m"}
-    base = {"endpoint": "127.0.0.1", "port": port, "target": target, "limits": limits}
-    return {**base, "performance": {"traffic-shape": {**shape, **more}}}
+    return build_tree(port, {"req-rate": 20, "total-prompts": 40, **more})
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 60), st.booleans())

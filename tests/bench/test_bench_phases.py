@@ -84,8 +84,7 @@ def test_reaction_and_recovery_count_from_the_rise() -> None:
     found = measure_elasticity(slow_from(31, 45), stretches, LIMIT, samples, 100.0)
 
     assert found
-    assert found.slo_seconds_missed == 14
-    assert found.endpoint_seconds == 30 * 2 + 12 * 2 + 38 * 3 + 20 * 2
+    assert (found.slo_seconds_missed, found.endpoint_seconds) == (14, 30 * 2 + 12 * 2 + 38 * 3 + 20 * 2)
     ((rise),) = found.responses
     assert (rise.reaction_s, rise.recovery_s) == (12.0, 15.0)
 
@@ -233,8 +232,7 @@ async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str
         Watching(every=0.1, admin=address, pool="llm"), (), 4, lambda: state.update(ready=3)
     )
 
-    assert samples[0].ready == 2
-    assert samples[-1].ready == 3
+    assert (samples[0].ready, samples[-1].ready) == (2, 3)
     assert (samples[0].running, samples[0].waiting) == (14, 10)
 
 

@@ -40,8 +40,7 @@ def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> 
     dataset = {"name": "random", "turns": "prompts", "max_prompts": 50}
     made = planned(req_rate=None, vus=7, dataset=dataset)
 
-    assert made.starts == ()
-    assert made.in_flight == 7
+    assert (made.starts, made.in_flight) == ((), 7)
     assert made.honesty.prompts == 50  # one cycle
     assert "none: users ask again" in plan_text(made)
 

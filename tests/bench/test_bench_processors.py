@@ -44,8 +44,7 @@ COUNTED = {"stream_options": {"include_usage": True}}
     ids=lambda value: type(value).__name__,
 )
 def test_request_is_what_the_api_expects(processor: Processor, path: str, body: dict[str, object]) -> None:
-    assert processor.path(ASK) == path
-    assert processor.body(ASK) == body
+    assert (processor.path(ASK), processor.body(ASK)) == (path, body)
 
 
 def sse(*payloads: object, done: bool = True) -> bytes:

@@ -8,12 +8,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp.web
 import pytest
-import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from extproc.bench.commands import DOES_NOT_HOLD, bench
 from extproc.bench.experiments.run import find_model, run, share_out
@@ -30,7 +28,8 @@ from extproc.bench.report.report import build
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
-from tests.bench.running import Silence, answer, build_spec, serving
+from tests.bench.running import Silence, answer, build_spec, serving, write_spec
+from tests.tables import table
 from tests.waiting import wait_until
 
 
@@ -207,12 +206,20 @@ async def test_users_module_brings_its_own_parts(null_server: int, tmp_path: Pat
         await run_quietly(spec.model_copy(update={"target": fatal}))
 
 
-@pytest.mark.parametrize(
+OLD_PLUGIN = "def register(registry):\n    registry.reports['mine.txt'] = str\n"
+
+
+@table(
     ("name", "text", "fault"),
-    [("nosuch.module", "", "No module"), ("x.py", "a =", "invalid syntax"), ("x.py", "", "no function")],
+    [
+        ("nosuch.module", "", "No module"),
+        ("a.py", "a =", "invalid syntax"),
+        ("b.py", "", "no function"),
+        ("c.py", OLD_PLUGIN, r"registry\.reports was removed in 0\.2"),
+    ],
 )
 def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text(text)
+    (tmp_path / name).write_text(text)
     plugin = str(tmp_path / name) if name.endswith(".py") else name
 
     with pytest.raises(SettingsError, match=fault):
@@ -231,27 +238,13 @@ async def test_cancelled_run_leaves_no_process_behind() -> None:
     assert multiprocessing.active_children() == []
 
 
-def write_spec(tmp_path: Path, spec: dict[str, Any]) -> str:
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(spec))
-    return str(path)
-
-
 @pytest.mark.slow
 def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int, tmp_path: Path) -> None:
-    spec: dict[str, Any] = {
-        "endpoint": "127.0.0.1",
-        "port": null_server,
-        "target": {"model": "m"},
-        "performance": {"traffic-shape": {"req-rate": 50, "total-prompts": 20, "dataset": "random"}},
-        "limits": {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5, "achieved": 0},
-    }
-    output = tmp_path / "out"
-    more = ["--quiet", "--output", str(output), "--metrics-port", "0"]
-    good = CliRunner().invoke(bench, ["run", write_spec(tmp_path, spec), *more])
-    strict = write_spec(tmp_path, {**spec, "limits": {"lag-p99": 1e-9}})
-    bad = CliRunner().invoke(bench, ["run", strict, "--quiet"])
-    allowed = CliRunner().invoke(bench, ["run", strict, "--allow-client-limited"])
+    output, traffic = tmp_path / "out", {"req-rate": 50, "total-prompts": 20}
+    path = write_spec(tmp_path, null_server, {**traffic})
+    good = call("run", path, "--quiet", "--output", str(output), "--metrics-port", "0")
+    strict = write_spec(tmp_path, null_server, {**traffic}, limits={"lag-p99": 1e-9})
+    bad, allowed = call("run", strict, "--quiet"), call("run", strict, "--allow-client-limited")
 
     assert (good.exit_code, bad.exit_code, allowed.exit_code) == (0, DOES_NOT_HOLD, 0), good.output
     assert "20 asked, 20 completed, 0 failed, 0 broken off" in good.stdout
@@ -260,18 +253,18 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int
     assert "invalid: client-limited" in bad.stderr
 
 
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(bench, arguments)
+
+
 def test_dataset_command_writes_the_file_and_the_account(tmp_path: Path) -> None:
-    spec = {
-        "endpoint": "x",
-        "performance": {"traffic-shape": {"req-rate": 1, "total-prompts": 50, "dataset": "synthetic"}},
-    }
-    dataset = tmp_path / "dataset.jsonl"
-    told = CliRunner().invoke(bench, ["dataset", write_spec(tmp_path, spec), "--output", str(dataset)])
-    as_json = CliRunner().invoke(bench, ["dataset", write_spec(tmp_path, spec), "--json"])
+    path, dataset = tmp_path / "dataset.jsonl", {"dataset": "synthetic"}
+    spec = write_spec(tmp_path, 1, {"req-rate": 1, "total-prompts": 50, **dataset})
+    told, as_json = call("dataset", spec, "--output", str(path)), call("dataset", spec, "--json")
 
     assert told.exit_code == 0, told.output
     assert "ideal hit rate" in told.output
-    assert dataset.read_text().startswith('{"format":"extproc-dataset"')
+    assert path.read_text().startswith('{"format":"extproc-dataset"')
     assert '"prompts": 50' in as_json.output
 
 
@@ -288,14 +281,8 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_load_ends_when_its_parent_is_killed(null_server: int, tmp_path: Path) -> None:
-    spec = {
-        "endpoint": "127.0.0.1",
-        "port": null_server,
-        "target": {"model": "m"},
-        "processes": 2,
-        "performance": {"traffic-shape": {"req-rate": 10, "duration": "10m", "dataset": "random"}},
-    }
-    command = [sys.executable, "-m", "extproc", "bench", "run", write_spec(tmp_path, spec), "--quiet"]
+    spec = write_spec(tmp_path, null_server, {"req-rate": 10, "duration": "10m"}, processes=2)
+    command = [sys.executable, "-m", "extproc", "bench", "run", spec, "--quiet"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as parent:
         # Two load processes and the resource tracker of multiprocessing.
         wait_until(lambda: len(read_children(parent.pid)) == 3)

@@ -13,43 +13,36 @@ from extproc.bench.report.report import Report
 from extproc.bench.spec.thresholds import Claim, parse_claim
 from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
+from tests.bench.running import write_spec
 from tests.bench.synthetic import failed, record, result, spec
-from tests.tables import table
+
+CLAIMS = {
+    "ttft_ms.p95 < 500": Claim("ttft", "p95", "<", 500),
+    "ttft.p95<0.5s": Claim("ttft", "p95", "<", 500),
+    "time_per_token_ms.avg <= 120ms": Claim("time_per_token", "mean", "<=", 120),
+    "e2e_ms.med < 2 s": Claim("e2e", "p50", "<", 2000),
+    "failed < 1%": Claim("failed", None, "<", 0.01),
+    "hit_rate >= 0.5": Claim("hit_rate", None, ">=", 0.5),
+    "total_tok_per_s > 5000": Claim("total_tok_per_s", None, ">", 5000),
+}
+FAULTS = {
+    "fast": "is no threshold such as",
+    "ttft_ms < 500": "say which value of the latency",
+    "ttft_ms.p42 < 500": "say which value of the latency",
+    "ttft_ms.p95 < 5%": "a latency is not in %",
+    "speed > 5": "there is no such figure; there are ttft_ms.p95",
+    "failed.p95 < 1": "there is no such figure",
+    "req_per_s > 5ms": "req_per_s is not in ms",
+}
 
 
-@table(
-    ("text", "claim"),
-    [
-        ("ttft_ms.p95 < 500", Claim("ttft", "p95", "<", 500)),
-        ("ttft.p95<0.5s", Claim("ttft", "p95", "<", 500)),
-        ("time_per_token_ms.avg <= 120ms", Claim("time_per_token", "mean", "<=", 120)),
-        ("e2e_ms.med < 2 s", Claim("e2e", "p50", "<", 2000)),
-        ("failed < 1%", Claim("failed", None, "<", 0.01)),
-        ("hit_rate >= 0.5", Claim("hit_rate", None, ">=", 0.5)),
-        ("total_tok_per_s > 5000", Claim("total_tok_per_s", None, ">", 5000)),
-    ],
-)
-def test_threshold_is_read(text: str, claim: Claim) -> None:
-    assert parse_claim(text) == claim
-
-
-@table(
-    ("text", "fault"),
-    [
-        ("fast", "is no threshold such as"),
-        ("ttft_ms < 500", "say which value of the latency"),
-        ("ttft_ms.p42 < 500", "say which value of the latency"),
-        ("ttft_ms.p95 < 5%", "a latency is not in %"),
-        ("speed > 5", "there is no such figure; there are ttft_ms.p95"),
-        ("failed.p95 < 1", "there is no such figure"),
-        ("req_per_s > 5ms", "req_per_s is not in ms"),
-    ],
-)
-def test_threshold_that_says_nothing_is_refused(text: str, fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
-        parse_claim(text)
-    with pytest.raises(SettingsError, match=rf"thresholds\.0: .*{fault}"):
-        parse_spec(yaml.safe_dump({**spec().model_dump(mode="json"), "thresholds": [text]}))
+def test_threshold_is_read_or_refused_with_its_spec() -> None:
+    assert {text: parse_claim(text) for text in CLAIMS} == CLAIMS
+    for text, fault in FAULTS.items():
+        with pytest.raises(ValueError, match=fault):
+            parse_claim(text)
+        with pytest.raises(SettingsError, match=rf"thresholds\.0: .*{fault}"):
+            parse_spec(yaml.safe_dump({**spec().model_dump(mode="json"), "thresholds": [text]}))
 
 
 def judged(*thresholds: str) -> Report:
@@ -75,16 +68,8 @@ def test_thresholds_are_held_against_the_headline_figures() -> None:
 
 
 def run_with(tmp_path: Path, port: int, **fields: Any) -> int:
-    tree = {
-        "endpoint": f"127.0.0.1:{port}",
-        "target": {"model": "m"},
-        "performance": {"traffic-shape": {"req-rate": 50, "total-prompts": 20, "dataset": "random"}},
-        "limits": {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5, "achieved": 0},
-        **fields,
-    }
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return CliRunner().invoke(bench, ["run", str(path), "--quiet"]).exit_code
+    path = write_spec(tmp_path, port, {"req-rate": 50, "total-prompts": 20}, **fields)
+    return CliRunner().invoke(bench, ["run", path, "--quiet"]).exit_code
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ def test_run_that_kept_its_schedule_is_valid() -> None:
 
     assert verdict.is_valid
     assert (str(verdict), verdict.remarks) == ("valid", ())
+    assert not judge(without_cap(build_run(), Window(0.0, 10.0))).remarks
     assert verdict.figures.offered_rps == pytest.approx(10)
     assert verdict.figures.achieved_rps == pytest.approx(10)
     assert verdict.figures.littles_residual == pytest.approx(0, abs=0.01)
@@ -128,10 +129,6 @@ def test_what_only_needs_saying_is_a_remark(run: RunResult, remark: str) -> None
     assert any(remark in said for said in verdict.remarks), verdict.remarks
 
 
-def test_whole_window_needs_no_remark() -> None:
-    assert not judge(without_cap(build_run(), Window(0.0, 10.0))).remarks
-
-
 @table(
     ("asked_rps", "text"),
     [
@@ -148,8 +145,7 @@ def test_load_that_was_not_offered_is_never_a_plain_valid(asked_rps: float, text
     verdict = judge(with_info(build_run(), offered_rps=asked_rps))
     said = (*verdict.reasons, *verdict.remarks)
 
-    assert verdict.text == text
-    assert verdict.has_doubts == (text == "valid, with remarks")
+    assert (verdict.text, verdict.has_doubts) == (text, text == "valid, with remarks")
     assert any(f"{asked_rps:.2f} req/s asked for, 10.00 due" in each for each in said) == (text != "valid")
 
 

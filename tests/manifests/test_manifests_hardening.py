@@ -228,22 +228,18 @@ class TestNetwork:
             assert selects(peer["podSelector"]["matchLabels"], pod_labels(overlay)["envoy"])
 
     @each(SERVING)
-    def test_policies_choose_pods_that_are_there_and_ports_that_they_have(self, overlay: str) -> None:
-        for policy in of_kind(overlay, "NetworkPolicy"):
-            wanted = policy["spec"]["podSelector"]["matchLabels"]
-            chosen = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
-            ports = set().union(*map(_allowed, policy["spec"]["ingress"]))
-            [name] = chosen
-            assert ports == _ports(pods(overlay)[name])
-
-    @each(SERVING)
-    def test_nobody_goes_out_but_to_what_he_needs(self, overlay: str) -> None:
+    def test_policies_choose_pods_that_are_there_with_their_ports_and_let_them_out_to_what_they_need(
+        self, overlay: str
+    ) -> None:
         names, api_server = {53}, {443, 6443}
         out = {"extproc": names | api_server | {8000}, "envoy": names | {9002, 8000}}
         for policy in of_kind(overlay, "NetworkPolicy"):
-            assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
-            allowed = set().union(*map(_allowed, policy["spec"]["egress"]))
-            assert allowed == out[policy["metadata"]["name"]]
+            spec = policy["spec"]
+            wanted = spec["podSelector"]["matchLabels"]
+            [name] = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
+            assert set().union(*map(_allowed, spec["ingress"])) == _ports(pods(overlay)[name])
+            assert spec["policyTypes"] == ["Ingress", "Egress"]
+            assert set().union(*map(_allowed, spec["egress"])) == out[policy["metadata"]["name"]]
 
 
 # Gateways that are no Pods: let in by address.
@@ -269,12 +265,8 @@ def test_volumes_are_there(overlay: str) -> None:
 def test_the_sidecars_socket_is_in_memory_and_shared() -> None:
     pod = pods("overlays/sidecar")["extproc"]
     [socket] = [volume for volume in pod["volumes"] if volume["name"] == "socket"]
-    paths = {
-        each["name"]: mount["mountPath"]
-        for each in containers(pod)
-        for mount in each["volumeMounts"]
-        if mount["name"] == "socket"
-    }
+    mounts = [(each["name"], mount) for each in containers(pod) for mount in each["volumeMounts"]]
+    paths = {name: mount["mountPath"] for name, mount in mounts if mount["name"] == "socket"}
 
     assert socket["emptyDir"]["medium"] == "Memory"
     assert paths == {"extproc": "/run/extproc", "envoy": "/run/extproc"}

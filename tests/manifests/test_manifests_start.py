@@ -31,11 +31,13 @@ def write(folder: Path, gateway: str, *words: str) -> str:
     return run("init", "kubernetes", *vllm, "--gateway", gateway, "--output", str(folder), *words)
 
 
-def join(folder: Path) -> None:
+def render_joined(folder: Path, gateway: str) -> list[Object]:
     """Does what is said of an existing Gateway: its three files are added."""
     path = folder / "kustomization.yaml"
-    assert "# components:" in path.read_text()
-    path.write_text(path.read_text().replace("# components:", "components:"))
+    if gateway == "existing":
+        assert "# components:" in path.read_text()
+        path.write_text(path.read_text().replace("# components:", "components:"))
+    return render_folder(folder)
 
 
 def service(name: str, port: int) -> Object:
@@ -68,19 +70,15 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, t
     untouched = render_folder(folder)
     if gateway == "existing":
         assert "HTTPRoute" not in {item["kind"] for item in untouched}
-        join(folder)
-    objects = render_folder(folder)
+    objects = render_joined(folder, gateway)
 
     assert naming == ["extproc.yaml"]
     assert run("check", str(folder / "extproc.yaml")).endswith("ok, 1 pool(s)\n")
-    assert (
-        pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"] == (folder / "extproc.yaml").read_text()
-    )
-    [pool] = yaml.safe_load((folder / "extproc.yaml").read_text())["pools"]
-    assert (pool["name"], pool["endpoints"]) == (
-        "Qwen3-8B",
-        {"kubernetes": {"service": "qwen", "port": 8123}},
-    )
+    text = (folder / "extproc.yaml").read_text()
+    assert pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"] == text
+    [pool] = yaml.safe_load(text)["pools"]
+    assert pool["name"] == "Qwen3-8B"
+    assert pool["endpoints"] == {"kubernetes": {"service": "qwen", "port": 8123}}
     assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
     [container] = pick(objects, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "images.example:5000/team/extproc:9.9.9"
@@ -95,15 +93,12 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, t
 @pytest.mark.parametrize("gateway", GATEWAYS)
 def test_every_reference_in_the_folder_names_an_object_that_is_there(gateway: str, tmp_path: Path) -> None:
     write(tmp_path / "folder", gateway)
-    objects = render_folder(tmp_path / "folder")
+    objects = render_joined(tmp_path / "folder", gateway)
     if gateway == "existing":
-        join(tmp_path / "folder")
-        objects = [*render_folder(tmp_path / "folder"), {"kind": "Gateway", "metadata": {"name": "llm"}}]
+        objects.append({"kind": "Gateway", "metadata": {"name": "llm"}})
+    spaced = [item["metadata"] for item in objects if item["kind"] not in CLUSTER_WIDE]
 
-    spaces = {
-        item["metadata"].get("namespace", "llm") for item in objects if item["kind"] not in CLUSTER_WIDE
-    }
-    assert spaces == {"llm"}
+    assert {metadata.get("namespace", "llm") for metadata in spaced} == {"llm"}
     assert [text for text in strings(objects) if text == "default" or ".default.svc" in text] == []
     assert "vllm" not in {item["metadata"]["name"] for item in objects if item["kind"] == "Service"}
     assert count_references([*objects, service("qwen", 8123)], "llm") >= 3
@@ -113,9 +108,7 @@ def test_every_reference_in_the_folder_names_an_object_that_is_there(gateway: st
 def test_a_services_port_may_lead_to_another_of_its_pods(gateway: str, target: str, tmp_path: Path) -> None:
     """The Pods' port is watched, the Service's is in the routes."""
     write(tmp_path / target / gateway, gateway, "--target-port", target)
-    if gateway == "existing":
-        join(tmp_path / target / gateway)
-    objects = render_folder(tmp_path / target / gateway)
+    objects = render_joined(tmp_path / target / gateway, gateway)
     [pool] = yaml.safe_load(pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
 
     assert str(pool["endpoints"]["kubernetes"]["port"]) == target

@@ -104,10 +104,8 @@ def test_proposed_resource_is_taken_as_it_was_written() -> None:
 
     assert list_refusals(SCHEMA["properties"]["spec"], tree["spec"]) == []
     benchmark = parse_benchmark(with_metadata(tree["spec"], tree["metadata"]["name"]))
-    assert benchmark.spec.name == "llama3-405b-2024-07-01"
-    assert benchmark.spec.traffic.req_rate == 10
-    assert benchmark.spec.traffic.dataset.name == "share-gpt"
-    assert benchmark.operation == Operation()
+    assert (benchmark.spec.name, benchmark.spec.traffic.req_rate) == ("llama3-405b-2024-07-01", 10)
+    assert (benchmark.spec.traffic.dataset.name, benchmark.operation) == ("share-gpt", Operation())
 
 
 @table(

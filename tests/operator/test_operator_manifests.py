@@ -72,17 +72,26 @@ def test_pod_that_the_docs_fetch_reports_with_is_a_pod(version: str) -> None:
     )
 
 
-def test_only_the_operator_reaches_the_pods_of_runs(rendered: list[Object]) -> None:
+def test_only_the_operator_reaches_the_pods_of_runs_and_they_the_router(rendered: list[Object]) -> None:
     """By the labels that the operator really gives to Pods."""
     jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
-    everyone = pick(rendered, "NetworkPolicy", "extproc-benchmark")["spec"]
-    reports = pick(rendered, "NetworkPolicy", "extproc-benchmark-reports")["spec"]
+    everyone, reports, router, operator = (
+        pick(rendered, "NetworkPolicy", name)["spec"]
+        for name in (
+            "extproc-benchmark",
+            "extproc-benchmark-reports",
+            "extproc-benchmark-router",
+            "extproc-operator",
+        )
+    )
+    runs = everyone["podSelector"]
+    to_runs, to_router = ([{"port": port}] for port in (BOARD_PORT, 9090))
 
     for job in jobs:
-        labels = job["spec"]["template"]["metadata"]["labels"]
-        assert everyone["podSelector"]["matchLabels"].items() <= labels.items()
-        assert reports["podSelector"]["matchLabels"].items() <= labels.items()
-    assert "ingress" not in everyone
-    assert everyone["policyTypes"] == ["Ingress"]
-    [rule] = reports["ingress"]
-    assert rule == {"from": [{"podSelector": {"matchLabels": OPERATOR}}], "ports": [{"port": BOARD_PORT}]}
+        assert runs["matchLabels"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert (everyone["policyTypes"], "ingress" in everyone) == (["Ingress"], False)
+    assert reports["podSelector"] == runs
+    assert reports["ingress"] == [{"from": [{"podSelector": {"matchLabels": OPERATOR}}], "ports": to_runs}]
+    assert {"to": [{"podSelector": runs}], "ports": to_runs} in operator["egress"]
+    assert router["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "extproc"}
+    assert router["ingress"] == [{"from": [{"podSelector": runs}], "ports": to_router}]

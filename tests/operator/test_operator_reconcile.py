@@ -16,15 +16,13 @@ from tests.tables import table
 def test_benchmark_that_was_applied_is_run_once() -> None:
     """A Job is made and the status says so; it ends, and the status has verdict and figures; nothing more."""
     world, leader = start()
-    assert world.status["phase"] == "Running"
-    assert world.condition("Running") == ("True", "JobIsActive")
+    assert (world.status["phase"], world.condition("Running")) == ("Running", ("True", "JobIsActive"))
     assert world.status["run"] == leader.run
 
     world.after(seconds=110)
     world.end(brief(req_per_s=9.87, ttft_p95_ms=123.4))
     world.settle()
-    assert world.status["phase"] == "Valid"
-    assert world.status["verdict"] == "valid"
+    assert (world.status["phase"], world.status["verdict"]) == ("Valid", "valid")
     assert world.status["summary"] == {"requestsPerSecond": "9.87", "ttftP95": "123 ms"}
     assert world.status["report"] == f"b-results/b/{leader.run}"
     assert world.condition("Valid") == ("True", "Measured")
@@ -47,13 +45,11 @@ def test_refused_spec_is_a_condition_with_the_reason_and_no_job_until_it_is_mend
     world.settle()
 
     assert world.objects == {}
-    assert world.status["phase"] == "Refused"
-    assert world.condition("Planned") == ("False", "SpecRefused")
+    assert (world.status["phase"], world.condition("Planned")) == ("Refused", ("False", "SpecRefused"))
     assert "give req-rate" in world.status["faults"][0]
     world.change(performance=SPEC["performance"])
     world.settle()
-    assert world.status["phase"] == "Running"
-    assert world.condition("Planned") == ("True", "Possible")
+    assert (world.status["phase"], world.condition("Planned")) == ("Running", ("True", "Possible"))
 
 
 def test_spec_that_cannot_be_run_makes_no_job() -> None:
@@ -139,13 +135,11 @@ def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -
     world.change(suspend=True)
     world.settle()
     assert world.jobs == {}
-    assert world.status["phase"] == "Suspended"
-    assert world.condition("Running") == ("False", "Suspended")
+    assert (world.status["phase"], world.condition("Running")) == ("Suspended", ("False", "Suspended"))
     world.change(suspend=False)
     world.settle()
 
-    assert len(world.active()) == 1
-    assert world.status["phase"] == "Running"
+    assert (len(world.active()), world.status["phase"]) == (1, "Running")
 
 
 def test_jobs_that_somebody_deleted_are_made_again() -> None:
@@ -206,52 +200,46 @@ def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(dat
     assert schedule or world.active() or world.status["run"] in known
 
 
-def test_run_that_ended_is_in_the_status_before_its_jobs_go() -> None:
-    world, _ = start(workers=2)
-    world.end(brief())
-
-    assert [type(action) for action in world.decide()] == [WriteStatus, Delete]
-
-
-def test_job_is_made_last_and_what_was_made_before_a_crash_is_enough() -> None:
+def test_job_is_made_last_and_a_run_that_ended_is_in_the_status_before_its_jobs_go() -> None:
+    """What was made before a crash is enough."""
     world = World(spec={**SPEC, "workers": 2})
     created = [action.body for action in world.decide() if isinstance(action, Create)]
-
     assert [body["kind"] for body in created] == ["ConfigMap", "PersistentVolumeClaim", "Job"]
     for action in world.decide()[:2]:
         world.act(action)
     world.settle()
     assert len(world.active()) == 1
+    world.end(brief())
+
+    assert [type(action) for action in world.decide()] == [WriteStatus, Delete]
 
 
-def test_progress_is_what_the_pod_reports() -> None:
-    """1. Nothing is known before it says something. 2. Its figures so far are what `kubectl get` shows."""
+def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> None:
+    """1. Nothing is known before it says something. 2. Its figures so far are what `kubectl get` shows.
+
+    3. The status is not written at every look. 4. The run ends.
+    """
     world, leader = start()
     assert "progress" not in world.status
     figures = {"req_per_s": 9.5, "ttft_p95_ms": 210.4}
     world.notices[leader.run] = RunStatus("b", "45%", 450, 1000, figures)
     world.settle()
-
     assert world.status["progress"] == "45%"
     assert world.status["soFar"] == {"doing": "b", "finished": 450, "planned": 1000, "figures": figures}
     assert world.status["summary"] == {"requestsPerSecond": "9.50", "ttftP95": "210 ms"}
+
+    world.notices[leader.run] = RunStatus("b", "45%", 457, 1000, figures)
+    assert world.decide() == []
+    del world.notices[leader.run]  # it could not be asked this time
+    assert world.decide() == []
+    world.notices[leader.run] = RunStatus("b", "46%", 460, 1000, figures)
+    assert [type(action) for action in world.decide()] == [WriteStatus]
+
     world.end(brief(req_per_s=9.87))
     world.settle()
     assert world.status["progress"] == "100%"
     assert "soFar" not in world.status
     assert world.status["summary"] == {"requestsPerSecond": "9.87"}
-
-
-def test_status_is_written_when_a_leader_has_come_further_and_not_at_every_look() -> None:
-    world, leader = start()
-    world.notices[leader.run] = RunStatus("b", "45%", 450, 1000)
-    world.settle()
-    world.notices[leader.run] = RunStatus("b", "45%", 457, 1000)
-    assert world.decide() == []
-    del world.notices[leader.run]  # it could not be asked this time
-    assert world.decide() == []
-    world.notices[leader.run] = RunStatus("b", "46%", 460, 1000)
-    assert [type(action) for action in world.decide()] == [WriteStatus]
 
 
 def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
@@ -283,6 +271,5 @@ def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> 
 
     heals = reason == "ImagePullBackOff"
     assert world.status["phase"] == ("Starting" if heals else "Failed")
-    assert world.status["message"] == f'{reason}: secret "keys" not found'
-    assert bool(world.jobs) == heals
+    assert (world.status["message"], bool(world.jobs)) == (f'{reason}: secret "keys" not found', heals)
     assert world.made.count(f"Job/{leader.run}") == 1

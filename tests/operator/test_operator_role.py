@@ -1,20 +1,12 @@
 """The operator's Role against the calls that it makes: none is refused, none is allowed that is not made."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-import yaml
 
-from extproc.operator.objects import APP, BOARD_PORT
 from tests.operator.cluster import JOBS, Served
 from tests.operator.comparing import comparing, write_settings
 from tests.operator.operating import operating
 from tests.operator.roles import read_rules
-from tests.tables import table
 
-Object = dict[str, Any]
-MANIFESTS = Path(__file__).parents[2] / "manifests"
 pytestmark = pytest.mark.timeout(600)
 
 # Asked of the API server by an admission plugin, where there is one, not by the operator.
@@ -47,55 +39,6 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(served: Serve
 
     assert cluster.used == cluster.rules.keys() - _FOR_ADMISSION
     assert cluster.of("v1/configmaps").objects["extproc"]["data"]["extproc.yaml"] == text
-
-
-RUN_POD = {"app.kubernetes.io/name": APP}
-OPERATOR_POD = {"app.kubernetes.io/name": "extproc-operator"}
-ROUTER_POD = {"app.kubernetes.io/name": "extproc"}
-
-
-def list_policies() -> list[Object]:
-    """Those of the component, and of the router itself."""
-    folders = [MANIFESTS / "components" / "operator", MANIFESTS / "base"]
-    texts = [path.read_text() for folder in folders for path in folder.glob("*.yaml")]
-    documents = [each for text in texts for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-    return [each["spec"] for each in documents if each.get("kind") == "NetworkPolicy"]
-
-
-def is_let(source: Object, target: Object, port: int) -> bool:
-    """Whether Pods with these labels may speak, as the policies add up: none of a direction allows all."""
-    return _allows("Ingress", "from", target, source, port) and _allows("Egress", "to", source, target, port)
-
-
-def _allows(direction: str, peers: str, pod: Object, other: Object, port: int) -> bool:
-    policies = [
-        each
-        for each in list_policies()
-        if direction in each["policyTypes"] and _matches(each["podSelector"], pod)
-    ]
-    rules = [rule for each in policies for rule in each.get(direction.lower(), ())]
-    return not policies or any(
-        any(each["port"] == port for each in rule["ports"])
-        and any(_matches(peer["podSelector"], other) for peer in rule.get(peers, ()) if "podSelector" in peer)
-        for rule in rules
-    )
-
-
-def _matches(selector: Object, labels: Object) -> bool:
-    return dict(selector.get("matchLabels", {})).items() <= labels.items()
-
-
-@table(
-    ("source", "target", "port", "expected"),
-    [
-        (OPERATOR_POD, RUN_POD, BOARD_PORT, True),
-        (RUN_POD, ROUTER_POD, 9090, True),
-        (RUN_POD, ROUTER_POD, 9002, False),
-        (ROUTER_POD, RUN_POD, BOARD_PORT, False),
-    ],
-)
-def test_policies_let_comparisons_through(source: Object, target: Object, port: int, expected: bool) -> None:
-    assert is_let(source, target, port) is expected
 
 
 @pytest.mark.slow

@@ -73,35 +73,26 @@ def strategy_of(world: World) -> Object:
     return read_strategy(text_of(world), "llama")
 
 
-def test_router_is_taken_before_the_run_begins_and_not_changed_before_its_leader_asks() -> None:
+def test_router_is_taken_before_the_run_begins_and_has_the_arms_that_its_leader_asks_for() -> None:
+    """Nothing before it asks; then the arm and nothing else; what is no arm of the spec is not written."""
     world = comparing()
     kinds = [type(action) for action in world.decide()]
     assert kinds[0] is Replace
     assert Create in kinds
     world.settle()
-
-    assert text_of(world) == TEXT
     hold = read_switch(world.routers["extproc"])
     assert hold is not None
     assert (hold.benchmark, hold.run) == ("b", world.status["run"])
     assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
+    for other in ({"name": "random"}, {"name": "prefix_hash"}, {}):
+        ask(world, other)
+        assert text_of(world) == TEXT
 
-
-def test_arm_that_the_leader_asks_for_is_written_and_nothing_else_is() -> None:
-    world = comparing()
-    world.settle()
     for arm in (LEAST_LOAD, PREFIX_HASH, LEAST_LOAD):
         ask(world, arm)
         assert strategy_of(world) == arm
         assert read_strategy(text_of(world), "other") == {"name": "random"}
         assert world.routers["extproc"]["data"]["other"] == "stays"
-
-
-@table("arm", [{"name": "random"}, {"name": "prefix_hash"}, {}])
-def test_what_is_no_arm_of_the_spec_is_not_written_whoever_asks(arm: Object) -> None:
-    world = asked_for(arm)
-
-    assert text_of(world) == TEXT
 
 
 def end(world: World) -> None:
@@ -155,8 +146,7 @@ def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunne
     )
     again.settle()
 
-    assert text_of(again) == TEXT
-    assert again.status["phase"] == "Running"
+    assert (text_of(again), again.status["phase"]) == (TEXT, "Running")
 
 
 def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
@@ -198,8 +188,7 @@ def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
     world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: kept})
     world.settle()
 
-    assert world.status["phase"] == "Running"
-    assert text_of(world) == TEXT
+    assert (world.status["phase"], text_of(world)) == ("Running", TEXT)
 
 
 def test_router_that_another_benchmark_has_is_waited_for() -> None:

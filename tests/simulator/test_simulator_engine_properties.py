@@ -115,8 +115,7 @@ def test_blocks_add_up_requests_get_their_tokens_and_no_step_exceeds_its_budget(
     for number, load in enumerate(loads):
         if not load.is_aborted:
             assert emitted.count(str(number)) == min(load.output, 64 - load.prompt)
-    assert engine.counters.kv_usage == 0
-    assert engine.counters.generation_tokens_total == len(emitted)
+    assert (engine.counters.kv_usage, engine.counters.generation_tokens_total) == (0, len(emitted))
     for result in results:
         decoding = len(result.emitted) - len(result.prefilled)
         assert result.prefill_tokens + decoding <= PROFILE.max_num_batched_tokens

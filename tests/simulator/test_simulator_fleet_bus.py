@@ -121,12 +121,15 @@ def test_the_command_shares() -> None:
     assert done == [0, 2, 0]
 
 
-def test_a_matrix_has_every_way_of_sharing(tmp_path: Path) -> None:
+def test_a_matrix_has_every_way_of_sharing_in_its_table_and_csv(tmp_path: Path) -> None:
+    csv = tmp_path / "m.csv"
     options = ["--arm", "prefix_cache", "--workload", "T", "--load", "0.4", "--seeds", "1", "--workers", "1"]
     sharing = ["--share-delay", "10", "--share-delay", "100", "--share-fault", "dies", "--gateways", "2"]
-    short = ["--warmup-s", "1", "--measured-s", "2"]
-    done = CliRunner().invoke(command, ["matrix", str(tmp_path), *options, *sharing, *short])
+    short = ["--warmup-s", "1", "--measured-s", "2", "--csv", str(csv)]
+    done = CliRunner().invoke(command, ["matrix", str(tmp_path / "m"), *options, *sharing, *short])
 
     assert done.exit_code == 0, done.output
+    assert "workload T, load 0.4" in done.output
     assert "share_delay_ms 100.0, share_fault dies" in done.output
     assert "share_delay_ms 10.0, share_fault dies" in done.output
+    assert csv.read_text().count("\n") == 3

@@ -176,18 +176,6 @@ def test_progress_shows_percent_and_time_left() -> None:
     assert none.getvalue() == "100%  0:00 left\n"
 
 
-def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:
-    arguments = ["matrix", str(tmp_path / "m"), "--workload", "U", "--load", "0.3", "--endpoints", "2"]
-    times = ["--warmup-s", "0", "--measured-s", "10", "--seeds", "3", "--workers", "1"]
-    csv_path = tmp_path / "m.csv"
-    result = CliRunner().invoke(
-        command, [*arguments, *times, "--csv", str(csv_path), "--arm", "random"], catch_exceptions=False
-    )
-
-    assert "workload U, load 0.3" in result.output
-    assert csv_path.read_text().count("\n") == 2
-
-
 @table(
     "arguments",
     [

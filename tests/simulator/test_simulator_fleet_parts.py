@@ -171,12 +171,6 @@ def test_failed_turn_ends_its_session() -> None:
     assert len(answerer.run()) == 1
 
 
-def test_open_loop_sends_at_its_rate() -> None:
-    times = Answerer(Traffic(rate=50), [planned(i, ASK) for i in range(2000)]).run()
-
-    assert times[-1] == pytest.approx(2000 / 50, rel=0.06)
-
-
 def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
     answerer = Answerer(Traffic(cap=2), [planned(i, ASK) for i in range(5)])
 

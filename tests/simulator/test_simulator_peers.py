@@ -142,8 +142,7 @@ def test_sglang_gives_what_is_new_to_the_smallest_tree() -> None:
     fleet = Fleet(peer("sglang_cache_aware"))
     sizes = {fleet.ask(essay(name, size)): size for name, size in (("x", 900), ("y", 500), ("z", 700))}
 
-    assert sorted(sizes) == [*NAMES]
-    assert sizes[fleet.ask(essay("w"))] == 500
+    assert (sorted(sizes), sizes[fleet.ask(essay("w"))]) == ([*NAMES], 500)
 
 
 def test_sglang_takes_a_short_match_for_none() -> None:
@@ -159,10 +158,8 @@ def test_tree_knows_the_longest_common_stretch_and_who_was_sent_it() -> None:
     tree.add("abcdef", "a")
     tree.add("abcxyz", "b")
 
-    assert tree.match("abcdxx") == (4, frozenset("a"))
-    assert tree.match("abcx") == (4, frozenset("b"))
-    assert tree.match("abc") == (3, frozenset("ab"))
-    assert tree.match("q") == (0, frozenset())
+    assert (tree.match("abcdxx"), tree.match("abcx")) == ((4, frozenset("a")), (4, frozenset("b")))
+    assert (tree.match("abc"), tree.match("q")) == ((3, frozenset("ab")), (0, frozenset()))
     assert tree.sizes == {"a": 6, "b": 6}
 
 

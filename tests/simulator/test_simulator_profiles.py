@@ -44,21 +44,6 @@ def test_attention_of_a_prefill_is_the_measured_share_of_it(tokens: int, share: 
     )
 
 
-def test_fitted_cache_is_what_early_v1_left_of_an_l4_without_fp8_keys() -> None:
-    """22.05 GiB x 0.95, less 8.5 of weights, 0.3 beside PyTorch, and what 16,384 tokens take."""
-    gib, tokens, vocabulary, hidden = 2**30, 16_384, 128_256, 4096
-    kv_bytes = 32 * 2 * 8 * 128 * 2
-    left = (22.05 * 0.95 - 8.5 - 0.3) * gib
-    profiling = tokens * (vocabulary + hidden) * 2
-    later = tokens * (28_672 + 14_336 + 2 * hidden) * 2
-
-    assert (left - profiling) / kv_bytes == pytest.approx(
-        find_profile("l4-llama8b-fp8-fitted").kv_tokens, rel=0.12
-    )
-    assert (left - later) / kv_bytes == pytest.approx(find_profile(DEFAULT_PROFILE).kv_tokens, rel=0.05)
-    assert 2 * (left - later) / kv_bytes == pytest.approx(170_000, rel=0.05)
-
-
 def test_profile_of_a_file_is_found_by_its_path_and_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"mine: {{{COSTS}{SIZES}}}")

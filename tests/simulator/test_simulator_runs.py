@@ -110,6 +110,15 @@ class BothCaches(RuleBasedStateMachine):
             names = path(owner % 2, 3 if owner < 2 else 0, owner, 12)
             assert self.runs.match(names, 12) == self.blocks.match(blocks_of(names), 12)
 
+    @invariant()
+    def blocks_add_up_and_none_is_both_free_and_in_use(self) -> None:
+        used = {block for names, shared, _ in self.held for block in blocks_of(names)[:shared]}
+        private = sum(private for *_, private in self.held)
+
+        assert self.blocks.free + len(used) + private == self.blocks.size
+        assert not used & self.blocks._idle.keys()
+        assert used == self.blocks._users.keys()
+
 
 TestBothCaches = BothCaches.TestCase
 TestBothCaches.settings = settings(stateful_step_count=40)

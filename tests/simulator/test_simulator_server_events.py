@@ -62,8 +62,7 @@ async def test_stored_blocks_carry_tokens_and_their_parents(recorder: Recorder, 
         answered = FourByteTokenizer().encode([answer["choices"][0]["text"]])
     first, *later = recorder.events
 
-    assert list(first) == STORED_FIELDS
-    assert first["token_ids"] == prompt[:48]
+    assert (list(first), first["token_ids"]) == (STORED_FIELDS, prompt[:48])
     assert (first["parent_block_hash"], len(first["block_hashes"])) == (None, 3)
     assert first["extra_keys"] == [None, None, None]
     assert later[0]["parent_block_hash"] == first["block_hashes"][-1]
@@ -77,8 +76,7 @@ async def test_adapters_and_salts_are_extra_keys_as_in_vllm(recorder: Recorder, 
         await face.post("/v1/completions", body)
     (event,) = recorder.events
 
-    assert event["lora_name"] == "sql"
-    assert event["extra_keys"] == [["sql", "pepper"], ["sql"]]
+    assert (event["lora_name"], event["extra_keys"]) == ("sql", [["sql", "pepper"], ["sql"]])
 
 
 async def test_evictions_and_resets_are_told(recorder: Recorder, publisher: Publisher) -> None:

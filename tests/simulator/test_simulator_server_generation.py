@@ -183,8 +183,7 @@ async def test_only_the_first_ten_faults_of_a_body_are_told() -> None:
         lines = answer["error"]["message"].splitlines()
 
         assert (status, len(lines)) == (400, 12)
-        assert lines[0] == "12 validation errors:"
-        assert lines[-1] == "  ...and 2 more errors"
+        assert (lines[0], lines[-1]) == ("12 validation errors:", "  ...and 2 more errors")
 
 
 async def test_echo_repeats_the_prompt_before_the_answer() -> None:

@@ -42,8 +42,7 @@ def tokenizer(request: pytest.FixtureRequest, trained: Path) -> Tokenizer:
 def test_four_bytes_are_a_token() -> None:
     tokenizer = FourByteTokenizer()
 
-    assert len(tokenizer.encode(["x" * 400])) == 100
-    assert len(tokenizer.encode(["x" * 401])) == 101
+    assert (len(tokenizer.encode(["x" * 400])), len(tokenizer.encode(["x" * 401]))) == (100, 101)
     assert len(tokenizer.encode(["ab", "cd"])) == 2
 
 
@@ -93,21 +92,16 @@ def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_natural_lengths_have_their_mean_and_end_by_themselves() -> None:
-    author, order = Author(FourByteTokenizer(), mean_tokens=80), ApiRequest([])
-    answers = [author.write(order, [number], room=10_000, variant=0) for number in range(2_000)]
+def test_natural_lengths_have_their_mean_and_never_outgrow_their_room() -> None:
+    author, natural = Author(FourByteTokenizer(), mean_tokens=80), ApiRequest([])
+    answers = [author.write(natural, [number], room=10_000, variant=0) for number in range(2_000)]
+    orders = [natural, ApiRequest([], max_tokens=500, ignore_eos=True), ApiRequest([], min_tokens=500)]
+    short = [author.write(order, [1], room=3, variant=0) for order in orders]
 
     assert 75 < mean(len(answer.tokens) for answer in answers) < 85
     assert {answer.reason for answer in answers} == {"stop"}
     assert len({len(answer.tokens) for answer in answers}) > 100
-
-
-def test_an_answer_never_outgrows_its_room() -> None:
-    author = Author(FourByteTokenizer(), mean_tokens=80)
-    orders = [ApiRequest([]), ApiRequest([], max_tokens=500, ignore_eos=True), ApiRequest([], min_tokens=500)]
-    answers = [author.write(order, [1], room=3, variant=0) for order in orders]
-
-    assert [(len(answer.tokens), answer.reason) for answer in answers] == [(3, "length")] * 3
+    assert [(len(answer.tokens), answer.reason) for answer in short] == [(3, "length")] * 3
 
 
 def test_an_answer_depends_on_the_end_of_its_prompt() -> None:

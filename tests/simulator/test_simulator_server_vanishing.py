@@ -14,6 +14,10 @@ from tests.waiting import until
 CLIENTS = 129
 
 
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name not in {"extproc.simulator", "asyncio"}]
+
+
 async def open_stream(face: Face) -> asyncio.StreamWriter:
     """Asks for a long stream on a connection of its own; returns it when tokens come."""
     url = face.client._base_url
@@ -40,9 +44,8 @@ async def test_a_crowd_that_vanishes_mid_stream_logs_nothing(
             await until(lambda: face.endpoint.load == 0)
 
             assert face.endpoint.driver.engine.is_idle
-    lines = [record for record in caplog.records if record.name not in {"extproc.simulator", "asyncio"}]
 
-    assert [] == lines
+    assert lines_of(caplog) == []
     assert [] == complaints
 
 
@@ -63,6 +66,5 @@ async def test_a_client_that_a_write_finds_gone_leaves_no_line_in_the_log(
             with pytest.raises(aiohttp.ClientPayloadError):
                 await face.events("/v1/completions", {"prompt": "hello", "max_tokens": 4, "stream": True})
             await until(lambda: face.endpoint.load == 0)
-    lines = [record for record in caplog.records if record.name not in {"extproc.simulator", "asyncio"}]
 
-    assert [] == lines
+    assert lines_of(caplog) == []
