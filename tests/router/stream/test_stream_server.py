@@ -172,10 +172,11 @@ async def test_a_failure_after_the_pick_releases_the_request(monkeypatch: pytest
 
 async def test_a_stop_of_the_server_releases_the_request() -> None:
     async with serving(one_pool()) as served:
-        await served.ask(headers(end=True))
+        call, _ = await served.ask(headers(end=True))
         assert served.in_flight == served.processor.streams_open == 1
 
         await served.server.stop()
+        assert await call.code() is not grpc.StatusCode.OK
         await until(lambda: served.processor.streams_open == 0)
 
         assert served.in_flight == 0

@@ -125,21 +125,12 @@ def test_what_was_announced_is_given_back_when_it_is_there() -> None:
     session.close()
     assert announced.used == 0
 
-
-def test_a_body_announced_as_too_long_counts_as_the_longest_that_a_proxy_holds() -> None:
-    announced = Budget(ROOM)
+    # Too long a one counts as the longest that a proxy holds, one that is not buffered not at all.
     _, reply = announce(announced, str(MAX_BODY_BYTES + 1))
-
-    assert reply == Continue(Phase.REQUEST_HEADERS)
-    assert announced.used == MAX_BODY_BYTES
-
-
-def test_a_body_that_is_not_to_be_buffered_is_not_counted() -> None:
-    announced = Budget(0)
+    assert (reply, announced.used) == (Continue(Phase.REQUEST_HEADERS), MAX_BODY_BYTES)
     session = open_session(two_pools(), announced=announced)
-
     assert session.on(headers(BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
-    assert announced.used == 0
+    assert announced.used == MAX_BODY_BYTES
 
 
 def hear(session: Session, event: Event) -> list[Reply]:
@@ -163,36 +154,26 @@ def every_body_is_long() -> Iterator[None]:
         yield
 
 
+@table("reads_apart", [False, True])
 @table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
-def test_conversation_goes_as_recorded_where_bodies_are_read_apart(conversation: Conversation) -> None:
-    with every_body_is_long():
-        converse(conversation, reads_apart=True)
+def test_conversation_goes_as_recorded(conversation: Conversation, *, reads_apart: bool) -> None:
+    picker, budget = conversation.picker, Budget(conversation.budget_bytes)
+    before = in_flight(picker)
+    session = open_session(picker, pool=conversation.pool, budget=budget, reads_apart=reads_apart)
+    with every_body_is_long() if reads_apart else nullcontext():
+        for event, expected in conversation.turns:
+            replies = [summarize(reply) for reply in hear(session, event)]
 
-
-@table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
-def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
-    converse(conversation, reads_apart=False)
-
-
-def converse(conversation: Conversation, *, reads_apart: bool) -> None:
-    before = in_flight(conversation.picker)
-    budget = Budget(conversation.budget_bytes)
-    session = open_session(
-        conversation.picker, pool=conversation.pool, budget=budget, reads_apart=reads_apart
-    )
-    for event, expected in conversation.turns:
-        replies = [summarize(reply) for reply in hear(session, event)]
-
-        assert len(expected) == len(replies), replies
-        assert all(map(agrees, expected, replies)), replies
+            assert len(expected) == len(replies), replies
+            assert all(map(agrees, expected, replies)), replies
     unseen = session.leave()
     session.close()
 
     assert (unseen is not None) is conversation.goes_unseen
     if unseen is not None:
-        assert before + 1 == in_flight(conversation.picker)
+        assert before + 1 == in_flight(picker)
         unseen.release()
-    assert before == in_flight(conversation.picker)
+    assert before == in_flight(picker)
     assert budget.used == 0
 
 
@@ -259,19 +240,6 @@ def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
     assert routed.decision.pick.reason == "no_prefix"
 
 
-def test_a_request_whose_end_was_told_does_not_go_unseen() -> None:
-    picker = one_pool()
-    session = open_session(picker)
-    session.on(RequestHeaders({}, end_of_stream=True))
-    session.on(ResponseHeaders())
-
-    assert session.leave() is None
-
-    session.close()
-
-    assert in_flight(picker) == 0
-
-
 def test_an_order_that_the_operator_names_goes_on() -> None:
     orders = {"x-gateway-inference-objective": "premium", "x-llm-d-slo-ttft-ms": "200"}
     session = open_session(one_pool(), pass_headers={"x-gateway-inference-objective"})
@@ -289,35 +257,29 @@ def ticketed() -> tuple[Session, Tickets, Pool]:
     return open_session(Picker([Route(pool)]), tickets=tickets), tickets, pool
 
 
-CHAT_HEADERS = RequestHeaders(
-    {":method": "POST", ":path": "/v1/completions"}, config=StreamConfig(BodyMode.BUFFERED)
-)
-
-
-def route(session: Session) -> Routed:
-    session.on(CHAT_HEADERS)
-    [routed] = session.on(RequestBody(b'{"prompt": "Why?"}'))
-    assert isinstance(routed, Routed)
-    return routed
+CHAT = {":method": "POST", ":path": "/v1/completions"}
 
 
 def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_has_come() -> None:
     session, tickets, pool = ticketed()
-    routed = route(session)
+    session.on(RequestHeaders(CHAT, config=StreamConfig(BodyMode.BUFFERED)))
+    [routed] = session.on(RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, Routed)
     [served] = session.on(ResponseHeaders("10.0.0.2:80", status=200))
     assert isinstance(served, Served)
     assert served.ticket == routed.ticket != 0
     assert pool.book.total == 1
+    assert session.leave() is None, "its end was told"
     session.close()
     session.close()
 
     assert tickets.take(routed.ticket) is routed.decision.pick
-    assert len(tickets) == 0
+    assert len(tickets) == pool.book.total == 0
 
 
 def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> None:
     session, tickets, _ = ticketed()
-    session.on(RequestHeaders({":method": "POST", ":path": "/v1/completions"}))
+    session.on(RequestHeaders(CHAT))
     [routed, *_] = session.on(RequestBody(b'{"prompt": "Why?"}'))
     assert isinstance(routed, Routed)
     left = session.leave()

@@ -90,7 +90,7 @@ async def serving(
 
 
 def trusting() -> ssl.SSLContext:
-    """A client that takes any certificate and names no protocol."""
+    """A client that takes any certificate and names no protocol, as Envoy AI Gateway."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

@@ -9,9 +9,8 @@ import pytest
 from cryptography import x509
 
 from extproc.errors import SettingsError
-from extproc.router.wire import frames
 from extproc.router.wire.certificates import Certificates, Pems, SelfSigned
-from tests.router.wire.serving import echo, serving, trusting
+from tests.router.wire.serving import echo, serving
 from tests.tables import table
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
@@ -63,17 +62,6 @@ async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> Non
             assert await echo(channel, b"after") == [b"after"]
 
     assert first != second
-
-
-async def test_a_client_that_names_no_protocol_is_served() -> None:
-    """Envoy AI Gateway offers no ALPN; it speaks HTTP/2 all the same."""
-    async with serving(tls=Certificates(SelfSigned(Clock())).context()) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting())
-        writer.write(frames.PREFACE + frames.settings({}))
-        head = await asyncio.wait_for(reader.readexactly(9), 5)
-        writer.close()
-
-    assert head[3] == 4, "SETTINGS comes first"
 
 
 @table("part", ["certificate", "key", "client_ca"])

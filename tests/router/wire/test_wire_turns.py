@@ -15,7 +15,7 @@ from extproc.router.wire.calls import Call
 from extproc.router.wire.frames import frame
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
-from tests.router.wire.peer import REQUEST, Peer, framed
+from tests.router.wire.peer import REQUEST, Peer, Told, framed
 from tests.tables import table
 
 GREETING = frames.PREFACE + frames.settings({})
@@ -55,6 +55,9 @@ def long_block(number: int) -> bytes:
     """A request of Huffman codes all through, and unlike any other: it has to be decoded."""
     fields = [*REQUEST, ("x-long", f"{number:04d}" + "a" * (BLOCK_BYTES * 8 // 5 // 2))]
     return Encoder().encode([(name, value, True) for name, value in fields])  # sensitive: never in a table
+
+
+LONG_BLOCKS = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
 
 
 def flood(kind: str) -> bytes:
@@ -125,24 +128,24 @@ def test_who_sends_much_has_so_much_of_it_taken_a_turn(kind: str, count: int, mo
     assert before <= most
 
 
-def test_a_turn_ends_behind_256_frames_however_small() -> None:
-    peer = Peer()
-    pieces = b"".join(frame(frames.DATA, 0, 1, bytes([byte])) for byte in b"\0\0\0\4\0" + bytes(1_024))
-    peer.say(opening(1, Encoder().encode(REQUEST)))
-    turns = [peer.say(pieces)]
+def turns_of(peer: Peer, said: bytes) -> list[list[Told]]:
+    """What is told of it, turn by turn."""
+    turns = [peer.say(said)]
     while peer.connection.has_more:
         turns.append(peer.say(b""))
+    return turns
+
+
+def test_a_turn_ends_behind_256_frames_however_small() -> None:
+    pieces = b"".join(frame(frames.DATA, 0, 1, bytes([byte])) for byte in b"\0\0\0\4\0" + bytes(1_024))
+    turns = turns_of(Peer(calls=(1,)), pieces)
 
     assert len(turns) == 5
     assert [told[0] for told in chain(*turns)] == ["message"]
 
 
 def test_a_turn_ends_behind_8_kb_of_header_blocks_and_the_next_one_goes_on() -> None:
-    peer = Peer()
-    blocks = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
-    turns = [peer.say(blocks)]
-    while peer.connection.has_more:
-        turns.append(peer.say(b""))
+    turns = turns_of(Peer(), LONG_BLOCKS)
 
     assert [("opened", 1 + 2 * number) for number in range(6)] == [*chain(*turns)]
     assert {len(told) for told in turns} == {len(turns[0])}
@@ -151,11 +154,8 @@ def test_a_turn_ends_behind_8_kb_of_header_blocks_and_the_next_one_goes_on() -> 
 
 def test_what_waited_for_its_turn_is_gone_with_the_connection() -> None:
     peer = Peer()
-    blocks = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
-    peer.say(blocks + frame(frames.PING, 0, 0, b"short"))
-    while peer.connection.has_more:
-        told = peer.say(b"")
+    turns = turns_of(peer, LONG_BLOCKS + frame(frames.PING, 0, 0, b"short"))
 
-    assert told[-1][0] == "failed"
+    assert turns[-1][-1][0] == "failed"
     assert peer.connection.is_over
     assert not peer.connection.has_more

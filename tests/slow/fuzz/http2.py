@@ -6,7 +6,7 @@ same bytes are cut elsewhere, and our side must do the same again. In the end no
 without its end, no byte of the budget.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from h2.exceptions import FlowControlError, InvalidBodyLengthError, ProtocolError
@@ -74,124 +74,71 @@ class Step(NamedTuple):
         return "informational" in self.words.lower() and (is_ended or (self.is_used and not self.resets))
 
 
-class Rule(NamedTuple):
-    """A difference that is meant: what it is about, what makes us right, and where exactly it applies."""
-
-    name: str
-    source: str
-    applies: Callable[[Step], bool]
-
-
 BLOCKS: Final = (frames.HEADERS, frames.CONTINUATION)
-RULES: Final = (
+# Differences that are meant: what each is about, what makes us right, and where exactly it applies.
+RULES: Final[Mapping[str, Callable[[Step], bool]]] = {
     # `h2` ends the connection, we do not.
-    Rule(
-        "trailers without END_STREAM end their stream only",
-        "RFC 9113 §8.1, §8.1.1",
-        lambda step: "Trailers must have END_STREAM" in step.words and step.is_reset(Code.PROTOCOL_ERROR),
+    "trailers without END_STREAM end their stream only (RFC 9113 §8.1, §8.1.1)": lambda step: (
+        "Trailers must have END_STREAM" in step.words and step.is_reset(Code.PROTOCOL_ERROR)
     ),
-    Rule(
-        "headers with a response's :status are malformed, a stream error",
-        "RFC 9113 §8.1.1, §8.3",
-        Step.has_malformed_status,
+    "headers with :status are malformed, a stream error (RFC 9113 §8.1.1, §8.3)": Step.has_malformed_status,
+    "content-length is nobody's business here (RFC 9113 §8.1.1; gRPC: Length-Prefixed-Message)": lambda step: (
+        isinstance(step.error, InvalidBodyLengthError) or "content-length" in step.words
     ),
-    Rule(
-        "content-length is nobody's business here: messages say how long they are",
-        "RFC 9113 §8.1.1; gRPC over HTTP/2, Length-Prefixed-Message",
-        lambda step: isinstance(step.error, InvalidBodyLengthError) or "content-length" in step.words,
+    "a stream's WINDOW_UPDATE of 0 ends the stream only (RFC 9113 §6.9)": lambda step: (
+        step.opens_no_update() and (step.is_reset(Code.PROTOCOL_ERROR) or not step.resets)
     ),
-    Rule(
-        "a stream's WINDOW_UPDATE of 0 ends the stream only",
-        "RFC 9113 §6.9",
-        lambda step: step.opens_no_update() and (step.is_reset(Code.PROTOCOL_ERROR) or not step.resets),
+    "the reserved bit of a WINDOW_UPDATE is ignored (RFC 9113 §6.9)": lambda step: (
+        step.kind == frames.WINDOW_UPDATE and step.payload[0] > 0x7F and bool(step.error)
     ),
-    Rule(
-        "the reserved bit of a WINDOW_UPDATE is ignored",
-        "RFC 9113 §6.9",
-        lambda step: step.kind == frames.WINDOW_UPDATE and step.payload[0] > 0x7F and bool(step.error),
+    "DATA beyond a stream's window ends the stream only (RFC 9113 §6.9)": lambda step: (
+        step.kind == frames.DATA
+        and isinstance(step.error, FlowControlError)
+        and step.is_reset(Code.FLOW_CONTROL_ERROR)
     ),
-    Rule(
-        "DATA beyond a stream's window ends the stream only",
-        "RFC 9113 §6.9",
-        lambda step: (
-            step.kind == frames.DATA
-            and isinstance(step.error, FlowControlError)
-            and step.is_reset(Code.FLOW_CONTROL_ERROR)
-        ),
+    "priorities are ignored, a stream's dependence on itself too (RFC 9113 §5.3.2)": lambda step: (
+        "may not depend on itself" in step.words
     ),
-    Rule(
-        "priorities are ignored, a stream's dependence on itself too",
-        "RFC 9113 §5.3.2",
-        lambda step: "may not depend on itself" in step.words,
+    "HEADERS may be all padding (RFC 9113 §6.2)": lambda step: (
+        "invalid padding" in step.words and step.payload[0] == len(step.payload) - 1
     ),
-    Rule(
-        "HEADERS may be all padding",
-        "RFC 9113 §6.2",
-        lambda step: "invalid padding" in step.words and step.payload[0] == len(step.payload) - 1,
+    "a setting that means nothing to a server is ignored (RFC 9113 §6.5.2; RFC 8441 §3)": lambda step: (
+        step.words.startswith("Setting 8 has invalid value")
     ),
-    Rule(
-        "a setting that means nothing to a server is ignored, whatever its value",
-        "RFC 9113 §6.5.2; RFC 8441 §3",
-        lambda step: step.words.startswith("Setting 8 has invalid value"),
-    ),
-    Rule(
-        "ALTSVC is a frame of an unknown type",
-        "RFC 9113 §5.5; RFC 7838 §4",
-        lambda step: step.kind == 10 and step.error is not None,
+    "ALTSVC is a frame of an unknown type (RFC 9113 §5.5; RFC 7838 §4)": lambda step: (
+        step.kind == 10 and step.error is not None
     ),
     # We end the connection, `h2` does not.
-    Rule(
-        "RST_STREAM of an idle stream is a connection error",
-        "RFC 9113 §5.1, §6.4",
-        lambda step: step.kind == frames.RST_STREAM and not step.is_used and step.fault is not None,
+    "RST_STREAM of an idle stream is a connection error (RFC 9113 §5.1, §6.4)": lambda step: (
+        step.kind == frames.RST_STREAM and not step.is_used and step.fault is not None
     ),
-    Rule(
-        "the preface is not over before SETTINGS",
-        "RFC 9113 §3.4",
-        lambda step: step.reason == "no SETTINGS after the preface",
+    "the preface is not over before SETTINGS (RFC 9113 §3.4)": lambda step: (
+        step.reason == "no SETTINGS after the preface"
     ),
-    Rule(
-        "header blocks are bounded in bytes and frames",
-        "RFC 9113 §10.5; CVE-2024-27316",
-        lambda step: (
-            step.kind == frames.CONTINUATION
-            and step.fault is not None
-            and step.fault.code is Code.ENHANCE_YOUR_CALM
-        ),
+    "header blocks are bounded in bytes and frames (RFC 9113 §10.5; CVE-2024-27316)": lambda step: (
+        step.kind == frames.CONTINUATION
+        and step.fault is not None
+        and step.fault.code is Code.ENHANCE_YOUR_CALM
     ),
-    Rule(
-        "a header block starts with two changes of the table's size at most",
-        "RFC 7541 §4.2",
-        lambda step: step.kind in BLOCKS and step.reason == "a header block of more than two table sizes",
+    "a header block starts with two changes of the table's size at most (RFC 7541 §4.2)": lambda step: (
+        step.kind in BLOCKS and step.reason == "a header block of more than two table sizes"
     ),
-    Rule(
-        "a frame that is too long is refused at its header",
-        "RFC 9113 §4.2",
-        lambda step: step.reason == "a frame longer than allowed",
+    "a frame that is too long is refused at its header (RFC 9113 §4.2)": lambda step: (
+        step.reason == "a frame longer than allowed"
     ),
-    Rule(
-        "HEADERS never open a stream that was used, even one that was reset",
-        "RFC 9113 §5.1 (closed), §5.1.1",
-        lambda step: (
-            step.kind in BLOCKS and step.is_used and step.reason == "HEADERS of an even or a used stream"
-        ),
+    "HEADERS never open a stream that was used, even a reset one (RFC 9113 §5.1, §5.1.1)": lambda step: (
+        step.kind in BLOCKS and step.is_used and step.reason == "HEADERS of an even or a used stream"
     ),
-    Rule(
-        "CONTINUATION of nothing is a connection error on any stream",
-        "RFC 9113 §6.10",
-        lambda step: step.is_used and step.reason == "CONTINUATION of nothing",
+    "CONTINUATION of nothing is a connection error on any stream (RFC 9113 §6.10)": lambda step: (
+        step.is_used and step.reason == "CONTINUATION of nothing"
     ),
-    Rule(
-        "PUSH_PROMISE from a client is an error from its first frame on",
-        "RFC 9113 §8.4",
-        lambda step: step.kind == frames.PUSH_PROMISE and step.fault is not None,
+    "PUSH_PROMISE from a client is an error from its first frame on (RFC 9113 §8.4)": lambda step: (
+        step.kind == frames.PUSH_PROMISE and step.fault is not None
     ),
-    Rule(
-        "padding may not reach into the priority of HEADERS",
-        "RFC 9113 §6.2",
-        lambda step: step.reason == "HEADERS too short for its priority",
+    "padding may not reach into the priority of HEADERS (RFC 9113 §6.2)": lambda step: (
+        step.reason == "HEADERS too short for its priority"
     ),
-)
+}
 
 
 class Match:
@@ -207,7 +154,7 @@ class Match:
         self.waiting = b""  # part of a frame
         self.facts: list[Fact] = []
         self.output = b""
-        self.rule: Rule | None = None
+        self.rule: str | None = None
         self.is_over = False
 
     def receive(self, data: bytes) -> None:
@@ -314,7 +261,7 @@ class Match:
             if kind == frames.RST_STREAM
         }
         step = Step(*head_of(frame), error, fault, resets, is_used)
-        self.rule = next((rule for rule in RULES if rule.applies(step)), None)
+        self.rule = next((name for name, applies in RULES.items() if applies(step)), None)
         assert self.rule is not None, f"a difference that no rule knows: {step}"
 
     def _check_last_words(self, output: bytes, fault: Failed) -> None:
@@ -352,7 +299,7 @@ def http2(data: bytes) -> str | None:
             match.receive(client.frames())
     match.end()
     match.replay(cut_bytes)
-    return match.rule.name if match.rule else None
+    return match.rule
 
 
 def perform(ours: Connection, act: Act, now_s: float) -> None:

@@ -22,7 +22,7 @@ def test_every_rule_about_http2_is_needed() -> None:
     """Each difference from the reference that is meant ends some conversation of the corpus."""
     used = {http2(path.read_bytes()) for path in INPUTS if path.parent.name == "http2"}
 
-    assert {rule.name for rule in RULES} == used - {None}
+    assert {*RULES} == used - {None}
 
 
 @pytest.mark.parametrize("target", TARGETS)
