@@ -129,7 +129,7 @@ def test_times_are_jittered_by_a_fifth() -> None:
     assert max(times) - min(times) > 0.6
 
 
-def test_requests_of_before_do_not_change_a_cooling() -> None:
+def test_requests_of_before_do_not_change_a_cooling_nor_cool_an_endpoint_that_is_back() -> None:
     """A hundred requests that die together are one incident, and one that succeeds late proves nothing."""
     bench = Bench()
     bench.fail("a", 100, duration_s=30)
@@ -138,21 +138,13 @@ def test_requests_of_before_do_not_change_a_cooling() -> None:
     assert bench.answer("a", duration_s=30, first_byte_s=30) is None
     assert bench.cooling.cooled_for_s("a") == pytest.approx(1)
 
-    bench.wait(1.5)
-    bench.cooling.picked("a")
+    bench.put_on_trial("a", 1.5)
     bench.fail("a", 1, duration_s=30)
     assert bench.answer("a", duration_s=30, first_byte_s=30) is None
-    assert bench.cooling.cooled_for_s("a") == 0
-    assert bench.open() == "bcd"
+    assert (bench.cooling.cooled_for_s("a"), bench.open()) == (0, "bcd")
 
-
-def test_requests_of_before_do_not_cool_an_endpoint_that_is_back() -> None:
-    bench = Bench()
-    bench.fail("a")
-    bench.put_on_trial("a")
     bench.answer("a")
     bench.fail("a", 50, duration_s=10)
-
     assert bench.open() == "abcd"
 
 

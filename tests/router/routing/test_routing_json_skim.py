@@ -102,19 +102,26 @@ requests = st.fixed_dictionaries(
 @given(
     st.sampled_from(PATHS),
     requests,
-    st.integers(0, 80),
+    st.tuples(st.integers(0, 80), st.integers(1, 400)),
     st.sampled_from(SKIMS),
     st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
 )
-@example("/v1/chat/completions", {"messages": [0]}, 1, SKIMS[0], {})
+@example("/v1/chat/completions", {"messages": [0]}, (1, 1), SKIMS[0], {})
 def test_large_body_gives_the_prompt_that_a_small_one_gives(
-    path: str, request: dict[str, Any], chars: int, limits: ReadLimits, written: dict[str, Any]
+    path: str, request: dict[str, Any], lengths: tuple[int, int], limits: ReadLimits, written: dict[str, Any]
 ) -> None:
+    """And any part of it gives one, too."""
+    chars, cut = lengths
     body = json.dumps(request, **written).encode(errors="replace")
 
     whole, skimmed = read_both(path, body, chars, limits)
 
     assert whole == skimmed
+    for given_limits in (WHOLE, limits):
+        part = parse(path, "", body[:cut], is_partial=True, limits=given_limits)
+        for texts_ in (whole, answers(part, chars)):
+            assert all(len(text or "") <= chars for text in texts_[3:5])
+            "".join(text or "" for text in texts_).encode()  # may be logged, sent or hashed
 
 
 def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:

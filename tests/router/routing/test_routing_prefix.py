@@ -123,19 +123,6 @@ texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), texts), max_size=6)
 
 
-@given(texts, texts, turns, st.integers(1, 40))
-def test_conversation_keeps_its_routing_keys(
-    system: str, first: str, later: list[tuple[str, str]], chars: int
-) -> None:
-    opening = [("system", system), ("user", first)]
-    for key in (FIRST, CONVERSATION):
-        now, then = (
-            routing_key(prefix_of(prompt, [key], chars, {}) or "", model="m")
-            for prompt in (chat(*opening), chat(*opening, *later))
-        )
-        assert now == then
-
-
 @given(turns, turns, st.integers(0, 200))
 def test_head_of_a_turn_starts_the_head_of_the_next(
     earlier: list[tuple[str, str]], later: list[tuple[str, str]], chars: int
@@ -147,22 +134,25 @@ def test_head_of_a_turn_starts_the_head_of_the_next(
         assert then == now
 
 
-@given(texts, turns, st.integers(1, 40))
-def test_responses_and_messages_keep_their_routing_keys(
-    first: str, later: list[tuple[str, str]], chars: int
-) -> None:
-    for path, system, items in (
+@table(
+    "api",
+    [
         ("/v1/responses", "instructions", "input"),
         ("/v1/messages", "system", "messages"),
-    ):
-        prompts = [
-            parse(
-                path,
-                "",
-                json.dumps({system: "be", items: [{"role": r, "content": c} for r, c in turns]}).encode(),
-            )
-            for turns in ([("user", first)], [("user", first), *later])
-        ]
-        for key in (FIRST, CONVERSATION):
-            now, then = (prefix_of(prompt, [key], chars, {}) for prompt in prompts)
-            assert now == then
+        (CHAT, "", "messages"),
+    ],
+)
+@given(texts, texts, turns, st.integers(1, 40))
+def test_conversation_keeps_its_routing_keys(
+    api: tuple[str, str, str], system: str, first: str, later: list[tuple[str, str]], chars: int
+) -> None:
+    path, system_field, items = api
+    opening = [("user", first)] if system_field else [("system", system), ("user", first)]
+    fields = {system_field: system} if system_field else {}
+    prompts = [
+        parse(path, "", json.dumps({**fields, items: [{"role": r, "content": c} for r, c in said]}).encode())
+        for said in (opening, [*opening, *later])
+    ]
+    for key in (FIRST, CONVERSATION):
+        now, then = (prefix_of(prompt, [key], chars, {}) for prompt in prompts)
+        assert now == then

@@ -21,7 +21,8 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
 from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside, Reason
 from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
-from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES, EngineModel
+from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -527,6 +528,18 @@ def test_the_ring_is_kept_by_those_that_place_alike() -> None:
     assert isinstance(placed, Ring)
     assert PrefixCache(fleet.outside, gateways=2).place(ready, placed) is placed
     assert PrefixHash(fleet.outside).place(ready, placed) is not placed
+
+
+def test_a_request_in_flight_weighs_a_part_of_a_step_or_of_the_mean_prefill() -> None:
+    reasons = PrefixCache.reasons
+    engine = EngineModel(ENGINES["h100-llama8b-bf16"], 430_000, GatewayCount(1), reasons, random.Random(0))
+    engine.follow(["a"])
+    by_step = engine.ms_per_request
+    for _ in range(500):
+        engine.predict("a", 40_000, 40_000, reasons[0])
+
+    assert by_step == pytest.approx(6 / 4)
+    assert engine.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)
 
 
 def test_the_engines_are_the_simulators_profiles() -> None:

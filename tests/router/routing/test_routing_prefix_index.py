@@ -1,8 +1,8 @@
 """The index: what it says that an endpoint holds, whatever was asked of it."""
 
+import math
 import tracemalloc
 from dataclasses import dataclass
-from math import inf
 from random import Random
 
 import pytest
@@ -299,7 +299,37 @@ def test_a_block_is_as_old_as_the_first_request_for_it() -> None:
     index.take(at(index, "a"), chain(1), 5.0)
     index.take(at(index, "b"), chain(1, 2), 7.0)
 
-    assert [index.since(block) for block in (*chain(1, 2).hashes, 99)] == [5.0, 7.0, inf]
+    assert [index.since(block) for block in (*chain(1, 2).hashes, 99)] == [5.0, 7.0, math.inf]
+
+
+def filled(idle_bytes: int, used_s: float) -> Holding:
+    """A holding of 1,000 bytes, so full of one block that was used then."""
+    holding = Holding("a", "10.0.0.1:80", 1_000)
+    holding.idle[7] = used_s
+    holding.idle_bytes = idle_bytes
+    return holding
+
+
+@table(
+    ("idle_bytes", "size", "age_s", "expected"),
+    [
+        (400, 600, 0, 0),  # there is room
+        (401, 600, 0, 600),  # there is not, and what goes was just used
+        (1_000, 600, 10, 600 / math.e),
+        (1_000, 600, 1_000, 0),  # nobody will ask for it again
+    ],
+)
+def test_a_prefill_costs_what_it_evicts(idle_bytes: int, size: int, age_s: float, expected: float) -> None:
+    holding = filled(idle_bytes, used_s=0.0)
+
+    assert holding.evicts(size, now=age_s) == pytest.approx(expected, abs=0.01)
+
+
+def test_where_open_requests_fill_a_cache_all_that_comes_is_counted() -> None:
+    holding = Holding("a", "10.0.0.1:80", 1_000)
+    holding.pinned_bytes = 1_000
+
+    assert holding.evicts(300, now=5.0) == 300
 
 
 @dataclass

@@ -176,18 +176,6 @@ def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
         read(body, is_partial=True)
 
 
-WORDS = ["model", "messages", "prompt", "input", "system", "tools", "role", "content", "type", "text", "url"]
-names = st.sampled_from([*WORDS, "image_url"])
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | names, inner, max_size=6)
-    ),
-    max_leaves=25,
-)
-requests = st.dictionaries(names, json_values, max_size=6)
-
-
 @given(st.sampled_from(PATHS), st.sampled_from(CONTENT_TYPES), st.binary(max_size=300), st.booleans())
 def test_any_bytes_parse_or_raise_prompt_error(
     path: str, content_type: str, body: bytes, is_partial: bool
@@ -197,17 +185,6 @@ def test_any_bytes_parse_or_raise_prompt_error(
     except PromptError:
         return
     ask_everything(prompt)
-
-
-@given(st.sampled_from(PATHS), requests, st.integers(0, 400), st.integers(0, 200))
-def test_any_object_parses_whole_and_in_part(
-    path: str, request: dict[str, object], cut: int, chars: int
-) -> None:
-    body = json.dumps(request).encode()
-
-    ask_everything(parse(path, "application/json", body), chars)
-    if cut:
-        ask_everything(parse(path, "application/json", body[:cut], is_partial=True), chars)
 
 
 @given(st.text())

@@ -1,26 +1,16 @@
 """Which pick a number belongs to, and for how long."""
 
-import random
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.routing.pool import Pick
 from extproc.router.routing.tickets import Tickets
 from tests.clock import Clock
-
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
-PROMPT = parse("/v1/completions", "", b'{"prompt": "Why?"}')
+from tests.router.routing.fleet import Fleet
 
 
 def take_pick() -> Pick:
-    pool = Pool("llama", PrefixCache(OUTSIDE))
-    pool.replace([Endpoint("a", "10.0.0.1:80")])
-    return pool.pick(pool.strategy.read(PROMPT, {}, ""))
+    return Fleet("a").pick("Why?")
 
 
 def test_a_pick_is_found_while_its_request_is_open_and_just_after() -> None:

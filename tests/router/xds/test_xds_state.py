@@ -185,8 +185,7 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
 
 
 @table(
-    ("wanted", "told"),
-    [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])],
+    ("wanted", "told"), [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])]
 )
 def test_clusters_can_be_asked_for_by_name_before_any_endpoints_are_known(
     wanted: tuple[str, ...], told: list[str]
