@@ -15,24 +15,15 @@ from tests.benchmarks.report import Row, report, time_us
 
 KEYS = ("first_user_message", "conversation", "prompt_head")
 PATH = "/v1/chat/completions"
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog,", "far", "away")
-
-
-def prose(rng: random.Random, characters: int) -> str:
-    words: list[str] = []
-    while characters > 0:
-        words.append(rng.choice(WORDS))
-        characters -= len(words[-1]) + 1
-    return " ".join(words)
 
 
 def chat(turns: int, characters: int) -> bytes:
-    rng = random.Random(turns)
+    text = "the quick brown fox jumps over lazy dogs " * (characters // 41 + 1)
     messages = [
-        {"role": "user" if index % 2 else "assistant", "content": prose(rng, characters)}
+        {"role": "user" if index % 2 else "assistant", "content": text[:characters]}
         for index in range(1, turns + 1)
     ]
-    system = {"role": "system", "content": prose(rng, 200)}
+    system = {"role": "system", "content": text[:200]}
     return orjson.dumps({"model": "llama-3.1-8b-instruct", "messages": [system, *messages], "stream": True})
 
 

@@ -11,38 +11,23 @@ import grpc.aio
 import uvloop
 
 from extproc.router.budget import Budget
-from extproc.router.stream import ext_proc_pb2 as pb
+from extproc.router.stream.codec import encode
+from extproc.router.stream.events import RequestBody
 from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Call
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
+from tests.router.stream.conversations import BODY, headers, one_pool, open_session
 
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-def acknowledgement() -> bytes:
-    """Returns the reply to the headers of a request."""
-    response = pb.ProcessingResponse()
-    response.request_headers.SetInParent()
-    return response.SerializeToString()
-
-
-def fixed_pick(address: str) -> bytes:
-    """Returns a reply to a body with the headers and the metadata that the service sends, too."""
-    response = pb.ProcessingResponse()
-    mutation = response.request_body.response.header_mutation
-    for name, value in {"x-gateway-destination-endpoint": address, "x-extproc-pool": "vllm"}.items():
-        option = mutation.set_headers.add(append_action=pb.OVERWRITE_IF_EXISTS_OR_ADD)
-        option.header.key = name
-        option.header.raw_value = value.encode()
-    metadata = response.dynamic_metadata.fields
-    metadata["envoy.lb"].struct_value.fields["x-gateway-destination-endpoint"].string_value = address
-    fields = metadata["extproc"].struct_value.fields
-    for name in ("pool", "strategy", "reason", "endpoint", "prefix"):
-        fields[name].string_value = "fixed"
-    return response.SerializeToString()
+def fixed_replies(address: str) -> list[bytes]:
+    """Returns what the service sends to the headers and to the body of a request."""
+    session = open_session(one_pool([address]))
+    return [encode(reply) for event in (headers(), RequestBody(BODY)) for reply in session.on(event)]
 
 
 async def serve_grpcio(port: int, replies: list[bytes]) -> None:
@@ -99,4 +84,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     serve = TRANSPORTS[arguments.transport]
     run = asyncio.run if arguments.transport == "grpcio" else uvloop.run
-    run(serve(arguments.port, [acknowledgement(), fixed_pick(arguments.address)]))
+    run(serve(arguments.port, fixed_replies(arguments.address)))

@@ -15,9 +15,8 @@ from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
-from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.base import Outside
 from tests.clock import Clock
 
 ENDPOINTS = [
@@ -27,26 +26,15 @@ ENDPOINTS = [
 BAD = ENDPOINTS[0]
 
 
-def outside() -> Outside:
-    return Outside(random.Random(1), lambda: 0.0)
-
-
-def build(strategy: Strategy, clock: Clock) -> PoolFeedback:
-    cooling = Cooling(Rules(), clock=clock, rng=random.Random(3))
-    pool = Pool("llama", strategy, gate=cooling)
+def build(clock: Clock | None = None) -> PoolFeedback:
+    cooling = Cooling(Rules(), clock=clock or Clock(), rng=random.Random(3))
+    pool = Pool("llama", LeastLoad(Outside(random.Random(1), lambda: 0.0)), gate=cooling)
     pool.replace(ENDPOINTS)
     return PoolFeedback(pool, cooling)
 
 
-def pick(pool: Pool, key: int = 0, **fields: Any) -> Pick:
-    strategy = pool.strategy
-    if isinstance(strategy, PrefixHash):
-        return pool.pick(strategy.reading(key), **fields)
-    return pool.pick(strategy.read(None, {}, ""), **fields)
-
-
-STRATEGIES = [make(outside()) for make in (LeastLoad, PrefixHash, RandomChoice, RoundRobin)]
-each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def pick(pool: Pool, **fields: Any) -> Pick:
+    return pool.pick(pool.strategy.read(None, {}, ""), **fields)
 
 
 def said(endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: float = 0.1) -> Outcome:
@@ -58,18 +46,8 @@ def cool(desk: PoolFeedback, endpoint: Endpoint = BAD) -> None:
         desk.observe(said(endpoint, Verdict.FAILED, 500, duration_s=0))
 
 
-@each_strategy
-def test_a_cooling_endpoint_gets_no_picks_and_is_no_fallback(strategy: Strategy) -> None:
-    desk = build(strategy, Clock())
-    cool(desk)
-    picks = [pick(desk.pool, key * 2**58) for key in range(60)]
-
-    assert {each.endpoint for each in picks} == set(ENDPOINTS[1:])
-    assert all(BAD not in each.fallbacks for each in picks)
-
-
 def test_a_request_that_only_cooling_endpoints_could_take_goes_to_one() -> None:
-    desk = build(LeastLoad(outside()), Clock())
+    desk = build()
     cool(desk)
 
     assert pick(desk.pool, subset=[BAD.address]).endpoint is BAD
@@ -82,7 +60,7 @@ def test_a_request_that_only_cooling_endpoints_could_take_goes_to_one() -> None:
 
 def test_the_book_and_the_means_go_on_without_the_cooling() -> None:
     """A limit per endpoint counts those that may be picked."""
-    desk = build(LeastLoad(outside()), Clock())
+    desk = build()
     desk.pool.max_in_flight = 2
     cool(desk)
     picks = [pick(desk.pool) for _ in range(6)]
@@ -95,7 +73,7 @@ def test_the_book_and_the_means_go_on_without_the_cooling() -> None:
 def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "extproc")
     clock = Clock()
-    desk = build(LeastLoad(outside()), clock)
+    desk = build(clock)
     cool(desk)
     clock.now_s += 5
     desk.observe(said(BAD, Verdict.ANSWERED, 404))
@@ -123,7 +101,7 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
-    desk = build(LeastLoad(outside()), Clock())
+    desk = build()
     desk.pool.replace([Endpoint("e1", BAD.address, zone="a"), Endpoint("e2", ENDPOINTS[1].address, zone="b")])
     for _ in range(3):
         desk.observe(said(BAD, Verdict.ANSWERED))
@@ -143,7 +121,7 @@ def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
 def test_a_head_does_not_excuse_an_endpoint_that_cuts_its_answers() -> None:
     """The gateway sends response headers, too: each comes before the log says how its answer ended."""
     clock = Clock()
-    desk = build(LeastLoad(outside()), clock)
+    desk = build(clock)
     for _ in range(3):
         desk.observe_response(said(BAD, Verdict.ANSWERED))
         desk.observe(said(BAD, Verdict.BROKEN))
@@ -155,7 +133,7 @@ def test_a_head_does_not_excuse_an_endpoint_that_cuts_its_answers() -> None:
 
 
 def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> None:
-    desk = build(LeastLoad(outside()), Clock())
+    desk = build()
     draining = Endpoint(BAD.name, BAD.address, is_ready=False)
     desk.pool.replace([draining, *ENDPOINTS[1:]])
     desk.observe(said(BAD, Verdict.ANSWERED))
@@ -168,8 +146,7 @@ def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> N
 
 
 def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_there_is_one() -> None:
-    clock = Clock()
-    desk = build(LeastLoad(outside()), clock)
+    desk = build()
     endpoint = ENDPOINTS[0]
     desk.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
     assert desk.pool.duration_s == 2
@@ -186,7 +163,7 @@ def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_
 
 
 def test_a_failure_that_is_told_twice_counts_once() -> None:
-    desk = build(LeastLoad(outside()), Clock())
+    desk = build()
     logged = Outcome(BAD.address, Verdict.FAILED, 500)
     for _ in range(2):
         desk.observe(logged)

@@ -3,50 +3,12 @@
 from extproc.router.routing.prompt.apis import api_of, operation_of, reads_body
 from tests.tables import table
 
-PROMPT_FIELDS = {
-    "/v1/chat/completions": ["tools", "documents", "messages"],
-    "/v1/chat/completions/batch": ["tools", "documents", "messages"],
-    "/cohere/v2/chat": ["tools", "documents", "messages"],
-    "/v1/completions": ["prompt"],
-    "/v1/responses": ["tools", "instructions", "input"],
-    "/v1/messages": ["tools", "system", "messages"],
-    "/v1/embeddings": ["messages", "input"],
-    "/v2/embed": ["texts", "inputs"],
-    "/pooling": ["messages", "input"],
-    "/classify": ["messages", "input"],
-    "/inference/v1/generate": ["token_ids"],
-    "/v1/systemone": ["instructions", "state"],
-    "/tokenize": [],
-    "/detokenize": [],
-    "/v1/messages/count_tokens": [],
-    "/v1/chat/completions/render": [],
-    "/v1/audio/transcriptions": [],
-    "/v1/audio/translations": [],
-    "/v1/models": [],
-    "/something/else": [],
-    "/": [],
-}
-
-
-@table(("path", "fields"), PROMPT_FIELDS.items())
-def test_path_tells_where_the_prompt_is(path: str, fields: list[str]) -> None:
-    assert fields == [field.name for field in api_of(path)]
-
 
 def test_without_a_path_the_fields_tell() -> None:
     names = {field.name for field in api_of("")}
 
     assert {"messages", "prompt", "input", "tools", "system", "query"} <= names
     assert reads_body("POST", "")
-
-
-@table("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring"])
-def test_query_comes_before_what_it_is_compared_with(path: str) -> None:
-    names = [field.name for field in api_of(path)]
-
-    assert all(
-        names.index(query) < names.index("documents") for query in ("query", "queries", "text_1", "data_1")
-    )
 
 
 @table(

@@ -126,8 +126,14 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/systemone", {"instructions": "be", "state": {"a": 1}}, "be", 'be{"a":1}'),
     ("/invocations", {"prompt": "p"}, "p", "p"),
     ("/invocations", {"messages": [user("hi")]}, "hi", f"{USER}hi"),
-    ("/tokenize", {"prompt": "p"}, "", ""),
-    ("/unknown", {"prompt": "p", "messages": [user("hi")]}, "", ""),
+    ("/cohere/v2/chat", {"messages": [user("hi")], "prompt": "p"}, "hi", f"{USER}hi"),
+    *(
+        (path, {"prompt": "p", "input": "p", "messages": [user("hi")]}, "", "")
+        for path in (
+            *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render"),
+            *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/unknown/path", "/"),
+        )
+    ),
 ]
 
 

@@ -157,15 +157,6 @@ def test_no_endpoint_is_taken_over_its_bound(keys: list[int], count: int, factor
         book.take(name)
 
 
-def test_a_strategy_that_sees_nothing_reads_and_places_nothing() -> None:
-    strategy = LeastLoad(OUTSIDE)
-    placement = strategy.place({}, Ring("ab"))
-
-    assert strategy.read(None, {}, "sql").key is None
-    assert placement is NOWHERE
-    assert list(placement.walk(1)) == []
-
-
 def test_a_ring_grows_out_of_its_like_and_replaces_any_other() -> None:
     ready = {name: Endpoint(name, "10.0.0.1:80") for name in "abcdefgh"}
     strategy = PrefixHash(OUTSIDE, positions=8)

@@ -61,16 +61,6 @@ def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
     assert [response.type_url for response in told if response] == [CLUSTERS, ASSIGNMENTS]
 
 
-def test_endpoints_that_are_not_known_yet_are_owed() -> None:
-    catalog = Catalog(["llama"])
-    subscriber = subscribed_to_nothing_yet(catalog)
-    assert subscriber.next() is None
-
-    catalog.replace("llama", [A])
-
-    assert names(subscriber.next()) == ["llama"]
-
-
 def test_an_accepted_version_is_not_sent_again() -> None:
     catalog = published(llama=[A, B])
     subscriber = subscribed(catalog, "llama")
