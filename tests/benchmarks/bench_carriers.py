@@ -26,7 +26,6 @@ from typing import Final
 import uvloop
 
 from extproc.router.share.nats import Nats, NatsAccess
-from extproc.router.share.pool_share import Share
 from tests.benchmarks.report import Row, report
 from tests.router.share.gateways import Build, Gateway, meshed
 from tests.slow.share.broker import Broker
@@ -110,7 +109,8 @@ async def _serve(carriage: Carriage, place: int) -> Spent:
         began_s, before = process_time(), gateway.counts["sent"]
         await request(gateway, SECONDS)
         spent_s = process_time() - began_s
-        late_s = delays(gateway.courier.shares()["llama"]) if carriage.ports else []
+        delays = gateway.courier.shares()["llama"].peers.delays().values() if carriage.ports else ()
+        late_s = [late_s for late_s in delays if late_s is not None]
         spent = Spent(spent_s, late_s, gateway.counts["sent"] - before)
         await _wait_for_all()
         return spent
@@ -119,10 +119,6 @@ async def _serve(carriage: Carriage, place: int) -> Spent:
 def serve(carriage: Carriage, place: int) -> Spent:
     gc.unfreeze()
     return uvloop.run(_serve(carriage, place))
-
-
-def delays(share: Share) -> list[float]:
-    return [late_s for late_s in share.peers.delays().values() if late_s is not None]
 
 
 def cpu_s(pid: int) -> float:
@@ -137,40 +133,31 @@ def each_us(spent_s: float) -> float:
 
 
 def measure(processes: ProcessPoolExecutor) -> list[Row]:
-    rows: dict[str, list[float]] = {}
-    run = partial(_all, processes, rows)
+    rows: dict[tuple[str, str], list[float]] = {}
+
+    def note(name: str, unit: str, sample: float) -> None:
+        rows.setdefault((name, unit), []).append(sample)
+
+    def run(carriage: Carriage, base_s: float) -> None:
+        each = [*processes.map(partial(serve, carriage), range(GATEWAYS))]
+        late_ms = [1000 * late_s for one in each for late_s in one.late_s]
+        letters = mean(one.letters for one in each) / (SECONDS * PER_S)
+        cpu_us = each_us(mean(one.cpu_s for one in each) - base_s)
+        note(f"{carriage.name}: letters each gateway sends for each request of all", "", letters)
+        note(f"{carriage.name}: CPU at each gateway, for each request of all", "µs", cpu_us)
+        note(f"{carriage.name}: late, mean", "ms", mean(late_ms))
+        note(f"{carriage.name}: late, p90 of pairs", "ms", quantiles(late_ms, n=10)[-1])
+
     for _ in range(ROUNDS):
         base_s = mean(one.cpu_s for one in processes.map(partial(serve, Carriage("")), range(GATEWAYS)))
-        rows.setdefault("requests, told to nobody", []).append(each_us(base_s) * GATEWAYS)
+        note("requests, told to nobody", "µs", each_us(base_s) * GATEWAYS)
         run(Carriage("mesh", free_ports(GATEWAYS)), base_s)
         with TemporaryDirectory() as directory, Broker(Path(directory), free_ports(1)[0]) as broker:
             broker.wait_ready()
             run(Carriage("NATS", [broker.port]), base_s)
-            rows.setdefault("NATS: the server, for each request", []).append(
-                each_us(cpu_s(broker.pid)) * SECONDS / (SECONDS + WARM_S)
-            )
-    units = {"late": "ms", "letters": ""}
-    return [
-        Row(name, samples, next((unit for word, unit in units.items() if word in name), "µs"))
-        for name, samples in rows.items()
-    ]
-
-
-def _all(
-    processes: ProcessPoolExecutor, rows: dict[str, list[float]], carriage: Carriage, base_s: float
-) -> None:
-    each = [*processes.map(partial(serve, carriage), range(GATEWAYS))]
-    late_ms = [1000 * late_s for one in each for late_s in one.late_s]
-    for what, sample in (
-        (
-            "letters each gateway sends for each request of all",
-            mean(one.letters for one in each) / (SECONDS * PER_S),
-        ),
-        ("CPU at each gateway, for each request of all", each_us(mean(one.cpu_s for one in each) - base_s)),
-        ("late, mean", mean(late_ms)),
-        ("late, p90 of pairs", quantiles(late_ms, n=10)[-1]),
-    ):
-        rows.setdefault(f"{carriage.name}: {what}", []).append(sample)
+            server_us = each_us(cpu_s(broker.pid)) * SECONDS / (SECONDS + WARM_S)
+            note("NATS: the server, for each request", "µs", server_us)
+    return [Row(name, samples, unit) for (name, unit), samples in rows.items()]
 
 
 def main() -> None:

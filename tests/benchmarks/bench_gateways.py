@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, quantiles
 from tempfile import TemporaryDirectory
@@ -34,23 +34,15 @@ ENDPOINTS: Final = 4
 HEADER: Final = ("gateways", "requests", "hit rate", "TTFT mean, ms", "p50", "p99", "mean to one")
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """So many Envoys with so many services each."""
-
-    gateways: int
-    services: int = 1
-    carrier: str | None = None
-
-
-ARMS: Final = {
-    "one": Arm(1),
-    "two, mesh": Arm(2, carrier="mesh"),
-    "two, NATS": Arm(2, carrier="nats"),
-    "two with two services each, mesh": Arm(2, 2, "mesh"),
-    "two with two services each, NATS": Arm(2, 2, "nats"),
-    "two that do not share": Arm(2),
-    "two with two services each that do not share": Arm(2, 2),
+# So many Envoys with so many services each.
+ARMS: Final[dict[str, dict[str, Any]]] = {
+    "one": {"gateways": 1},
+    "two, mesh": {"gateways": 2, "carrier": "mesh"},
+    "two, NATS": {"gateways": 2, "carrier": "nats"},
+    "two with two services each, mesh": {"gateways": 2, "services": 2, "carrier": "mesh"},
+    "two with two services each, NATS": {"gateways": 2, "services": 2, "carrier": "nats"},
+    "two that do not share": {"gateways": 2},
+    "two with two services each that do not share": {"gateways": 2, "services": 2},
 }
 
 
@@ -140,14 +132,16 @@ async def talk(urls: Sequence[str], planned: Sequence[dict[str, Any]], options: 
     return talking
 
 
-def measure(arm: Arm, planned: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Turn]:
+def measure(
+    arm: dict[str, Any], planned: Sequence[dict[str, Any]], options: argparse.Namespace
+) -> list[Turn]:
     """Returns the turns of the measured time."""
     with TemporaryDirectory() as folder:
         directory = Path(folder)
         with Simulators(directory, free_ports(ENDPOINTS), "--speed", str(options.speed)) as simulators:
             simulators.wait_until(simulators.is_ready, LONG_S)
             pools = [pool(simulators.addresses, {"name": "prefix_cache"})]
-            with run_fronts(directory, pools, simulators.ports, **asdict(arm)) as fronts:
+            with run_fronts(directory, pools, simulators.ports, **arm) as fronts:
                 talking = asyncio.run(talk([front.gateway.url for front in fronts], planned, options))
         if late := simulators.log.read_text().count("the simulation is"):
             print(f"endpoints were {late} times late for their own time", file=sys.stderr)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -114,23 +113,6 @@ async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_u
     async with serving(tell) as address:
         assert await ask(address, timeout_s=0.2) is None
     assert await ask(f"127.0.0.1:{free_ports(1)[0]}") is None
-
-
-async def test_each_is_asked_once_a_round_in_an_order_of_chance_and_evenly() -> None:
-    desk, sleeps = build(*(f"10.0.0.{number}:80" for number in range(1, 101))), Sleeps()
-    rounds, asked = scraper(desk, sleeps), list[str]()
-
-    async def note(address: str) -> EndpointSignals | None:
-        asked.append(address)
-        return EndpointSignals()
-
-    for _ in range(3):
-        await rounds.ask_around(note)
-
-    assert set(Counter(asked).values()) == {3}
-    assert asked[:100] != asked[100:200]
-    assert sum(sleeps.asked) == pytest.approx(15, rel=0.1)
-    assert max(sleeps.asked) < 0.07
 
 
 async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
@@ -207,63 +206,52 @@ STEPS = st.lists(
 )
 
 
-@dataclass
-class World:
-    """A pool, what is in flight in it, and what may not happen."""
+def attempt(pool: Pool, objective: str, client: str, subset: Sequence[str] | None) -> Pick | None:
+    """Nobody is refused while there is room, nor let in beyond the ceiling."""
+    candidates = pool.candidates(subset=subset)
+    crowd = Crowd("", pool.max_in_flight or 0, candidates.names, candidates.total, 3, 0)
+    try:
+        pick = send(pool, objective, client, subset)
+    except Overloaded:
+        assert crowd.total >= crowd.limit
+        return None
+    assert crowd.total < crowd.ceiling
+    return pick
 
-    pool: Pool
-    open_: list[Pick] = field(default_factory=list)
 
-    def step(self, objective: str, client: str, subset: Sequence[str] | None, ends: int) -> None:
-        self.check_order(client, subset)
-        pick = self._try(objective, client, subset)
-        if pick is not None:
-            self.open_.append(pick)
-        for _ in range(min(ends, len(self.open_)) if pick is None else 0):
-            self.open_.pop(len(self.open_) // 2).release()
-        assert self.pool.book.total == len(self.open_)
-
-    def check_order(self, client: str, subset: Sequence[str] | None) -> None:
-        """What is refused to a priority is refused to all below it, whoever asks."""
-        asks = product(PRIORITIES, ["", client, "new"])
-        let_in = {(name, who): self._is_let_in(name, who, subset) for name, who in asks}
-        for low, high in [("batch", "usual"), ("later", "usual"), ("usual", "premium"), ("batch", "premium")]:
-            anyone = any(let_in[low, who] for who in ("", client, "new"))
-            for who in ("", client, "new"):
-                assert not anyone or let_in[high, who], (low, high, who, let_in)
-
-    def _is_let_in(self, objective: str, client: str, subset: Sequence[str] | None) -> bool:
-        pick = self._try(objective, client, subset)
+def check_order(pool: Pool, client: str, subset: Sequence[str] | None) -> None:
+    """What is refused to a priority is refused to all below it, whoever asks."""
+    let_in, clients = {}, ("", client, "new")
+    for name, who in product(PRIORITIES, clients):
+        pick = attempt(pool, name, who, subset)
+        let_in[name, who] = pick is not None
         if pick is not None:
             pick.release()
-        return pick is not None
-
-    def _try(self, objective: str, client: str, subset: Sequence[str] | None) -> Pick | None:
-        candidates = self.pool.candidates(subset=subset)
-        crowd = Crowd("", self.pool.max_in_flight or 0, candidates.names, candidates.total, 3, 0)
-        try:
-            pick = send(self.pool, objective, client, subset)
-        except Overloaded:
-            assert crowd.total >= crowd.limit
-            return None
-        assert crowd.total < crowd.ceiling
-        return pick
+    for low, high in [("batch", "usual"), ("later", "usual"), ("usual", "premium"), ("batch", "premium")]:
+        anyone = any(let_in[low, who] for who in clients)
+        assert not anyone or all(let_in[high, who] for who in clients), (low, high, let_in)
 
 
 @given(steps=STEPS, limit=st.integers(1, 6), shares=st.booleans())
 def test_no_priority_is_let_in_while_a_higher_one_is_refused(
     steps: list[tuple[str, str, Sequence[str] | None, int]], limit: int, *, shares: bool
 ) -> None:
-    """Nor anybody refused while there is room, nor let in beyond the ceiling; and all counts end at zero."""
-    world = World(full_pool(limit, endpoints=3, shares=shares))
-    for step in steps:
-        world.step(*step)
-    random.Random(len(steps)).shuffle(world.open_)
-    for pick in world.open_:
+    """And all counts end at zero."""
+    pool, open_ = full_pool(limit, endpoints=3, shares=shares), list[Pick]()
+    for objective, client, subset, ends in steps:
+        check_order(pool, client, subset)
+        pick = attempt(pool, objective, client, subset)
+        if pick is not None:
+            open_.append(pick)
+        for _ in range(min(ends, len(open_)) if pick is None else 0):
+            open_.pop(len(open_) // 2).release()
+        assert pool.book.total == len(open_)
+    random.Random(len(steps)).shuffle(open_)
+    for pick in open_:
         pick.release()
 
-    assert world.pool.book.total == 0
-    assert world.pool.admission._levels == {}
+    assert pool.book.total == 0
+    assert pool.admission._levels == {}
 
 
 @given(clients=st.integers(2, 8), limit=st.integers(8, 40), seed=st.integers(0, 2**32))

@@ -28,18 +28,8 @@ def test_an_address_has_one_form(text: str, canonical: str) -> None:
 @table(
     "text",
     [
-        "",
-        "10.0.0.1",
-        "10.0.0.1:",
-        "10.0.0.1:0",
-        "10.0.0.1:65536",
-        "10.0.0.1:-1",
-        "10.0.0.1:٣",
-        "10.0.0.1:123456",
-        "vllm:80",
-        "fd00::1:80",
-        "[10.0.0.1]:80",
-        "[fd00::1]",
+        *("", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:-1", "10.0.0.1:٣"),
+        *("10.0.0.1:123456", "vllm:80", "fd00::1:80", "[10.0.0.1]:80", "[fd00::1]"),
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
@@ -60,15 +50,8 @@ def test_a_target_is_a_name_and_a_port() -> None:
 @table(
     "text",
     [
-        "vllm",
-        ":80",
-        "vllm:",
-        "vllm:http",
-        "vllm:0",
-        "vllm:65536",
-        "vllm:" + "9" * 5_000,
-        "a:b:1",
-        "10.0.0.1:80",
+        *("vllm", ":80", "vllm:", "vllm:http", "vllm:0", "vllm:65536"),
+        *("vllm:" + "9" * 5_000, "a:b:1", "10.0.0.1:80"),
     ],
 )
 def test_what_is_no_target_is_refused(text: str) -> None:

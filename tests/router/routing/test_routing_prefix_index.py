@@ -2,7 +2,6 @@
 
 import math
 import tracemalloc
-from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -332,16 +331,6 @@ def test_where_open_requests_fill_a_cache_all_that_comes_is_counted() -> None:
     assert holding.evicts(300, now=5.0) == 300
 
 
-@dataclass
-class Open:
-    """A request that has not ended."""
-
-    name: str
-    holding: Holding
-    asked: Chain
-    taken: Taken
-
-
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 NAMES = st.sampled_from("abc")
 
@@ -353,7 +342,7 @@ class IndexMachine(RuleBasedStateMachine):
         super().__init__()
         self.index = index_of(*"abc", blocks=8)
         self.now = 0.0
-        self.open: list[Open] = []
+        self.open: list[tuple[Holding, Chain, Taken]] = []
         self.paths: set[tuple[int, ...]] = set()
 
     @rule(name=NAMES, path=PATHS)
@@ -367,7 +356,7 @@ class IndexMachine(RuleBasedStateMachine):
         taken = self.index.take(holding, asked, self.now)
 
         assert holding.depth(asked.hashes, len(asked)) >= taken.blocks
-        self.open.append(Open(name, holding, asked, taken))
+        self.open.append((holding, asked, taken))
 
     @rule(name=NAMES, path=PATHS, is_new=st.booleans())
     def hear(self, name: str, path: list[int], is_new: bool) -> None:
@@ -381,9 +370,9 @@ class IndexMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         if self.open:
             ended = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-            self.index.release(ended.holding, ended.asked, ended.taken, 0.0)
+            self.index.release(*ended, 0.0)
             if data.draw(st.booleans()):
-                self.index.withdraw(ended.holding, ended.asked, ended.taken)
+                self.index.withdraw(*ended)
 
     @rule(names=st.sets(NAMES))
     def follow(self, names: set[str]) -> None:
@@ -405,8 +394,8 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def open_requests_hold_all_that_they_took_and_nobody_else_does(self) -> None:
         for holding in self.holdings():
-            ours = [one for one in self.open if one.holding is holding]
-            assert holding.pinned.keys() == {b for o in ours for b in o.asked.hashes[: o.taken.blocks]}
+            ours = [asked.hashes[: taken.blocks] for other, asked, taken in self.open if other is holding]
+            assert holding.pinned.keys() == set().union(*ours)
 
     @invariant()
     def the_bound_holds(self) -> None:

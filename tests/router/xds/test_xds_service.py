@@ -62,21 +62,18 @@ def endpoint(number: int, *, is_ready: bool = True) -> Endpoint:
 
 
 @pytest.fixture
-def rejections() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def xds(rejections: list[str]) -> Xds:
-    xds = Xds(["llama"], on_rejection=rejections.append)
+def xds() -> Xds:
+    xds = Xds(["llama"], on_rejection=lambda _: None)
     xds.publish("llama", [endpoint(1)])
     return xds
 
 
-async def test_a_refusal_is_counted_and_logged_without_line_breaks(
-    xds: Xds, rejections: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+async def test_a_refusal_is_counted_and_logged_without_line_breaks(caplog: pytest.LogCaptureFixture) -> None:
+    rejections: list[str] = []
+    async with (
+        serving(Xds(["llama"], on_rejection=rejections.append)) as target,
+        grpc.aio.insecure_channel(target) as channel,
+    ):
         proxy = Proxy(channel)
         await proxy.ask(CLUSTERS)
         await proxy.answer(await proxy.hear(), fault="bad cluster\nlevel=ERROR forged" + "x" * 5_000)

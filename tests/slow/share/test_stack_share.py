@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ import grpc.aio
 import pytest
 
 from tests.slow.share.broker import Broker
-from tests.slow.share.sharing import LONG_S, Proxy, Sharing, build, hit_rate, share_settings, started
+from tests.slow.share.sharing import LONG_S, Proxy, build, share_settings, started
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 from tests.waiting import until
@@ -94,17 +93,3 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(tmp_path:
 
     print(f"{carrier}: of {len(chats)} later turns {before} hit before, {after} after")  # noqa: T201
     assert after >= before - 1 >= 27
-
-
-async def test_a_gateway_whose_peers_never_answer_serves_all_the_same(tmp_path: Path) -> None:
-    """Its peers are an address that nobody listens on, and one that takes lines and reads none."""
-    ports = free_ports(4)
-    service = Sharing(tmp_path / "alone", ports)
-    peers = [f"127.0.0.1:{port}" for port in (ports[3], 1)]
-    service.share(
-        **share_settings(mesh={"listen": f"127.0.0.1:{service.mesh_port}", "peers": {"static": peers}})
-    )
-    with socket.create_server(("127.0.0.1", ports[3])), service:
-        await asyncio.to_thread(service.wait_until, service.is_ready, LONG_S)
-        assert await hit_rate([service], 10, 4) >= 0.9
-        assert service.metric("extproc_share_fresh") == 0
