@@ -41,7 +41,6 @@ def test_bench_reads_the_sessions_with_their_times_lengths_and_pauses(tmp_path: 
     cell = MatrixCell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
     run = cell.simulate()
     conversations = read(export_run(run), tmp_path)
-
     assert [one.arrival_s for one in conversations] == [flight.due_at for flight in first_turns(run)]
     for conversation, flight in zip(conversations, first_turns(run), strict=True):
         told = [(turn.output_tokens, turn.think_s) for turn in conversation.turns]

@@ -164,7 +164,6 @@ def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
     )
     heard.stream.on_message(message(entry(pick=TICKET), retried))
     heard.stream.on_message(message())
-
     assert [(outcome.address, outcome.verdict) for outcome in heard.outcomes] == [
         ("10.0.0.1:8000", Verdict.ANSWERED),
         ("10.0.0.1:80", Verdict.FAILED),

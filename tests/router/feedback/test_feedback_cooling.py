@@ -19,9 +19,9 @@ NAMES = ("a", "b", "c", "d")
 class Bench:
     """A pool of four, and short words for what happens to it."""
 
-    def __init__(self, rules: Rules = EXACT, names: tuple[str, ...] = NAMES) -> None:
+    def __init__(self, rules: Rules = EXACT, names: tuple[str, ...] = NAMES, seed: int = 1) -> None:
         self.clock = Clock()
-        self.cooling = Cooling(rules, clock=self.clock, rng=random.Random(1))
+        self.cooling = Cooling(rules, clock=self.clock, rng=random.Random(seed))
         self.cooling.set_members(names)
         self.names = frozenset(names)
 
@@ -117,12 +117,9 @@ def test_a_trial_that_fails_doubles_the_time_up_to_a_cap(verdict: Verdict) -> No
 def test_times_are_jittered_by_a_fifth() -> None:
     times = []
     for seed in range(200):
-        clock = Clock()
-        cooling = Cooling(Rules(), clock=clock, rng=random.Random(seed))
-        cooling.set_members(NAMES)
-        for _ in range(3):
-            cooling.observe("a", Outcome("a", Verdict.FAILED))
-        times.append(cooling.cooled_for_s("a"))
+        bench = Bench(Rules(), seed=seed)
+        bench.fail("a")
+        times.append(bench.cooling.cooled_for_s("a"))
 
     assert min(times) >= 1.6
     assert max(times) <= 2.4

@@ -49,7 +49,6 @@ def cool(desk: PoolFeedback, endpoint: Endpoint = BAD) -> None:
 def test_a_request_that_only_cooling_endpoints_could_take_goes_to_one() -> None:
     desk = build()
     cool(desk)
-
     assert pick(desk.pool, subset=[BAD.address]).endpoint is BAD
     assert pick(desk.pool, adapter="sql").endpoint is ENDPOINTS[1]
 
@@ -137,7 +136,6 @@ def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> N
     draining = Endpoint(BAD.name, BAD.address, is_ready=False)
     desk.pool.replace([draining, *ENDPOINTS[1:]])
     desk.observe(said(BAD, Verdict.ANSWERED))
-
     assert desk.counters.answers == {("e1", "2xx"): 1}
 
     desk.counters.keep({"e2"})
@@ -168,7 +166,6 @@ def test_a_failure_that_is_told_twice_counts_once() -> None:
     for _ in range(2):
         desk.observe(logged)
         desk.observe_response(Outcome(BAD.address, Verdict.FAILED, 500, 0.3, 0.3))
-
     assert (desk.cooling.shut(), desk.counters.answers) == ({}, {(BAD.name, "5xx"): 2})
 
     desk.observe(logged)

@@ -138,7 +138,6 @@ def test_nothing_is_known_of_an_endpoint_that_is_gone_or_asked_no_more() -> None
     endpoint = desk.pool.snapshot.ready["e0"]
     desk.apply_signals(endpoint, EndpointSignals(waiting=9))
     desk.forget_signals()
-
     assert desk.signals == {}
     assert desk.pool.describe_engines()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
 
@@ -158,7 +157,6 @@ def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
     pick.release()
     for _ in range(3):
         desk.observe(Outcome(pick.endpoint.address, Verdict.FAILED, status, 0.1))
-
     assert desk.pool.left_out() == {pick.endpoint.name: "cooling"}
     assert len(strategy.index) > 0
 

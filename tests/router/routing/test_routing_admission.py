@@ -72,7 +72,6 @@ def test_a_full_pool_refuses_negative_priorities_first(in_flight: list[str], let
 def test_an_unknown_objective_is_priority_0(objective: str) -> None:
     pool = full_pool(1)
     send(pool, "batch")
-
     assert is_let_in(pool, objective)
     send(pool, objective)
     assert not is_let_in(pool, objective)
@@ -123,7 +122,6 @@ def test_made_up_clients_fill_the_headroom_at_most_and_leave_nothing_behind() ->
         except Overloaded:
             if number % 3 == 0:
                 open_.pop(0).release()
-
     assert len(open_) <= 10
     assert len(pool.admission) == len(open_)
     assert sum(len(level.by_client) for level in pool.admission._levels.values()) == len(open_)
@@ -165,22 +163,13 @@ def test_full_is_what_the_endpoints_are_that_may_take_the_request() -> None:
     assert send(pool, "usual", subset=["10.0.0.1"]).endpoint.name == "e0"
 
 
-def test_a_request_ends_with_the_priority_that_it_began_with() -> None:
-    pool = full_pool(4)
-    pick = send(pool, "batch")
-    pool.admission.priorities = {"batch": 7}
-    pool.max_in_flight = None
-    pick.release()
-
-    assert pool.admission._levels == {}
-
-
-def test_a_request_that_another_endpoint_answers_counts_there() -> None:
+def test_a_request_ends_with_the_priority_that_it_began_with_wherever_it_is_answered() -> None:
     pool = full_pool(1, endpoints=2)
-    pick = send(pool, "batch", subset=["10.0.0.1"])
-    moved = pool.move(pick, "10.0.0.2:80")
+    moved = pool.move(send(pool, "batch", subset=["10.0.0.1"]), "10.0.0.2:80")
 
     assert is_let_in(pool, "batch")
+    pool.admission.priorities = {"batch": 7}
+    pool.max_in_flight = None
     moved.release()
     assert pool.admission._levels == {}
 

@@ -37,13 +37,10 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-def test_the_parts_of_an_address() -> None:
+def test_an_address_and_a_target_have_two_parts() -> None:
     endpoint = Endpoint("pod", join_address("fd00::1", 8000))
 
     assert (endpoint.ip, endpoint.port) == ("fd00::1", 8000)
-
-
-def test_a_target_is_a_name_and_a_port() -> None:
     assert parse_target(" vllm-headless.default.svc:8000 ") == ("vllm-headless.default.svc", 8000)
 
 

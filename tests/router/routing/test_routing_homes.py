@@ -114,17 +114,12 @@ def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> No
     chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
     gateways = GatewayCount()
     gateways.set_peers(PeerCounts(1, 1, 0), 10.0)
-
     assert not gateways.is_whole_at_one(chain, 500, 5.0)
 
-    gateways.set_peers(PeerCounts(0, 0, 1), 20.0)
-    gateways.set_peers(PeerCounts(0, 0, 1), 60.0)
+    for now in (20.0, 60.0):
+        gateways.set_peers(PeerCounts(0, 0, 1), now)
+    are_whole = [gateways.is_whole_at_one(chain, reach, 5.0) for reach in (0, 299, 301, 1_000)]
 
-    assert [gateways.is_whole_at_one(chain, reach, 5.0) for reach in (0, 299, 301, 1_000)] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert are_whole == [False, False, True, False]
     assert not gateways.is_whole_at_one(chain, 500, 19.8), "it began when they were lost already"
     assert not gateways.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"

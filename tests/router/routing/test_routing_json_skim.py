@@ -115,7 +115,6 @@ def test_large_body_gives_the_prompt_that_a_small_one_gives(
     body = json.dumps(request, **written).encode(errors="replace")
 
     whole, skimmed = read_both(path, body, chars, limits)
-
     assert whole == skimmed
     for given_limits in (WHOLE, limits):
         part = parse(path, "", body[:cut], is_partial=True, limits=given_limits)
@@ -280,10 +279,15 @@ def test_large_body_in_utf_16_is_read_unless_it_is_very_large() -> None:
         parse("/v1/completions", "", json.dumps({"x": "y" * RECODED_BYTES}).encode("utf-16"))
 
 
-def test_numbers_far_apart_are_read() -> None:
-    body = b'{"prompt":[%b1]}' % (b"1," + b" " * 700) * 1
-
-    assert parse("/v1/completions", "", body, limits=LARGE).first_user_message(9) == "1,1"
+@table(
+    ("path", "body", "head"),
+    [
+        ("/v1/completions", b'{"prompt":[1,%b1]}' % (b" " * 700), "1,1"),
+        (CHAT, b'{"messages":[{"role":"somebody-whom-nobody-knows"}]}', "\x1esomebody-whom-nobody-knows\x1f"),
+    ],
+)
+def test_numbers_far_apart_and_a_long_role_are_read(path: str, body: bytes, head: str) -> None:
+    assert [parse(path, "", body, limits=limits).head(99) for limits in (LARGE, TINY)] == [head] * 2
 
 
 def test_what_is_left_in_the_body_shows_no_text() -> None:
@@ -299,12 +303,6 @@ def test_text_that_ends_too_far_away_still_has_a_head() -> None:
 
     assert isinstance(prompt.fault, PromptTooComplex)
     assert (prompt.model, prompt.first_user_message(9)) == ("m", 'say "hi",')
-
-
-def test_long_role_is_a_role() -> None:
-    body = b'{"messages":[{"role":"somebody-whom-nobody-knows","content":"hi"}]}'
-
-    assert parse(CHAT, "", body, limits=TINY).head(99) == "\x1esomebody-whom-nobody-knows\x1fhi"
 
 
 def test_odd_model_at_the_end_is_read_as_anywhere() -> None:

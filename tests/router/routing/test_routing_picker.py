@@ -58,18 +58,10 @@ def eight(loaded: tuple[str, int], models: frozenset[str] = frozenset()) -> list
 
 @pytest.fixture
 def several() -> Picker:
+    learnt = Endpoint("l", "10.0.0.9:80", models=frozenset({"phi"}), adapters=frozenset({"tiny"}))
+    llama = Route(pool("llama"), ("llama-8b",), frozenset({"sql"}))
     return Picker(
-        [
-            Route(pool("llama"), ("llama-8b",), frozenset({"sql"})),
-            Route(pool("qwen"), ("qwen-*", "*-coder")),
-            Route(
-                pool(
-                    "learnt",
-                    Endpoint("l", "10.0.0.9:80", models=frozenset({"phi"}), adapters=frozenset({"tiny"})),
-                ),
-                ("phi-x",),
-            ),
-        ]
+        [llama, Route(pool("qwen"), ("qwen-*", "*-coder")), Route(pool("learnt", learnt), ("phi-x",))]
     )
 
 
@@ -160,7 +152,6 @@ def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind
 def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_pools(several: Picker) -> None:
     tools = fill(b'{"a":[{"b":0}]},', 4_000_000)
     body = b'{"messages":[%b0],"model":"phi","tools":[%b0]}' % (tools, tools)
-
     with pytest.raises(PromptTooComplex):
         several.pick(Query("POST", CHAT, {}, body))
     sole = Picker([Route(pool("llama"))])
@@ -253,7 +244,6 @@ def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
     picks = [built.pick(least_load) for _ in range(4)]
     draining = Endpoint("e1", "10.0.0.1:80", is_ready=False)
     built.replace([draining, ready[1]])
-
     assert built.snapshot.draining == (draining,)
     assert {built.pick(least_load).endpoint.name for _ in range(4)} == {"e2"}
     assert (built.book.in_flight("e1"), built.book.total) == (2, 6)

@@ -128,7 +128,6 @@ def test_head_of_a_turn_starts_the_head_of_the_next(
     earlier: list[tuple[str, str]], later: list[tuple[str, str]], chars: int
 ) -> None:
     now, then = chat(*earlier).head(chars), chat(*earlier, *later).head(chars)
-
     assert then.startswith(now)
     if len(now) == chars:
         assert then == now

@@ -134,7 +134,6 @@ def test_only_eligible_endpoints_that_are_not_left_out_are_chosen_whoever_holds_
     others = [endpoint for name, endpoint in fleet.pool.snapshot.ready.items() if name != warm.name][:2]
     request = replace(ask(words("Why?", 1_000)), subset=[endpoint.address for endpoint in others])
     picks = [fleet.picker.pick(request).pick for _ in range(5)]
-
     assert {pick.endpoint.name for pick in picks} <= {endpoint.name for endpoint in others}
 
     fleet.pool.gate = Shut(frozenset(warm.name))
@@ -281,7 +280,6 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
         pick.learn(Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000)))
     told = fleet.explain("new")
     endpoints = fleet.strategy.describe_engines()["endpoints"]
-
     assert endpoints["a"]["slower_by"] == 1  # type: ignore[index]
     assert endpoints["b"]["slower_by"] > 1.3  # type: ignore[index]
     assert told["b"]["cost_ms"] > 1.3 * told["a"]["cost_ms"]  # type: ignore[operator]
@@ -317,27 +315,23 @@ def test_an_endpoint_that_never_finds_what_was_predicted_is_distrusted() -> None
     assert told["measured_hit_rate"] == 0
 
 
-def test_what_is_predicted_is_counted_by_reason() -> None:
+@table(("block_tokens", "cached"), [(None, None), (128, 2 * 7 * 128)])
+def test_what_is_predicted_is_counted_by_reason_in_whole_blocks_where_their_size_is_known(
+    block_tokens: int | None, cached: int | None
+) -> None:
     fleet = Fleet("a")
+    if block_tokens is not None:
+        sense(fleet, "a", replace(SAID, kv_tokens=84_000, block_tokens=block_tokens))
     for _ in range(3):
         fleet.visit(words("Why?", 1_000))
     told = fleet.strategy.predicted()
 
     assert {reason for reason, counts in told.items() if counts.prompt} == {COLD, PREFIX}
-    assert told[COLD].cached == 0
-    assert told[PREFIX].cached == told[PREFIX].prompt == 2 * told[COLD].prompt
+    assert (told[COLD].cached, told[COLD].saved_ms) == (0, 0)
+    assert told[PREFIX].prompt == 2 * told[COLD].prompt
+    assert told[PREFIX].cached == (cached or told[PREFIX].prompt)
     ms_per_token = ENGINES[DEFAULT_ENGINE].prefill_ms_per_token
     assert told[PREFIX].saved_ms == pytest.approx(told[PREFIX].cached * ms_per_token)
-    assert told[COLD].saved_ms == 0
-
-
-def test_blocks_are_predicted_whole_where_their_size_is_known() -> None:
-    fleet = Fleet("a")
-    sense(fleet, "a", replace(SAID, kv_tokens=84_000, block_tokens=128))
-    for _ in range(2):
-        fleet.visit(words("Why?", 1_000))
-
-    assert fleet.strategy.predicted()[PREFIX].cached == 7 * 128
 
 
 def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
@@ -348,7 +342,6 @@ def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
         if number % 60 == 59:
             size = chain_of(fleet.read(words("000 Why?", 100)), 1).size * (number + 1)
             sense(fleet, "a", replace(SAID, prefills=number + 2, prompt_tokens=size / 3))
-
     assert fleet.strategy.engine.bytes_per_token == pytest.approx(3, abs=0.01)
     learnt = fleet.strategy.describe_engines()
     assert learnt["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
@@ -394,7 +387,6 @@ def test_what_waits_for_other_gateways_is_a_reason_to_leave() -> None:
     for name, waiting in ((warm, 400.0), (other, 0.0)):
         for _ in range(20):
             sense(fleet, name, replace(SAID, waiting=waiting))
-
     assert fleet.pick(*said, "Because.", "How?").endpoint.name == other
 
     for _ in range(60):
@@ -413,7 +405,6 @@ def test_every_strategy_gives_way_to_every_other_with_its_counts() -> None:
                 fleet.follow("abcd")
                 picks.append(fleet.pick("Why?", system=words("Be kind.", 100)))
     fleet.follow("abc")
-
     assert sum(fleet.pool.book.counts().values()) == len(picks) == 2 * len(STRATEGIES.kinds) ** 2
 
     for pick in picks:
@@ -452,17 +443,22 @@ def gateways(count: int) -> list[Fleet]:
     return [Fleet("abcdefgh", seed=seed, gateways=count) for seed in range(count)]
 
 
-def test_several_gateways_find_a_conversation_at_its_home_and_predict_it_there() -> None:
+def test_several_gateways_find_conversations_and_instructions_at_their_homes_and_predict_them_there() -> None:
     one, other = gateways(2)
     for number in range(20):
         said = [words(f"{number} Why?", 500)]
-        first = one.visit(*said)
-        following = other.visit(*said, "Because.", "How?")
+        first, following = one.visit(*said), other.visit(*said, "Because.", "How?")
 
         assert (first.endpoint.name, first.reason) == (following.endpoint.name, HOME)
         assert following.reason is SESSION
     told = other.strategy.predicted()[SESSION]
     assert 0.9 * told.prompt < told.cached < told.prompt
+
+    for number in range(20):
+        system = words(f"You serve client {number}.", 2_000)
+        assert (
+            one.visit("Why?", system=system).endpoint.name == other.visit("How?", system=system).endpoint.name
+        )
 
 
 def test_a_gateway_that_is_alone_has_no_homes() -> None:
@@ -493,16 +489,6 @@ def test_gateways_find_out_that_they_are_several() -> None:
     assert {round(fleet.strategy.gateways.count) for fleet in fleets} <= {3, 4, 5, 6}
     assert sum(missed[:10]) >= 10
     assert sum(missed[-100:]) <= 5
-
-
-def test_instructions_have_a_home_that_all_gateways_find_at_once() -> None:
-    one, other = gateways(2)
-    for number in range(20):
-        system = words(f"You serve client {number}.", 2_000)
-        first = one.visit("Why?", system=system)
-        second = other.visit("How?", system=system)
-
-        assert first.endpoint.name == second.endpoint.name
 
 
 def test_a_turn_of_ours_tells_where_a_conversation_is_whatever_its_home() -> None:

@@ -104,7 +104,6 @@ def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
     most = 8 * SIZE // ENTRY_BYTES
     asked = chain(*range(20))
     taken = index.take(at(index, "a"), asked, 0.0)
-
     assert taken == Taken(0, most)
     assert index.take(at(index, "a"), chain(50), 0.0) == Taken(0, 0)
 
@@ -126,7 +125,6 @@ def test_an_endpoint_that_goes_or_moves_or_is_lost_holds_nothing_whenever_its_re
     else:
         index.follow(({"a": "10.0.0.9:80"} if event == "moves" else {}) | {"b": "10.0.0.1:80"})
     index.follow(dict.fromkeys("ab", "10.0.0.1:80"))
-
     assert depth(index, "a", 1, 2, 3) == 0
     assert levels(index, 1, 2, 3) == [["b"]]
     assert (len(index), len(at(index, "a"))) == (2, 0)
@@ -142,7 +140,6 @@ def test_prompts_fork_where_they_go_on_differently() -> None:
     index = index_of("a", "b")
     visit(index, "a", 1, 2, 3, 4)
     visit(index, "a", 1, 2, 3, 4, 5)
-
     assert index.forks(chain(1, 2, 3, 4).hashes, 4) == []
 
     visit(index, "b", 1, 2, 8)
@@ -166,7 +163,6 @@ def test_a_fork_counts_who_passes_it() -> None:
 
 def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
     index = index_of("a", "b", blocks=100)
-
     assert index.life_s(0.0) == 60
 
     for number in range(600):
@@ -190,12 +186,10 @@ def test_what_was_never_read_is_taken_back() -> None:
     holding, asked = at(index, "a"), chain(1, 2, 3, 4)
     taken = index.take(holding, asked, 0.0)
     index.withdraw(holding, asked, taken)
-
     assert depth(index, "a", 1, 2, 3, 4) == 4  # its request is open yet
 
     index.release(holding, asked, taken, 0.0)
     index.withdraw(holding, asked, taken)
-
     assert depth(index, "a", 1, 2, 3, 4) == 2
     assert len(index) == 2
     assert holding.idle_bytes == 2 * SIZE
@@ -244,12 +238,10 @@ def test_each_endpoint_has_the_size_that_it_tells() -> None:
     index.resize("strange", 4 * SIZE)
     for name in "ab":
         visit(index, name, *range(20))
-
     assert [at(index, name).idle_bytes // SIZE for name in "ab"] == [4, 10]
     assert index.capacity == 10 * SIZE
 
     index.resize("b", 2 * SIZE)
-
     assert at(index, "b").idle_bytes == 2 * SIZE
     assert index.capacity == 4 * SIZE
 
@@ -286,7 +278,6 @@ def test_a_fork_counts_the_passes_of_other_gateways_and_not_their_ends() -> None
     [fork] = chain(1).hashes
     before = index.uses(fork, 0.0)
     index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=False)
-
     assert index.uses(fork, 0.0) == before
 
     index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=True)

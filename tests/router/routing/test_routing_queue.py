@@ -144,7 +144,6 @@ def test_who_is_kept_out_for_itself_stands_in_nobodys_way() -> None:
 def test_a_newcomer_waits_behind_its_lane_only_while_one_of_it_waits() -> None:
     door = build_door()
     door.send("a", Lane(client=1))
-
     assert door.queue.precedes(Lane(client=1))
     assert not door.queue.precedes(Lane(client=2))
     door.open(1)
@@ -165,7 +164,6 @@ def test_those_who_wait_are_asked_before_a_newcomer() -> None:
 def test_a_request_beyond_the_bound_is_not_held_nor_turns_anybody_out_if_no_queue_had_room_for_it() -> None:
     door = build_door(requests=2, limit_bytes=100)
     held = [door.send(name, size_bytes=size) for name, size in (("a", 60), ("big", 50), ("b", 40), ("c", 0))]
-
     assert [waiter is not None for waiter in held] == [True, False, True, False]
     assert (door.send("huge", PREMIUM, 101), door.refused) == (None, [])
     door.open(2)
@@ -192,7 +190,6 @@ def test_who_waits_too_long_is_asked_a_last_time() -> None:
     door.clock.pass_by(3)
     door.send("b")
     door.clock.pass_by(2 + TICK_S)
-
     assert (door.refused, len(door.queue)) == (["a"], 1)
     door.places = 1
     door.clock.pass_by(3)
@@ -342,7 +339,6 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
     pool, taken = build_pool(door, 0), list[Pick]()
     ask_pool(pool, door.queue, taken)
     pool.hold(other.queue)
-
     assert (len(door.queue), door.ends[QueueEnd.REFUSED]) == (0, 1)
     pool.hold(None)
     assert pool.queue is None

@@ -61,7 +61,6 @@ def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> N
 def test_over_the_cliff_new_conversations_are_refused_until_those_that_go_on_find_theirs_again() -> None:
     over = fleet()
     overgrow(over)
-
     assert refused(over, 50) >= 40
     assert refused(over, 20, "Answered", "And now?") == 0
 

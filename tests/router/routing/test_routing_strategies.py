@@ -75,10 +75,11 @@ def test_random_is_even_and_ties_fall_evenly_among_the_eligible(
     assert min(firsts[name] for name in eligible) > 0.9 * 3_000 / len(eligible)
 
 
-def test_least_load_takes_the_least_loaded_and_names_the_next() -> None:
-    choice = LeastLoad(OUTSIDE).choose(candidates({"a": 3, "b": 1, "c": 2}), 2)
+def test_least_load_takes_the_least_loaded_and_names_the_next_and_so_does_prefix_hash_without_a_key() -> None:
+    some = candidates({"a": 3, "b": 1, "c": 2})
 
-    assert choice == Choice(("b", "c"), LEAST_LOAD)
+    assert LeastLoad(OUTSIDE).choose(some, 2) == Choice(("b", "c"), LEAST_LOAD)
+    assert PrefixHash(OUTSIDE).read(None, {}, "").choose(some, 2) == Choice(("b", "c"), NO_PREFIX)
 
 
 def test_only_eligible_endpoints_are_chosen() -> None:
@@ -119,12 +120,6 @@ def test_floor_accepts_fewer_than_itself(in_flight: int, is_home: bool) -> None:
     assert (PrefixHash(OUTSIDE).reading(1).choose(candidates(quiet), 1).reason is HOME) is is_home
 
 
-def test_without_a_key_the_least_loaded_is_chosen() -> None:
-    choice = PrefixHash(OUTSIDE).read(None, {}, "").choose(candidates({"a": 2, "b": 0, "c": 1}), 2)
-
-    assert choice == Choice(("b", "c"), NO_PREFIX)
-
-
 def test_first_fallback_is_where_the_key_goes_when_its_home_leaves() -> None:
     counts = {"a": 0, "b": 9, "c": 0, "d": 0}
     _, second, *_ = kubeai().reading(1).choose(candidates(counts), 3).names
@@ -152,7 +147,6 @@ def test_no_endpoint_is_taken_over_its_bound(keys: list[int], count: int, factor
     strategy = PrefixHash(OUTSIDE, load_factor=factor, load_floor=floor)
     for total, key in enumerate(keys):
         name = strategy.reading(key).choose(some, 1).names[0]
-
         assert book.in_flight(name) <= max((total + 1) / count * factor, floor - 1)
         book.take(name)
 

@@ -21,12 +21,15 @@ def test_a_pick_is_found_while_its_request_is_open_and_just_after() -> None:
     assert [tickets.take(number) for number in (open_, ended)] == [pick, pick]
 
 
-def test_a_number_is_good_for_once_and_a_strange_one_for_nothing() -> None:
+def test_a_number_is_good_for_once_be_it_before_the_end_and_a_strange_one_for_nothing() -> None:
     tickets = Tickets(Clock(0.0), 0)
     number = tickets.give(take_pick())
 
     assert tickets.take(number) is not None
     assert [tickets.take(strange) for strange in (number, number + 1, 0)] == [None, None, None]
+
+    tickets.end(number)
+    assert (len(tickets), tickets.take(number)) == (0, None)
 
 
 def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
@@ -58,14 +61,3 @@ def test_numbers_are_64_bits_never_0_and_never_the_same(first: int, count: int) 
 
     assert len(set(numbers)) == count
     assert all(0 < number < 2**64 for number in numbers)
-
-
-def test_a_log_that_comes_before_the_end_leaves_nothing_behind() -> None:
-    tickets = Tickets(Clock(0.0), 0)
-    number = tickets.give(take_pick())
-
-    assert tickets.take(number) is not None
-
-    tickets.end(number)
-
-    assert (len(tickets), tickets.take(number)) == (0, None)

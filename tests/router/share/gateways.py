@@ -94,6 +94,18 @@ def lies(me: int | None = None) -> Iterator[bytes]:
         number += 512
 
 
+async def rave(port: int, me: int | None = None) -> None:
+    """Tells lies to the mesh at a port as fast as it can, until cancelled."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for letter in lies(me):
+            writer.write(len(letter).to_bytes(4) + letter)
+            await writer.drain()
+            await asyncio.sleep(0)
+    finally:
+        writer.transport.abort()
+
+
 def at(port: int) -> str:
     return f"127.0.0.1:{port}"
 

@@ -16,7 +16,6 @@ def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
     ]
     for data in sent:
         gateway.courier.take(data)
-
     assert (gateway.counts["heard"], gateway.counts["flood"]) == (MOST_SENDERS, 5)
 
     gateway.courier.take(sent[0])
@@ -80,7 +79,6 @@ def test_a_sender_gets_a_tenth_of_a_core_and_no_more() -> None:
 
 def test_senders_that_are_not_known_share_one_tenth_of_a_core() -> None:
     reader = Reader(cpu_s=0.3)
-
     assert [reader.read(), reader.read()] == ["heard", "heard"]
 
     stranger = Seal("llm", SECRET, 3).close(Letter(3, name_of("llama"), 1))

@@ -76,7 +76,6 @@ def test_a_heartbeat_heals_whatever_was_lost_late_or_told_twice(
     *before, beat = news
     tell(ledger, data.draw(st.lists(st.sampled_from(before), max_size=60)) if before else [])
     tell(ledger, [beat])
-
     assert ledger.counts() == truth(news)
 
     # What comes late changes nothing any more.
@@ -105,28 +104,20 @@ def test_an_end_whose_pick_was_lost_is_not_shown_below_zero() -> None:
 
 
 def test_of_two_heartbeats_the_one_of_the_higher_number_counts() -> None:
+    """And what was said before the last but one is no news."""
     ledger = Ledger()
     ledger.stand(9, {A: 2})
     ledger.stand(5, {B: 7})
-
     assert ledger.counts() == {A: 2}
 
-
-def test_what_was_said_before_the_last_heartbeat_but_one_is_no_news() -> None:
-    ledger = Ledger()
-    ledger.stand(5, {})
-    ledger.stand(9, {})
-
-    assert ledger.note(5, A, 1) is None
-    assert ledger.note(6, A, 1) == 0
-    assert ledger.note(6, A, 1) is None
+    ledger.stand(12, {})
+    assert [ledger.note(number, A, 1) for number in (9, 10, 10)] == [None, 0, None]
     assert ledger.counts() == {}
 
 
 def test_a_mad_peers_news_take_no_more_memory_until_its_next_heartbeat() -> None:
     ledger = Ledger()
     taken = sum(ledger.note(number, A, 1) is not None for number in range(1, 70_000))
-
     assert taken == 65_536
 
     ledger.stand(70_000, {A: 3})

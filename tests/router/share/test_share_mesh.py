@@ -14,7 +14,7 @@ from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.share.letters import Letter, Picked, name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
-from tests.router.share.gateways import SECRET, Gateway, lies, meshed
+from tests.router.share.gateways import SECRET, Gateway, meshed, rave
 from tests.stack.ports import free_ports
 from tests.waiting import until
 
@@ -136,7 +136,7 @@ async def test_a_recorded_letter_is_heard_once(lone: Gateway) -> None:
 async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> None:
     """It has the secret, and tells as fast as it can of what never was. The other is heard all the same."""
     one, other = pair
-    task = asyncio.create_task(_rave(one))
+    task = asyncio.create_task(rave(_port(one), one.courier._me))
     try:
         await until(lambda: one.counts["flood"] > 100)
         for _ in range(5):
@@ -235,14 +235,3 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
     except ConnectionError:
         return b""
-
-
-async def _rave(gateway: Gateway) -> None:
-    _, writer = await _dial(gateway)
-    try:
-        for letter in lies(gateway.courier._me):
-            writer.write(len(letter).to_bytes(4) + letter)
-            await writer.drain()
-            await asyncio.sleep(0)
-    finally:
-        writer.transport.abort()

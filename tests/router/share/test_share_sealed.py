@@ -95,7 +95,6 @@ def test_two_installations_never_mix(reader: Seal) -> None:
 def test_nobody_writes_in_anothers_name() -> None:
     forger = Seal("llama", SECRET, ME)
     letter = Letter(OTHER, 1, 1)
-
     with pytest.raises(ValueError, match="nonce"):
         forger.close(letter)
 
@@ -120,18 +119,13 @@ def test_another_version_and_what_is_too_long_are_not_looked_at() -> None:
     assert fault(b"") == "version"
 
 
-def test_a_nonce_is_used_once() -> None:
-    one = seal()
-    letter = Letter(ME, 1, 1)
-
+def test_a_nonce_is_used_once_and_a_short_secret_is_refused() -> None:
+    one, letter = seal(), Letter(ME, 1, 1)
     assert one.close(letter) != one.close(letter)
 
     one._sent = 1 << 32
     with pytest.raises(ValueError, match="nonce"):
         one.close(letter)
-
-
-def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         seal(secret=b"short")
 
@@ -151,7 +145,6 @@ def test_nothing_of_a_prompt_can_be_seen() -> None:
 def test_blocks_arrive_with_their_lengths(words: int) -> None:
     chain = chain_of([("user", "Why? " * words)], 1)
     found = tell_pick(1, 2, 3, chain)
-
     assert found.hashes == tuple(chain.hashes)
     for start in range(len(chain)):
         for stop in range(start, len(chain) + 1):

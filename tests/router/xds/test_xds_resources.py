@@ -76,7 +76,6 @@ def test_an_endpoint_that_stays_is_not_serialised_again(monkeypatch: pytest.Monk
         return b"new"
 
     monkeypatch.setattr("extproc.router.xds.resources.encode_endpoint", encode)
-
     catalog.replace("llama", [*endpoints[1:], Endpoint("x", "10.0.1.1:8000")])
 
     assert encoded == [Endpoint("x", "10.0.1.1:8000")]
@@ -108,7 +107,6 @@ def plain(tree: dict[str, object]) -> dict[str, object]:
 
 def test_the_default_cluster_has_the_open_pools_endpoints() -> None:
     catalog = Catalog(["llama", "qwen"], "qwen")
-
     cluster = Any.parse(catalog[CLUSTERS]["_default"].body).unpack()
 
     assert isinstance(cluster, Cluster)
@@ -137,7 +135,6 @@ def test_without_an_open_pool_there_is_no_default_cluster() -> None:
 def test_a_response_is_what_envoy_reads() -> None:
     catalog = Catalog(["llama"], "llama")
     bodies = [resource.body for resource in catalog[CLUSTERS].values()]
-
     response = DiscoveryResponse.parse(
         bytes(WireResponse(version_info="v1", resources=bodies, type_url=CLUSTERS, nonce="7"))
     )

@@ -78,7 +78,6 @@ async def test_a_refusal_is_counted_and_logged_without_line_breaks(caplog: pytes
         await proxy.ask(CLUSTERS)
         await proxy.answer(await proxy.hear(), fault="bad cluster\nlevel=ERROR forged" + "x" * 5_000)
         await until(lambda: bool(rejections))
-
     assert rejections == ["Cluster"]
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "bad cluster\\nlevel=ERROR forged" in line

@@ -55,7 +55,6 @@ def subscribed_to_nothing_yet(catalog: Catalog) -> Subscriber:
 def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
     subscriber = subscribed_to_nothing_yet(published(llama=[A]))
     subscriber.on(Request(CLUSTERS))
-
     told = [subscriber.next(), subscriber.next()]
 
     assert [response.type_url for response in told if response] == [CLUSTERS, ASSIGNMENTS]
@@ -64,7 +63,6 @@ def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
 def test_an_accepted_version_is_not_sent_again() -> None:
     catalog = published(llama=[A, B])
     subscriber = subscribed(catalog, "llama")
-
     catalog.replace("llama", [B, A])
 
     assert subscriber.next() is None
@@ -73,7 +71,6 @@ def test_an_accepted_version_is_not_sent_again() -> None:
 def test_a_change_tells_only_the_pool_that_changed() -> None:
     catalog = published(llama=[A], qwen=[B])
     subscriber = subscribed(catalog, "llama", "qwen")
-
     catalog.replace("qwen", [])
 
     assert names(subscriber.next()) == ["qwen"]
@@ -88,7 +85,6 @@ def test_an_unanswered_response_holds_the_next_until_the_client_has_read_it() ->
     for number in range(100):
         catalog.replace("llama", [Endpoint(f"n{number}", f"10.0.1.{number}:8000")])
         assert subscriber.next() is None
-
     accept(subscriber, first, ["llama"])
     second = subscriber.next()
 
@@ -104,7 +100,6 @@ def test_a_refused_version_is_reported_and_not_sent_again_until_it_changes() -> 
     assert response is not None
 
     rejection = subscriber.on(Request(ASSIGNMENTS, ("llama",), response.nonce, fault="malformed address"))
-
     assert rejection == Rejection(ASSIGNMENTS, "malformed address")
     assert subscriber.next() is None
     catalog.replace("llama", [B])
@@ -133,7 +128,6 @@ def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -
     subscriber = subscribed(catalog, "llama", "qwen")
     catalog.replace("qwen", [A])
     response = subscriber.next()
-
     accept(subscriber, response, ["llama"])
     catalog.replace("qwen", [A, B])
     assert subscriber.next() is None
@@ -145,11 +139,9 @@ def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -
 def test_a_new_pool_is_a_new_cluster_and_endpoints_are_told_again() -> None:
     catalog = published(llama=[A])
     subscriber = subscribed(catalog, "llama")
-
     catalog.replace("qwen", [B])
     clusters = subscriber.next()
     endpoints = subscriber.next()
-
     assert names(clusters) == ["llama", "qwen"]
     assert names(endpoints) == ["llama"]
     accept(subscriber, clusters)
@@ -162,10 +154,8 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
     subscriber = Subscriber(catalog)
     subscriber.on(Request(CLUSTERS))
     accept(subscriber, subscriber.next())
-
     catalog.remove("llama")
     response = subscriber.next()
-
     assert response is not None
     assert names(response) == ["qwen"]
     assert b"llama" not in b"".join(response.resources)
@@ -225,7 +215,6 @@ def test_a_client_that_answers_ends_with_what_is_published(
             catalog.remove(pool)
         else:
             client.read()
-
     while client.read():
         pass
 

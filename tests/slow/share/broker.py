@@ -1,11 +1,15 @@
 """A real NATS server of a test's own."""
 
+import asyncio
 import shutil
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nats.aio.client import Client
+
+from tests.router.share.gateways import lies
 from tests.stack.process import Process
 
 PASSWORD = ("--user", "gateway", "--pass", "password")
@@ -24,3 +28,15 @@ class Broker(Process):
     def is_ready(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+async def rave_over(broker: Broker, me: int | None = None) -> None:
+    """Tells lies over the server as fast as it can, until cancelled."""
+    client = Client()
+    await client.connect(f"nats://127.0.0.1:{broker.port}", user="gateway", password="password")
+    try:
+        for letter in lies(me):
+            await client.publish("extproc.share.llm", letter)
+            await asyncio.sleep(0)
+    finally:
+        await client.close()

@@ -6,10 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from nats.aio.client import Client
-
-from tests.router.share.gateways import end, lies
-from tests.slow.share.broker import Broker
+from tests.router.share.gateways import end, rave
+from tests.slow.share.broker import Broker, rave_over
 from tests.slow.share.sharing import LONG_S, Sharing, build, share_settings, started
 from tests.stack.ports import free_ports
 
@@ -197,14 +195,7 @@ class OverMesh(Carriage):
             relay.cut()
 
     async def rave(self) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", self.services[0].mesh_port)
-        try:
-            for letter in lies():
-                writer.write(len(letter).to_bytes(4) + letter)
-                await writer.drain()
-                await asyncio.sleep(0)
-        finally:
-            writer.transport.abort()
+        await rave(self.services[0].mesh_port)
 
 
 class OverNats(Carriage):
@@ -237,14 +228,7 @@ class OverNats(Carriage):
         self._brokers[0].start()
 
     async def rave(self) -> None:
-        client = Client()
-        await client.connect(f"nats://127.0.0.1:{self._brokers[0].port}", user="gateway", password="password")
-        try:
-            for letter in lies():
-                await client.publish("extproc.share.llm", letter)
-                await client.flush()
-        finally:
-            await client.close()
+        await rave_over(self._brokers[0])
 
 
 @contextmanager

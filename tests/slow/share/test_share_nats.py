@@ -15,12 +15,11 @@ import nkeys  # type: ignore[import-untyped]
 import orjson
 import pytest
 import trustme
-from nats.aio.client import Client
 
 from extproc.router.share.courier import LetterCounts
 from extproc.router.share.nats import Nats, NatsAccess
-from tests.router.share.gateways import Build, Gateway, end, lies
-from tests.slow.share.broker import PASSWORD, Broker
+from tests.router.share.gateways import Build, Gateway, end
+from tests.slow.share.broker import PASSWORD, Broker, rave_over
 from tests.stack.ports import free_ports
 from tests.waiting import until
 
@@ -177,24 +176,13 @@ async def test_a_flood_over_the_server_ends_with_its_sender(broker: Broker, thre
     one, other, _ = three
     with broker:
         await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
-        task = asyncio.create_task(_rave(broker, one))
+        task = asyncio.create_task(rave_over(broker, one.courier._me))
         await until(lambda: one.counts["flood"] > 100)
         pick = one.pick()
         await end(task)
         await until(lambda: other.pool.book.total == 1)
         pick.release()
         await until(lambda: other.pool.book.total == 0)
-
-
-async def _rave(broker: Broker, gateway: Gateway) -> None:
-    client = Client()
-    await client.connect(f"nats://127.0.0.1:{broker.port}", user="gateway", password="password")
-    try:
-        for letter in lies(gateway.courier._me):
-            await client.publish("extproc.share.llm", letter)
-            await asyncio.sleep(0)
-    finally:
-        await client.close()
 
 
 class Operator:
