@@ -34,7 +34,7 @@ async def hits(
     rates: list[float] = []
     waits_ms: list[float] = []
     for _ in range(ROUNDS):
-        await rate(services)
+        await rate(services, [])
         async with having():
             waits_s: list[float] = []
             at_once.append(await rate(services, waits_s))
@@ -44,8 +44,8 @@ async def hits(
     return [Row(f"{name}: {what}", samples, unit) for what, samples, unit in rows]
 
 
-async def rate(services: Sequence[Sharing], waits_s: list[float] | None = None) -> float:
-    return await hit_rate(services, CONVERSATIONS, TURNS, seed=next(SEEDS), waits_s=waits_s)
+async def rate(services: Sequence[Sharing], waits_s: list[float]) -> float:
+    return await hit_rate(services, CONVERSATIONS, TURNS, next(SEEDS), waits_s)
 
 
 @asynccontextmanager

@@ -19,10 +19,6 @@ def walk(key: int) -> Iterator[str]:
     yield from {ROOT: ("r", "x"), HOME: ("h", "y")}[key]
 
 
-def nowhere(key: int) -> Iterator[str]:  # no endpoint at all
-    yield from ()
-
-
 def chain(answered: int = 0, rooted: int = 0) -> Chain:
     """A turn of a conversation that nobody has seen before."""
     root, question = ROOT if rooted else 0, next(QUESTIONS)
@@ -50,7 +46,7 @@ def test_what_is_presumed_where(asked: Chain, reach: int, presumed: dict[str, in
 
 
 def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
-    assert find_homes(chain(answered=800, rooted=500), 0, nowhere) == Homes({}, "")
+    assert find_homes(chain(answered=800, rooted=500), 0, lambda _: iter(())) == Homes({}, "")
     assert NO_HOMES.names == []
 
 

@@ -105,7 +105,6 @@ def build_door(
         (["a", "b"], 5, ["a", "b"]),
         (["a", "b10", "c-10", "d10", "e"], 4, ["b10", "d10", "a", "e"]),
     ],
-    ids=["one place", "two", "more than wait", "priorities"],
 )
 def test_as_many_leave_as_there_is_room_for_in_order(came: list[str], places: int, served: list[str]) -> None:
     door = build_door()
@@ -356,7 +355,6 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
         (NoEndpoint("none"), False, True),
         (PromptError("bad"), False, False),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, RequestError) else str(value),
 )
 def test_what_passes_by_itself_is_held(refusal: RequestError, has_endpoints: bool, may_pass: bool) -> None:
     assert build_pool(build_door(), int(has_endpoints)).may_pass(refusal) is may_pass

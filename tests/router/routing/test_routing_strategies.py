@@ -128,11 +128,6 @@ def test_first_fallback_is_where_the_key_goes_when_its_home_leaves() -> None:
     assert kubeai().reading(1).choose(candidates(counts), 3).names[0] == second
 
 
-def test_factor_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="below 1"):
-        PrefixHash(OUTSIDE, load_factor=0.9)
-
-
 @given(
     st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200),
     st.integers(1, 9),

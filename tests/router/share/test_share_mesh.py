@@ -16,6 +16,7 @@ from extproc.router.share.letters import Letter, Picked, name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
 from tests.router.share.gateways import SECRET, Gateway, meshed, rave
 from tests.stack.ports import free_ports
+from tests.tables import table
 from tests.waiting import until
 
 LONG_S = 40.0
@@ -87,31 +88,29 @@ async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway])
     assert monotonic() - began_s < 8
 
 
-@pytest.mark.parametrize(
-    ("cluster", "secret"), [("other", SECRET), ("llm", b"another secret, as long")], ids=["cluster", "secret"]
-)
+@table(("cluster", "secret"), [("other", SECRET), ("llm", b"another secret, as long")])
 async def test_another_installation_is_not_heard(pair: list[Gateway], cluster: str, secret: bytes) -> None:
     one, _ = pair
-    ports = free_ports(1)
-    stranger = Gateway(9, meshed(ports[0], [_port(one)]), cluster=cluster, secret=secret)
+    before = one.counts["foreign"]
+    [port] = free_ports(1)
+    stranger = Gateway(9, meshed(port, [_port(one)]), cluster=cluster, secret=secret)
     async with stranger.running():
         stranger.pick()
-        await until(lambda: one.counts["foreign"] >= 2)
+        await until(lambda: one.counts["foreign"] >= before + 2)
 
         assert (0, 1) == (one.pool.book.total, one.neighbours.active)
         assert stranger.neighbours.active == 0
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         b"GET / HTTP/1.1\r\nhost: extproc\r\n\r\n",
-        (1 + MAX_BYTES).to_bytes(4),
-        bytes(4),
-        (13).to_bytes(4) + bytes(13),
+        (1 + MAX_BYTES).to_bytes(4),  # too long
+        bytes(4),  # empty
+        (13).to_bytes(4) + bytes(13),  # of another version
         b"\xff" * 100_000,
     ],
-    ids=["http", "long", "empty", "version", "noise"],
 )
 async def test_what_is_no_letter_ends_its_line(lone: Gateway, data: bytes) -> None:
     reader, writer = await _dial(lone)

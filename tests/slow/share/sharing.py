@@ -105,12 +105,7 @@ class Proxy:
 
 
 async def hit_rate(
-    services: Sequence[Service],
-    conversations: int,
-    turns: int,
-    *,
-    seed: int = 1,
-    waits_s: list[float] | None = None,
+    services: Sequence[Service], conversations: int, turns: int, seed: int, waits_s: list[float]
 ) -> float:
     """The share of later turns that went where the turn before went, each turn by a gateway at random.
 
@@ -129,8 +124,7 @@ async def hit_rate(
             said.append(f"question {seed} {number} {turn} " + "words " * 200)
             asked_s = monotonic()
             async with proxy.asking(rng.randrange(len(services)), said) as endpoint:
-                if waits_s is not None:
-                    waits_s.append(monotonic() - asked_s)
+                waits_s.append(monotonic() - asked_s)
                 await asyncio.sleep(0.1)
             hits += endpoint == before
             before = endpoint
