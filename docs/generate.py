@@ -292,7 +292,7 @@ def _commands(title: str, text: str, wanted: Any) -> str:
         for option in command.params:
             record = option.get_help_record(context) if isinstance(option, click.Option) else None
             if record and "--help" not in record[0]:
-                rows.append(f"| `{_cell(record[0])}` | {_cell(record[1])} |")
+                rows.append(f"| `{record[0].replace('|', ', ')}` | {_cell(record[1])} |")
         table = "| option | |\n| --- | --- |\n" + "\n".join(rows)
         parts.append(f"## `extproc {name}`\n\n{about}\n\n    {usage}\n\n{table if rows else ''}")
     return "\n\n".join(parts)
