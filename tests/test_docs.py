@@ -13,6 +13,10 @@ from docs.generate import stale
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [
+    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
+    ROOT / "extproc/router/README.md",
+]
 
 
 def test_the_reference_is_what_the_code_gives() -> None:
@@ -35,7 +39,7 @@ def anchors(page: Path) -> frozenset[str]:
     return frozenset(slugs)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     links = re.findall(r'(?:\]\(|(?:src|srcset|href)=")([^)"\s]+)', prose(page))
     inside = [link for link in links if not re.match(r"https?:", link)]
