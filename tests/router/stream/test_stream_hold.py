@@ -136,9 +136,6 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
         assert announced.used == 0
 
 
-# Over a socket.
-
-
 @pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chosen, "transport", request.param)

@@ -218,6 +218,7 @@ async def test_picks_served_elsewhere_are_counted() -> None:
 
 
 ASKED = headers(), RequestBody(BODY)
+NO_JSON, TOO_LARGE = ((headers(), RequestBody(body)) for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1)))
 ROUTED = {"pool": "llama", "outcome": "routed"}
 # What is asked, and what is counted once.
 COUNTED: list[tuple[Callable[[], Picker], Sequence[Event], str, dict[str, str]]] = [
@@ -225,14 +226,9 @@ COUNTED: list[tuple[Callable[[], Picker], Sequence[Event], str, dict[str, str]]]
     (one_pool, ASKED, "requests_total", ROUTED),
     (one_pool, ASKED, "pick_duration_seconds_count", {}),
     (one_pool, ASKED, "streams_open", {}),
-    (one_pool, (headers(), RequestBody(b"not JSON")), "prompt_errors_total", {"why": "PromptError"}),
-    (one_pool, (headers(), RequestBody(b"not JSON")), "requests_total", ROUTED),
-    (
-        one_pool,
-        (headers(), RequestBody(b"x" * (MAX_BODY_BYTES + 1))),
-        "requests_total",
-        {"pool": "", "outcome": "body_too_large"},
-    ),
+    (one_pool, NO_JSON, "prompt_errors_total", {"why": "PromptError"}),
+    (one_pool, NO_JSON, "requests_total", ROUTED),
+    (one_pool, TOO_LARGE, "requests_total", {"pool": "", "outcome": "body_too_large"}),
     # A refusal is counted under the pool that refused.
     (no_endpoints, [headers(end=True)], "requests_total", ROUTED | {"outcome": "no_endpoint"}),
     (full_pool, [headers(end=True)], "requests_total", ROUTED | {"outcome": "overloaded"}),

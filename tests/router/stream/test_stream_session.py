@@ -333,44 +333,26 @@ def test_the_models_of_all_pools_are_listed_without_globs() -> None:
     assert ["llama", "sql-lora"] == [model["id"] for model in listed["data"]]
 
 
+MODES = st.none() | st.sampled_from(BodyMode)
+NAMES = st.sampled_from([":method", ":path", "content-type", "upgrade", "x-session", "x-extproc-pool"])
+VALUES = ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
+ORDERS = {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
+BODIES = st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999])
+LATE_CONFIGS = st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), UNTOLD])
+STATUSES = st.sampled_from([0, 200, 500])
 EVENTS = st.one_of(
     st.builds(
         RequestHeaders,
-        st.dictionaries(
-            st.sampled_from([":method", ":path", "content-type", "upgrade", "x-session", "x-extproc-pool"]),
-            st.sampled_from(
-                ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
-            ),
-        )
-        | st.fixed_dictionaries(
-            {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
-        ),
+        st.dictionaries(NAMES, st.sampled_from(VALUES)) | st.fixed_dictionaries(ORDERS),
         st.booleans(),
         st.none() | st.lists(st.sampled_from([*ADDRESSES, "10.0.0.1", "", "x"]), max_size=3),
-        st.builds(
-            StreamConfig,
-            st.none() | st.sampled_from(BodyMode),
-            st.none() | st.sampled_from(BodyMode),
-            st.booleans(),
-        )
-        | st.none(),
+        st.none() | st.builds(StreamConfig, MODES, MODES, st.booleans()),
     ),
-    st.builds(
-        RequestBody,
-        st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999]),
-        st.booleans(),
-        st.none(),
-        st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), UNTOLD]),
-    ),
+    st.builds(RequestBody, BODIES, st.booleans(), st.none(), LATE_CONFIGS),
     st.builds(BodySkipped),
     st.builds(Observed),
     st.builds(RequestTrailers),
-    st.builds(
-        ResponseHeaders,
-        st.none() | st.sampled_from([*ADDRESSES, "x"]),
-        st.booleans(),
-        st.sampled_from([0, 200, 500]),
-    ),
+    st.builds(ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans(), STATUSES),
     st.builds(ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(ResponseTrailers),
     st.builds(Room, st.booleans()),

@@ -95,8 +95,6 @@ class Peer:
     def open(self, *stream_ids: int) -> None:
         self.say(*map(self.request, stream_ids))
 
-    # What the service does.
-
     def send(self, stream_id: int, message: bytes) -> None:
         self.connection.send(self._streams[stream_id], message)
 

@@ -9,40 +9,40 @@ import grpc.aio
 
 from extproc.router.budget import Budget
 from extproc.router.wire.accepting import bind
-from extproc.router.wire.calls import Call
+from extproc.router.wire.calls import Call, Status
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 
 ECHO = "/test.Service/Echo"
-FAIL = "/test.Service/Fail"
 FEED = "/test.Service/Feed"
 
 
 class Echo:
-    """Gives each message back; says how large a skipped one was."""
+    """Gives each message back, but for `fail` and `refuse`; says how large a skipped one was."""
 
     def __init__(self, call: Call, ends: list[str]) -> None:
-        self._call = call
+        self.call = call
         self._ends = ends
 
     def on_message(self, message: bytes | bytearray) -> None:
-        self._call.send(bytes(message))
+        match message:
+            case b"fail":
+                raise RuntimeError("the prompt says: secret")
+            case b"refuse":
+                self.call.send(b"last")
+                self.call.finish(Status.NOT_FOUND, "no such thing")
+                self.call.send(b"never")
+            case _:
+                self.call.send(bytes(message))
 
     def on_skipped(self, size: int) -> None:
-        self._call.send(b"skipped %d" % size)
+        self.call.send(b"skipped %d" % size)
 
     def on_half_close(self) -> None:
-        self._call.finish()
+        self.call.finish()
 
     def on_close(self) -> None:
         self._ends.append("echo")
-
-
-class Fail(Echo):
-    """Raises at the first message."""
-
-    def on_message(self, message: bytes | bytearray) -> None:
-        raise ValueError(message.decode())
 
 
 class Served:
@@ -51,11 +51,7 @@ class Served:
     def __init__(self, limits: WireLimits, budget: Budget) -> None:
         self.ends: list[str] = []
         self.feeds: list[Call] = []
-        self.listener = Listener(
-            {ECHO: self._echo, FAIL: lambda call: Fail(call, self.ends), FEED: self._feed},
-            limits=limits,
-            budget=budget,
-        )
+        self.listener = Listener({ECHO: self._echo, FEED: self._feed}, limits=limits, budget=budget)
         self.opened = 0
         self.port = 0
 

@@ -1,4 +1,4 @@
-"""What a peer may cost us: floods, and what time alone brings. Time is passed in."""
+"""What a peer may cost us: floods, and what time alone brings, which is passed in; and leaving (§6.8)."""
 
 from collections.abc import Callable
 
@@ -126,9 +126,6 @@ def test_rapid_resets_leave_nothing_behind() -> None:
     assert peer.heard() == []
 
 
-# Time.
-
-
 @table("said", [b"", frames.PREFACE[:10], frames.PREFACE])
 def test_a_preface_must_come_in_time(said: bytes) -> None:
     peer = Peer(greets=False)
@@ -223,9 +220,6 @@ def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
     assert peer.budget.used == 0
 
 
-# Leaving (§6.8).
-
-
 def first_goaway(sent: list[Frame]) -> bytes:
     """Checks that it is one that still allows every stream, and a PING; returns that one's payload."""
     goaway, asked = sent
@@ -258,26 +252,19 @@ def test_drain_serves_what_comes_until_the_peer_knows() -> None:
     assert peer.connection.is_over
 
 
-def test_drain_without_calls_ends_with_the_answer() -> None:
-    peer, payload = draining()
+def test_drain_without_calls_ends_with_the_answer_to_its_ping_alone() -> None:
+    peer = Peer()
+    peer.say(ping(b"extproc!", frames.ACK))
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
+    peer.say(ping(b"other...", frames.ACK), ping(payload))
+    assert peer.heard() == cut(ping(payload, frames.ACK))
     was_over = peer.connection.is_over
 
     peer.say(ping(payload, frames.ACK))
 
     assert (was_over, peer.connection.is_over) == (False, True)
     assert peer.heard() == cut(frames.goaway(0, Code.NO_ERROR))
-
-
-def test_only_the_answer_to_that_ping_counts() -> None:
-    peer = Peer()
-    peer.say(ping(b"extproc!", frames.ACK))
-    peer.connection.drain()
-    payload = first_goaway(peer.heard())
-
-    peer.say(ping(b"other...", frames.ACK), ping(payload))
-
-    assert peer.heard() == cut(ping(payload, frames.ACK))
-    assert not peer.connection.is_over
 
 
 def test_drain_before_the_preface_waits_for_it() -> None:

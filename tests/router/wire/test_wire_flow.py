@@ -27,9 +27,6 @@ def sent_data(peer: Peer) -> list[tuple[int, bytes]]:
     return [(stream_id, payload) for kind, _, stream_id, payload in peer.heard() if kind == frames.DATA]
 
 
-# What we send.
-
-
 def test_without_a_window_headers_go_and_data_waits() -> None:
     peer = calling(0)
     peer.send(1, b"abc")
@@ -161,8 +158,6 @@ def test_whatever_the_windows_do_the_bytes_are_the_same_and_within_them(
     assert peer.budget.used == 0
 
 
-# WINDOW_UPDATE (§6.9, §6.9.1).
-
 TO_THE_BRIM = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
 
 
@@ -246,9 +241,6 @@ def test_whatever_block_comes_first_says_it(way: str) -> None:
         peer.finish(1)
 
     assert peer.heard()[0][3].startswith(b"\x20")
-
-
-# What we let the peer send.
 
 
 @table("window", [1, 2, 3, 10, 100])

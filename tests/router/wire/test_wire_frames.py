@@ -169,9 +169,6 @@ def test_padding_is_taken_off(size: int) -> None:
     assert told == [("opened", 1), ("message", 1, b"x")]
 
 
-# Header blocks in pieces (§6.10).
-
-
 def in_pieces(stream_id: int, block: bytes, count: int, flags: int = 0) -> list[bytes]:
     """HEADERS and `count` CONTINUATION frames."""
     size = len(block) // count + 1

@@ -29,9 +29,6 @@ def fields_of(block: bytes) -> dict[str, str]:
     return {str(name): str(value) for name, value in Decoder().decode(block)}
 
 
-# What a request says.
-
-
 def test_reads_path_and_metadata() -> None:
     """Fields of one name are joined."""
     head = read_head([*REQUEST, ("x", "1"), ("x", "2"), ("x", ""), ("grpc-encoding", "gzip")])
@@ -107,8 +104,6 @@ def test_a_strange_field_is_none_of_our_business(field: Field) -> None:
 
 
 # The cache. Heads are kept by their bytes, so the same bytes must mean the same.
-
-
 PLAIN = b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
 # Pieces of blocks, such that one may mean different things from one time to the next.
 KEPT = [(b"a", b"1"), (b"a", b"2"), (b"b", b"1"), (b"long", b"l" * 100)]
@@ -351,9 +346,6 @@ def test_forms_are_bounded() -> None:
         reader.read(traced(PARENT, back=literal(b"n", b"%d" % number)))
 
     assert 0 < len(reader._forms) <= 32
-
-
-# What we write.
 
 
 @table("status", Status)

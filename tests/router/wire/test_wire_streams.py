@@ -1,4 +1,4 @@
-"""The life of a stream (RFC 9113 §5.1): opened, half-closed, ended by either side, and what comes after."""
+"""The life of a stream (RFC 9113 §5.1): opened, half-closed, ended by either side, what comes after; ids."""
 
 from collections.abc import Callable, Sequence
 
@@ -270,9 +270,6 @@ def test_only_so_many_late_streams_are_remembered() -> None:
     assert peer.heard() == [sent_reset(1, Code.STREAM_CLOSED)]
 
 
-# Ids (§5.1.1).
-
-
 @table("stream_id", [2, 4, 1, 3, 5])
 def test_ids_are_odd_and_rise(stream_id: int) -> None:
     peer = Peer()
@@ -305,9 +302,6 @@ def test_frames_on_idle_streams_are_a_connection_error(kind: str, stream_id: int
     peer = Peer(calls=(5,))
 
     assert peer.say(IDLE[kind](stream_id)) == [("closed", 5), ("failed", Code.PROTOCOL_ERROR)]
-
-
-# Calls that are not taken.
 
 
 def test_a_stream_too_many_is_refused_and_the_others_go_on() -> None:

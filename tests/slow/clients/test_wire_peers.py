@@ -92,8 +92,8 @@ async def answering(path: str) -> AsyncIterator[tuple[str, list[Call]]]:
 
     class Empty(Echo):
         def on_message(self, message: bytes | bytearray) -> None:
-            answered.append(self._call)
-            self._call.send(b"")
+            answered.append(self.call)
+            self.call.send(b"")
 
     async with serving() as served:
         served.listener.routes = {path: lambda call: Empty(call, served.ends)}

@@ -106,8 +106,6 @@ class Reference:
         """Begins a step: nothing is expected of it yet."""
         self.facts, self.resets, self.answers, self.acks = [], {}, {}, []
 
-    # What the client sends.
-
     def take(self, frame: bytes) -> ProtocolError | None:
         """Takes one frame in; returns the error that ends the connection, if it is one."""
         self.begin()
@@ -211,8 +209,6 @@ class Reference:
             smallest = change.new_value if self._table_bytes is None else self._table_bytes
             self._table_bytes = min(change.new_value, smallest)
 
-    # What our server was told to do.
-
     def told_to_send(self, stream_id: int, message: bytes) -> None:
         call = self.calls.get(stream_id)
         if call is not None and call.status is None:
@@ -227,8 +223,6 @@ class Reference:
     def told_to_reset(self, stream_id: int) -> None:
         if stream_id in self.calls:
             self.resets[stream_id] = Code.CANCEL
-
-    # What our server sent.
 
     def sent(self, output: bytes) -> None:
         """Holds each frame of `output` against what may be sent, and against what should have been."""
