@@ -170,18 +170,14 @@ def test_any_text_is_read_as_gauges(text: str) -> None:
     assert all(value is None or isinstance(value, float) for value in gauges)
 
 
-def test_endpoints_that_say_nothing_are_left_out_of_the_sum() -> None:
-    sample = add_up(1.0, 3, [EXPOSITION, None, "vllm:num_requests_running 3"])
-
-    assert (sample.ready, sample.running, sample.waiting) == (3, 10, 5)
-    assert sample.kv_use == pytest.approx(0.6)
-
-
-def test_looks_are_put_on_the_runs_clock() -> None:
+def test_endpoints_that_say_nothing_are_left_out_and_looks_are_put_on_the_runs_clock() -> None:
     """The last look before the start says what was there at 0."""
+    sample = add_up(1.0, 3, [EXPOSITION, None, "vllm:num_requests_running 3"])
     watch = FleetWatch(Watching(), ())
     watch._samples = ready((98, 1), (99, 2), (101, 3))
 
+    assert (sample.ready, sample.running, sample.waiting) == (3, 10, 5)
+    assert sample.kv_use == pytest.approx(0.6)
     assert watch.samples(100.0) == tuple(ready((0, 2), (1, 3)))
 
 

@@ -79,8 +79,3 @@ def test_random_arrivals_follow_a_shape_by_time_rescaling() -> None:
     gaps = np.diff(shape.count_until(times))
     assert ks_distance(exponential_cdf(gaps, 1.0)) < ks_limit(len(gaps))
     assert len(times) == pytest.approx(12_500, rel=0.03)
-
-
-def test_options_that_a_shape_does_not_know_are_refused() -> None:
-    with pytest.raises(ValueError, match="slope"):
-        schedule(req_rate=1, duration=1, shape={"name": "ramp", "to": 2, "over": 1, "slope": 3})

@@ -39,14 +39,11 @@ def test_proposed_resource_is_read_as_it_is() -> None:
     assert traffic.traffic_spike.burst == 600.0
     # Its length is known only when its prompts are: then the plan and the verdict say so.
     assert traffic.traffic_spike.covers(100.0)
+    # Underscores mean the same as dashes.
+    other = parse_spec(RESOURCE.replace("-", "_").replace("share_gpt", "share-gpt")).traffic
+    assert other == traffic.model_copy(update={"model_type": "instruction_tuned_llm"})
     with pytest.raises(SettingsError, match=r"model-type: .*diffusion models are not supported"):
         parse_spec(RESOURCE.replace("instruction-tuned-llm", "diffusion"))
-
-
-def test_underscores_mean_the_same_as_dashes() -> None:
-    assert parse_spec(RESOURCE.replace("-", "_").replace("share_gpt", "share-gpt")).traffic == (
-        parse_spec(RESOURCE).traffic.model_copy(update={"model_type": "instruction_tuned_llm"})
-    )
 
 
 def test_every_fault_is_told_with_its_place() -> None:

@@ -53,11 +53,17 @@ def test_prompts_start_at_the_request_rate() -> None:
 
 
 def test_closed_loop_has_no_schedule_and_runs_the_dataset_once_unless_told() -> None:
-    once = build(vus=5, dataset={"name": "synthetic", "max_conversations": 7})
+    """k6's iterations: 5 of 7 conversations, or 12 of them, the first 5 twice."""
+    dataset = {"name": "synthetic", "max_conversations": 7}
+    once = build(vus=5, dataset=dataset)
     timed = build(vus=5, duration=3, dataset={"name": "random", "max_prompts": 7})
+    few, more = (build(vus=2, dataset=dataset, total_conversations=count) for count in (5, 12))
+    sizes = [len(conversation.turns) for conversation in few.conversations]
 
     assert (once.starts_s, once.jobs, once.offered_rps) == (None, 7, None)
     assert (timed.jobs, timed.requests, len(timed.conversations)) == (None, None, 7)
+    assert (few.jobs, few.requests) == (5, sum(sizes[:5]))
+    assert (more.jobs, more.requests) == (12, sum(sizes) + sum(sizes[:5]))
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -106,6 +112,7 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
     [
         ({"dataset": "nosuch"}, "no dataset 'nosuch'"),
         ({"shape": "zigzag"}, "no shape 'zigzag'"),
+        ({"shape": {"name": "ramp", "to": 2, "over": 1, "slope": 3}}, "slope"),
         ({"shape": {"name": "ramp", "over": 5}}, "^traffic-shape: to: is missing$"),
         ({"dataset": {"name": "random", "size": 1}}, "random: size: there is no such"),
         ({"dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}}, "min_mesages: there is no such"),
@@ -189,16 +196,6 @@ def test_local_tokenizer_file_is_read(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(SettingsError, match="not a tokenizer"):
         TokenRuler(path)
-
-
-def test_conversations_that_end_a_run_are_counted_in_requests() -> None:
-    """k6's iterations: 5 of 7 conversations, or 12 of them, the first 5 twice."""
-    dataset = {"name": "synthetic", "max_conversations": 7}
-    few, more = (build(vus=2, dataset=dataset, total_conversations=count) for count in (5, 12))
-    sizes = [len(conversation.turns) for conversation in few.conversations]
-
-    assert (few.jobs, few.requests) == (5, sum(sizes[:5]))
-    assert (more.jobs, more.requests) == (12, sum(sizes) + sum(sizes[:5]))
 
 
 def test_presets_of_published_runs_end_as_those_did() -> None:

@@ -27,22 +27,18 @@ def benchmark(name: str) -> Benchmark:
     return parse_benchmark(body | {"metadata": metadata})
 
 
-def test_vllm_is_deployed_as_it_was() -> None:
+def test_vllm_is_deployed_as_it_was_and_the_native_service_leads_to_it_without_the_router() -> None:
     [container] = pods(FOLDER)["vllm"]["containers"]
+    deployment = named(FOLDER, "Deployment", "vllm")["spec"]
+    service = named(FOLDER, "Service", "vllm-direct")["spec"]
 
     assert set(container["args"]) >= FLAGS
     for name in SWEEPS:
         assert f"--served-model-name={benchmark(name).spec.target.model}" in container["args"]
-    assert named(FOLDER, "Deployment", "vllm")["spec"]["replicas"] == 8
+    assert deployment["replicas"] == 8
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-
-
-def test_the_native_service_leads_to_the_pods_without_the_router() -> None:
-    service = named(FOLDER, "Service", "vllm-direct")["spec"]
-    labels = named(FOLDER, "Deployment", "vllm")["spec"]["template"]["metadata"]["labels"]
-
     assert "clusterIP" not in service
-    assert selects(service["selector"], labels)
+    assert selects(service["selector"], deployment["template"]["metadata"]["labels"])
     assert benchmark("kubeai-direct").spec.endpoint == "http://vllm-direct"
 
 

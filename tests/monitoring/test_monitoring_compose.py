@@ -60,17 +60,13 @@ def test_what_is_scraped_is_where_the_stack_has_it() -> None:
     assert {"extproc", "envoy"} <= {*services()}
 
 
-def test_grafana_finds_prometheus_and_the_dashboards() -> None:
+def test_grafana_finds_prometheus_and_the_dashboards_and_both_need_the_profile() -> None:
     mounted = mounts("grafana")
     [source] = read(mounted["/etc/grafana/provisioning/datasources/extproc.yaml"])["datasources"]
     [provider] = read(mounted["/etc/grafana/provisioning/dashboards/extproc.yaml"])["providers"]
+    profiled = {name for name, service in services().items() if service.get("profiles") == ["monitoring"]}
 
     assert source["url"] == "http://prometheus:9090"
     assert source["isDefault"]
     assert mounted[provider["options"]["path"]] == COMPONENT / "dashboards"
-
-
-def test_without_the_profile_neither_is_started() -> None:
-    profiled = {name for name, service in services().items() if service.get("profiles") == ["monitoring"]}
-
     assert profiled == {"prometheus", "grafana"}

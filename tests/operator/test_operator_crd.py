@@ -144,22 +144,17 @@ def test_misspelt_resource_is_refused_by_the_api_server_already(spec: dict[str, 
     assert refusal.partition(":")[0] == at
 
 
-def test_every_fault_of_a_spec_is_told_at_once() -> None:
-    tree = {"performance": {"traffic-shape": {}}, "workers": 0, "schedule": "soon"}
+def test_every_fault_of_a_spec_is_told_at_once_and_a_schedule_is_crons() -> None:
+    faulty = {"performance": {"traffic-shape": {}}, "workers": 0, "schedule": "soon"}
+    good = {"endpoint": "x", "performance": {"traffic-shape": {"vus": 1, "duration": 1}}}
 
     with pytest.raises(SpecRefused) as refused:
-        parse_benchmark(with_metadata(tree, "n" * 40))
-    told = str(refused.value)
+        parse_benchmark(with_metadata(faulty, "n" * 40))
     for fault in ("metadata.name", "endpoint", "traffic-shape", "workers", "schedule"):
-        assert fault in told
-
-
-@table("schedule", ["0 3 * * * *", "* * *", "61 * * * *", ""])
-def test_schedule_is_crons(schedule: str) -> None:
-    shape = {"traffic-shape": {"vus": 1, "duration": 1}}
-
-    with pytest.raises(SpecRefused, match="schedule"):
-        parse_benchmark(with_metadata({"endpoint": "x", "performance": shape, "schedule": schedule}))
+        assert fault in str(refused.value)
+    for schedule in ("0 3 * * * *", "* * *", "61 * * * *", ""):
+        with pytest.raises(SpecRefused, match="schedule"):
+            parse_benchmark(with_metadata({**good, "schedule": schedule}))
 
 
 def test_what_does_not_make_another_run_does_not_change_its_name() -> None:

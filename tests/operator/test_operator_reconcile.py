@@ -142,17 +142,11 @@ def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -
     assert (len(world.active()), world.status["phase"]) == (1, "Running")
 
 
-def test_jobs_that_somebody_deleted_are_made_again() -> None:
+def test_jobs_that_somebody_deleted_are_made_again_and_conditions_say_since_when() -> None:
     world, job = start()
     del world.jobs[job.name], world.objects["Job", job.name]
     world.settle()
-
     assert [each.name for each in world.active()] == [job.name]
-
-
-def test_condition_says_since_when() -> None:
-    world = World()
-    world.settle()
     since = {each["type"]: each["lastTransitionTime"] for each in world.status["conditions"]}
     world.after(minutes=1)
     world.end(brief())

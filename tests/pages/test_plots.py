@@ -58,11 +58,15 @@ def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
     assert {value: number(value) for value in said} == said
 
 
-def test_long_labels_keep_their_ends_and_their_full_text_as_a_title() -> None:
-    plot = bars([Bar(f"10.0.0.{index}:8000", 1) for index in range(10)], y_label="y")
+def test_long_labels_keep_their_ends_and_those_with_colours_of_their_own_stand_in_a_legend() -> None:
+    plain = bars([Bar(f"10.0.0.{index}:8000", 1) for index in range(10)], y_label="y")
+    names = [f"prefix_cache in_flight:target={number},min=4" for number in (15, 25)]
+    coloured = bars([Bar(name, 1, place) for place, name in enumerate(names)], y_label="y")
 
-    assert "<title>10.0.0.7:8000: 1</title>" in plot
-    assert ">…:8000<" in plot
+    assert "<title>10.0.0.7:8000: 1</title>" in plain
+    assert ">…:8000<" in plain
+    assert re.findall(r'class="key (s\d)">([^<]*)<', coloured) == [("s0", names[0]), ("s1", names[1])]
+    assert "…" not in coloured
 
 
 def test_interval_becomes_a_whisker_and_bars_that_do_not_hold_are_hollow() -> None:
@@ -71,14 +75,6 @@ def test_interval_becomes_a_whisker_and_bars_that_do_not_hold_are_hollow() -> No
     assert plot.count('class="whisker"') == 1
     assert 'class="bar s0"' in plot
     assert 'class="bar s1 hollow"' in plot
-
-
-def test_long_names_of_bars_with_colours_of_their_own_stand_in_a_legend() -> None:
-    names = [f"prefix_cache in_flight:target={number},min=4" for number in (15, 25)]
-    plot = bars([Bar(name, 1, place) for place, name in enumerate(names)], y_label="y")
-
-    assert re.findall(r'class="key (s\d)">([^<]*)<', plot) == [("s0", names[0]), ("s1", names[1])]
-    assert "…" not in plot
 
 
 def test_a_telephone_leaves_out_the_names_that_would_run_into_each_other() -> None:
@@ -108,11 +104,16 @@ def test_a_screen_reader_hears_what_a_plot_shows_and_nothing_to_plot_is_said() -
     assert all("Nothing to plot." in plot for plot in empty)
 
 
-def test_whiskers_of_two_lines_at_one_place_stand_side_by_side() -> None:
-    plot = dotted({name: [Dot(8, 2, 1, 3)] for name in "ab"}, x_label="x", y_label="y")
-    [left, right] = re.findall(r'class="spread[^>]*? x1="([^"]*)"', plot)
+def test_whiskers_at_one_place_stand_side_by_side_and_end_with_the_plot() -> None:
+    two = dotted({name: [Dot(8, 2, 1, 3)] for name in "ab"}, x_label="x", y_label="y")
+    wide = dotted({"a": [Dot(1, 10, -500, 900), Dot(2, 12, 11, 13)]}, x_label="x", y_label="y")
+    [left, right] = re.findall(r'class="spread[^>]*? x1="([^"]*)"', two)
 
     assert float(right) - float(left) == pytest.approx(6)
+    assert wide.count('class="spread s0"') == 2
+    # The axis begins at zero.
+    assert ">-" not in wide
+    assert ">0<" in wide
 
 
 def test_few_points_are_marked_with_their_values_and_many_are_not() -> None:
@@ -151,14 +152,6 @@ def test_any_dots_stay_within_the_frame(dots: dict[str, list[Dot]], is_log_x: bo
 
     assert parsed(plot) is not None
     assert all(0 <= value <= 640 for value in [*coordinates(plot), *ends])
-
-
-def test_interval_wider_than_the_plot_ends_with_it_and_the_axis_begins_at_zero() -> None:
-    plot = dotted({"a": [Dot(1, 10, -500, 900), Dot(2, 12, 11, 13)]}, x_label="x", y_label="y")
-
-    assert plot.count('class="spread s0"') == 2
-    assert ">-" not in plot
-    assert ">0<" in plot
 
 
 def test_every_dot_has_a_tick_and_its_own_words() -> None:

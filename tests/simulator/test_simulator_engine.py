@@ -75,26 +75,18 @@ def test_long_prompt_is_computed_in_chunks_that_leave_room_for_decodes() -> None
 
 
 def test_prompt_that_was_answered_before_is_cached_but_for_its_last_token() -> None:
-    engine = Engine(PROFILE)
+    """Its blocks are found by a request of the same step already."""
+    engine, together = Engine(PROFILE), Engine(PROFILE)
     engine.add("a", range(8), 1, now=0)
     run(engine)
     engine.add("b", range(8), 1, now=0)
+    together.add("a", range(8), 1, now=0)
+    together.add("b", [*range(8), 9], 1, now=0)
+    (later,), (same,) = run(engine), run(together)
 
-    (result,) = run(engine)
-
-    assert result.admitted == (records.Admitted("b", 4, 0.0, is_first=True),)
-    assert result.prefill_tokens == 4
-
-
-def test_blocks_are_found_by_a_request_of_the_same_step() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(8), 1, now=0)
-    engine.add("b", [*range(8), 9], 1, now=0)
-
-    (result,) = run(engine)
-
-    assert [admission.cached_tokens for admission in result.admitted] == [0, 8]
-    assert result.prefill_tokens == 9
+    assert later.admitted == (records.Admitted("b", 4, 0.0, is_first=True),)
+    assert (later.prefill_tokens, same.prefill_tokens) == (4, 9)
+    assert [admission.cached_tokens for admission in same.admitted] == [0, 8]
 
 
 @table(
@@ -129,13 +121,20 @@ def test_prompt_is_admitted_only_when_all_of_it_fits() -> None:
     assert (results[-1].finished, results[-2].finished) == (("b",), ("a",))
 
 
-def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
-    engine = Engine(replace(PROFILE, kv_tokens=32))
-    engine.add_hashed("a", 14, text(1, 6), 8, now=0)
-    engine.step(0)
-    engine.add_hashed("b", 12, text(2, 4), 4, now=0)
+def preempt(
+    *asked: tuple[int, int, int], **sizes: int
+) -> tuple[Engine[Sequence[int]], list[records.StepResult]]:
+    """Runs requests a, b, c of (prompt tokens, blocks, output tokens), those after a step of the first."""
+    engine = Engine(replace(PROFILE, **{"kv_tokens": 32, **sizes}))  # type: ignore[arg-type]  # its sizes
+    for place, (tokens, blocks, output) in enumerate(asked):
+        engine.add_hashed("abc"[place], tokens, text(place + 1, blocks), output, now=0)
+        if place == 0:
+            engine.step(0)
+    return engine, run(engine)
 
-    results = run(engine)
+
+def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
+    engine, results = preempt((14, 6, 8), (12, 4, 4))
 
     preempting = next(result for result in results if result.preempted)
     again = next(result for result in results if any(not admission.is_first for admission in result.admitted))
@@ -150,27 +149,25 @@ def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
 
 
 def test_preempted_request_goes_to_the_head_of_the_queue() -> None:
-    engine = Engine(replace(PROFILE, kv_tokens=32, max_num_seqs=2))
-    engine.add_hashed("a", 14, text(1, 6), 8, now=0)
-    engine.step(0)
-    engine.add_hashed("b", 12, text(2, 4), 4, now=0)
-    engine.add_hashed("c", 4, text(3, 1), 1, now=0)
+    _, results = preempt((14, 6, 8), (12, 4, 4), (4, 1, 1), max_num_seqs=2)
 
-    admitted = [admission.request_id for result in run(engine) for admission in result.admitted]
-
-    assert admitted == ["b", "b", "c"]
+    assert [one.request_id for result in results for one in result.admitted] == ["b", "b", "c"]
 
 
 def test_last_admitted_gives_way_even_if_it_is_the_one_that_needs_a_block() -> None:
-    engine = Engine(replace(PROFILE, kv_tokens=32))
-    engine.add_hashed("a", 14, text(1, 5), 5, now=0)
-    engine.step(0)
-    engine.add_hashed("b", 16, text(2, 5), 5, now=0)
-
-    results = run(engine)
+    _, results = preempt((14, 5, 5), (16, 5, 5))
 
     assert [name for result in results for name in result.preempted] == ["b"]
     assert sum(result.emitted.count("b") for result in results) == 5
+
+
+def test_request_that_is_still_prefilling_can_be_preempted() -> None:
+    engine, results = preempt((15, 8, 12), (22, 6, 2), kv_tokens=40)
+
+    assert (results[0].prefill_tokens, results[1].preempted) == (15, ("b",))
+    assert results[1].prefill_tokens == 0
+    assert sum(result.emitted.count("b") for result in results) == 2
+    assert engine.counters.prompt_tokens_total == 37
 
 
 def test_step_that_preempts_admits_nobody_even_where_the_victim_would_fit_at_once() -> None:
@@ -184,20 +181,6 @@ def test_step_that_preempts_admits_nobody_even_where_the_victim_would_fit_at_onc
     (place,) = (place for place, result in enumerate(results) if result.preempted)
     assert (results[place].preempted, results[place].admitted) == (("b",), ())
     assert [one.request_id for one in results[place + 1].admitted] == ["b"]
-
-
-def test_request_that_is_still_prefilling_can_be_preempted() -> None:
-    engine = Engine(replace(PROFILE, kv_tokens=40))
-    engine.add_hashed("a", 15, text(1, 8), 12, now=0)
-    engine.step(0)
-    engine.add_hashed("b", 22, text(2, 6), 2, now=0)
-
-    results = run(engine)
-
-    assert (results[0].prefill_tokens, results[1].preempted) == (15, ("b",))
-    assert results[1].prefill_tokens == 0
-    assert sum(result.emitted.count("b") for result in results) == 2
-    assert engine.counters.prompt_tokens_total == 37
 
 
 def test_what_cannot_be_run_is_refused() -> None:
@@ -218,27 +201,18 @@ def test_what_cannot_be_run_is_refused() -> None:
         engine.add("a", range(4), 2, now=0)
 
 
-def test_abort_frees_a_running_request_and_keeps_what_it_computed() -> None:
+def test_abort_frees_a_running_request_keeps_what_it_computed_and_ends_no_other_of_its_name() -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(9), 9, now=0)
     engine.step(0)
 
     engine.abort("a")
 
-    assert engine.is_idle
-    assert engine.counters.kv_usage == 0
-    engine.add("b", range(9), 1, now=0)
-    assert run(engine)[0].admitted[0].cached_tokens == 8
-
-
-def test_aborted_request_ends_no_other_of_its_name() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(4), 3, now=0)
-    engine.step(0)
-    engine.abort("a")
-    engine.add("a", range(4), 6, now=0)
-
-    assert sum(len(result.emitted) for result in run(engine)) == 6
+    assert (engine.is_idle, engine.counters.kv_usage) == (True, 0)
+    engine.add("a", range(9), 6, now=0)
+    results = run(engine)
+    assert results[0].admitted[0].cached_tokens == 8
+    assert sum(len(result.emitted) for result in results) == 6
 
 
 @table("steps", [0, 1])

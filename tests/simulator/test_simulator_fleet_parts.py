@@ -36,41 +36,25 @@ def test_timeline_runs_in_order_of_time_then_of_planning_and_never_backwards() -
     assert (seen, times) == (["a", "b", "c"], [2.0])
 
 
-def test_next_turn_contains_the_answer_of_the_one_before() -> None:
+def test_next_turn_contains_the_answer_of_the_one_before_and_only_the_head_is_common() -> None:
     session = planned(7, (64, 32), (112, 16))
     first, second = session.path(0, 16).runs, session.path(1, 16).runs
-
-    assert [end for _, end in second] == [4, 6, 7, 8]
-    assert second[:2] == first
-
-
-def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
-    sessions = draw_sessions("replay", Demand(300), 1)
-    generated = {session.turns[0].messages[-1].text for session in sessions}
-
-    assert not generated & {message.text for one in sessions for message in one.turns[0].messages[:-1]}
-
-
-def test_head_is_common_and_own_text_is_not() -> None:
     head = Transcript().then("system", "head", 40)
     one, other = (planned(owner, (64, 32), head=head).path(0, 16).runs for owner in (1, 2))
 
+    assert [end for _, end in second] == [4, 6, 7, 8]
+    assert second[:2] == first
     assert [end for _, end in one] == [2, 4, 6]
-    assert one[0] == other[0]
-    assert one[1] != other[1]
+    assert (one[0] == other[0], one[1] == other[1]) == (True, False)
 
 
 @table("seed", range(3))
-def test_chats_have_the_published_means(seed: int) -> None:
+def test_chats_have_the_published_means_and_eight_turns_and_three_more(seed: int) -> None:
     turns = requests(draw_sessions("sessions", Demand(8000), seed))
+    chats = SHAREGPT.draw(20_000, Random(seed))
 
     assert sum(turn.prompt_tokens for turn in turns) / 8000 == pytest.approx(832.0, rel=0.003)
     assert sum(turn.output_tokens for turn in turns) / 8000 == pytest.approx(76.06, rel=0.003)
-
-
-def test_chats_have_at_least_eight_turns_and_three_more_on_average() -> None:
-    chats = SHAREGPT.draw(20_000, Random(1))
-
     assert min(map(len, chats[:-1])) == 8
     # Of Exp(3.5) cut to whole turns the mean is 1 / (e^(1/3.5) - 1) = 3.02.
     assert sum(map(len, chats)) / len(chats) == pytest.approx(11.02, abs=0.3)
@@ -82,7 +66,9 @@ def test_replay_goes_through_a_tenth_ten_times_in_one_random_order() -> None:
     prompts = [session.turns[0].messages[:-1] for session in sessions]
     assert prompts[:800] == prompts[800:1600] == prompts[7200:]
     assert len({*prompts}) == 800
-    assert len({session.turns[0].messages[-1].text for session in sessions}) == 8000
+    generated = {session.turns[0].messages[-1].text for session in sessions}
+    assert len(generated) == 8000
+    assert not generated & {message.text for prompt in prompts for message in prompt}
     assert 70 <= len({session.owner for session in sessions}) <= 76
     assert sessions[:800] != sorted(sessions[:800], key=lambda session: session.owner)
 

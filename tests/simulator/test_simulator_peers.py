@@ -129,13 +129,15 @@ def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
     assert short.matches([2, 3]) == {"a": 2}
 
 
-def test_sglang_leaves_a_match_only_where_loads_are_far_apart() -> None:
-    fleet = Fleet(peer("sglang_cache_aware", balance_abs=2))
-    first = fleet.ask(essay("x"), stays=True)
-    stayed = [fleet.ask(essay("x"), stays=True) for _ in range(2)]
+def test_sglang_leaves_a_match_only_where_loads_are_far_apart_or_it_is_short() -> None:
+    loaded, idle = Fleet(peer("sglang_cache_aware", balance_abs=2)), Fleet(peer("sglang_cache_aware"))
+    homes = [loaded.ask(essay("x"), stays=True) for _ in range(3)]
+    first = idle.ask(essay("x", 100))
 
-    assert stayed == [first, first]
-    assert fleet.ask(essay("x")) != first
+    assert homes == [homes[0]] * 3
+    assert loaded.ask(essay("x")) != homes[0]
+    assert idle.ask(essay("x", 100) + essay("z", 50)) == first
+    assert idle.ask(essay("x", 100) + essay("y", 500)) != first
 
 
 def test_sglang_gives_what_is_new_to_the_smallest_tree() -> None:
@@ -143,14 +145,6 @@ def test_sglang_gives_what_is_new_to_the_smallest_tree() -> None:
     sizes = {fleet.ask(essay(name, size)): size for name, size in (("x", 900), ("y", 500), ("z", 700))}
 
     assert (sorted(sizes), sizes[fleet.ask(essay("w"))]) == ([*NAMES], 500)
-
-
-def test_sglang_takes_a_short_match_for_none() -> None:
-    fleet = Fleet(peer("sglang_cache_aware"))
-    first = fleet.ask(essay("x", 100))
-
-    assert fleet.ask(essay("x", 100) + essay("z", 50)) == first
-    assert fleet.ask(essay("x", 100) + essay("y", 500)) != first
 
 
 def test_tree_knows_the_longest_common_stretch_and_who_was_sent_it() -> None:
