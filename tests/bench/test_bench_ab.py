@@ -1,7 +1,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench.synthetic import record, result, spec
-from tests.stack.browser import check_file, find
 from tests.tables import table
 
 ARMS = [{"name": "round_robin"}, {"name": "prefix_hash", "load_factor": 2}]
@@ -257,12 +255,3 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert len(covered) == 2000
     assert math.isclose(np.mean(covered), 0.9, abs_tol=0.02)
     assert mean_interval([], 0.95) is None
-
-
-@pytest.mark.skipif(find() is None, reason="chromium is not installed")
-@pytest.mark.slow
-async def test_html_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
-    path = tmp_path / "ab.html"
-    path.write_text(ab.ab_html(await compared(World(), comparing())), "utf-8")
-
-    await check_file(path, tmp_path, "comparable")

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from extproc.bench.processors.processor import ChatQuery
-from extproc.bench.record import Record, RunClock, TokenSource
+from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
 from tests.bench.scripted import (
     ASK,
@@ -147,10 +147,3 @@ async def test_connections_are_kept_between_requests(null_server: int) -> None:
         kept = sum(map(len, connector._conns.values()))
 
     assert kept == 1
-
-
-def test_run_clock_counts_from_the_start_that_all_processes_share() -> None:
-    clock = RunClock(lambda: 107.5)
-    clock.start_at(100.0)
-
-    assert clock() == 7.5

@@ -118,16 +118,6 @@ def test_max_prompts_cuts_prompts_and_repeat_takes_them_again(tmp_path: Path) ->
     assert sorted(map(repr, shuffled)) == sorted(map(repr, prompts))
 
 
-def test_stand_in_for_long_sharegpt_has_its_published_means() -> None:
-    prompts = build({"name": "synthetic", "turns": "prompts"}, need=2000)
-
-    honesty = account(prompts, len(prompts), 8)
-    assert honesty.input_tokens / len(prompts) == pytest.approx(832.0, rel=0.005)
-    assert honesty.output_tokens / len(prompts) == pytest.approx(76.06, rel=0.005)
-    assert honesty.input_quantiles[2] <= 8192
-    assert all(len(c.turns) >= 8 for c in build("synthetic", need=500))
-
-
 def test_shared_prefixes_are_shared_by_popularity_and_random_prompts_share_nothing() -> None:
     dataset = {"name": "shared-prefix", "groups": 4, "prefix-tokens": 50, "hot-share": 0.25}
     systems = [prompt.turns[0].messages[0].content for prompt in build(dataset, need=4000)]

@@ -249,21 +249,17 @@ async def test_every_cache_is_emptied_before_each_arm(router: Router) -> None:
     assert router.flushes == 2 + 2 + 2
 
 
-async def test_settings_file_is_restored_with_comments(router: Router) -> None:
+async def test_settings_file_is_restored_with_comments_and_its_first_pool_is_switched_by_default(
+    router: Router,
+) -> None:
     lab = lab_of(router)
     await lab.prepare(PREFIX_HASH)
     await lab.restore()
-
     assert router.path.read_text() == SETTINGS
     assert [path.name for path in router.path.parent.iterdir()] == ["extproc.yaml"]
 
-
-async def test_first_pool_is_switched_where_none_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "extproc.yaml"
-    path.write_text(SETTINGS)
-    await SettingsFileSwitch(path, None).put(ROUND_ROBIN)
-
-    assert yaml.safe_load(path.read_text())["pools"][0]["strategy"] == {"name": "round_robin"}
+    await SettingsFileSwitch(router.path, None).put(ROUND_ROBIN)
+    assert yaml.safe_load(router.path.read_text())["pools"][0]["strategy"] == {"name": "round_robin"}
 
 
 async def test_command_is_told_the_strategy_and_ends_the_comparison_where_it_fails(

@@ -145,10 +145,13 @@ async def test_duration_ends_a_closed_loop_and_later_turns_of_an_open_one() -> N
     assert [r.turn for r in opened.records] == [0, 1]
 
 
-async def test_requests_beyond_the_count_are_not_made() -> None:
+async def test_requests_beyond_the_count_are_not_made_and_numbering_cycles_through_the_dataset() -> None:
     generator, _ = await play(build_share(starts=[(0, 0.0), (1, 0.0)], requests=4))
+    numbering = Numbering([THREE_TURNS, Conversation(THREE_TURNS.turns[:1])])
 
     assert sorted(record.index for record in generator.records) == [0, 1, 2, 3]
+    assert [numbering.first_index(n) for n in range(5)] == [0, 3, 4, 7, 8]
+    assert [numbering.count_conversations(n) for n in range(9)] == [0, 1, 1, 1, 2, 3, 3, 3, 4]
 
 
 async def test_cap_holds_requests_back_in_order() -> None:
@@ -231,13 +234,6 @@ async def test_watch_sees_a_blocked_event_loop() -> None:
     sampling.cancel()
 
     assert max(sample.lag_s for sample in watch.samples) > 0.06
-
-
-def test_numbering_cycles_through_the_dataset() -> None:
-    numbering = Numbering([THREE_TURNS, Conversation(THREE_TURNS.turns[:1])])
-
-    assert [numbering.first_index(n) for n in range(5)] == [0, 3, 4, 7, 8]
-    assert [numbering.count_conversations(n) for n in range(9)] == [0, 1, 1, 1, 2, 3, 3, 3, 4]
 
 
 @table(("graceful_stop", "turns"), [(5, [0, 1, 2]), (0, [0])])

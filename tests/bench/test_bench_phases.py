@@ -239,8 +239,5 @@ async def test_without_a_router_those_are_ready_that_answer(world: tuple[str, di
 
     assert (samples[0].ready, samples[0].running) == (1, 7)
     assert away[0].ready == 0
-
-
-def test_watching_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="give its admin"):
         Spec.model_validate({**synthetic.spec().model_dump(), "watch": {"every": 1}})

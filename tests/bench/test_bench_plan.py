@@ -76,12 +76,8 @@ def test_more_processes_make_a_fast_run_possible() -> None:
     assert planned(host, req_rate=1000, duration=1).faults
     assert not planned(host, req_rate=1000, duration=1, processes=8).faults
     assert "4 processes share 2 core(s)" in planned(processes=4).remarks
-
-
-def test_cap_below_what_the_rate_needs_is_remarked() -> None:
-    remarks = planned(max_concurrency=5).remarks
-
-    assert any("5 at once are 2.5 req/s at most: the cap" in remark for remark in remarks)
+    capped = planned(max_concurrency=5).remarks
+    assert any("5 at once are 2.5 req/s at most: the cap" in remark for remark in capped)
 
 
 def test_text_shows_the_schedule_as_bars() -> None:

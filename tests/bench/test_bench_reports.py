@@ -15,7 +15,7 @@ from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.headline import headlines, name_part, summary_text
-from extproc.bench.report.outputs import REPORTS, csv_table, print_verdict, write_reports
+from extproc.bench.report.outputs import REPORTS, csv_table, print_verdict
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.bench.spec.tree import Slo
@@ -145,14 +145,6 @@ def test_csv_has_a_row_per_request_and_leaves_missing_figures_empty() -> None:
     assert [row["ttft_ms"] for row in rows] == ["500.0", ""]
     assert [row["chunks"] for row in rows] == ["11", "0"]
     assert rows[1]["failure"] == "timeout"
-
-
-def test_every_report_is_written(tmp_path: Path) -> None:
-    run = steady(20)
-    written = write_reports(run, report.build(run), tmp_path / "out")
-
-    assert {path.name for path in written} == set(REPORTS)
-    assert all(path.stat().st_size for path in written)
 
 
 def test_verdict_is_printed_with_its_reasons_literally() -> None:

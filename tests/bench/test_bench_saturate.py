@@ -139,18 +139,6 @@ def test_best_figures_are_the_best_of_any_sound_rung_and_say_of_which() -> None:
     assert found.best_rps == max(made.served_rps for made in found.rungs)
 
 
-def test_windows_of_a_few_latencies_are_told() -> None:
-    def hasty(rate: float) -> saturate.Rung:
-        made = rung(rate, 13.0)
-        records = [record(index, index / rate) for index in range(round(3 * rate))]
-        run = result(records, duration_s=4.5, window=Window(0.0, 3.0))
-        return saturate.Rung(rate, replace(report.build(run), steady=made.report.steady))
-
-    _, found = climb(hasty, Ladder(start=4, factor=2, steps=1))
-
-    assert any("at 4.00 req/s: short window: its 3.0 s are 2.0 times" in remark for remark in found.remarks)
-
-
 def test_ladder_ends_after_its_steps_or_below_its_first_rung() -> None:
     rates, fast = climb(lambda rate: rung(rate, 1000), Ladder(start=1, factor=2, steps=3))
     _, slow = climb(lambda rate: rung(rate, 1.5), Ladder(start=4, factor=2, steps=1))

@@ -162,12 +162,6 @@ def test_file_that_is_no_text_is_told_with_its_name(tmp_path: Path) -> None:
         read_spec(tmp_path / "none.yaml")
 
 
-def test_loop_is_closed_without_a_rate() -> None:
-    assert TrafficShape(vus=320, total_prompts=1000).is_closed
-    assert TrafficShape(max_concurrency=8, duration=1).is_closed
-    assert not TrafficShape(req_rate=200, max_concurrency=1600, total_prompts=8000).is_closed
-
-
 def test_preset_gives_way_to_what_the_section_says() -> None:
     def read(preset: str, **fields: object) -> TrafficShape:
         return TrafficShape.model_validate({"preset": preset, **fields})
@@ -180,6 +174,8 @@ def test_preset_gives_way_to_what_the_section_says() -> None:
     assert short.input_length is not None
     assert short.max_output_length == Distribution(value=7)
     assert read("kubeai-8xl4", **{"max-concurrency": 800}).is_closed
+    assert TrafficShape(max_concurrency=8, duration=1).is_closed
+    assert not TrafficShape(req_rate=200, max_concurrency=1600, total_prompts=8000).is_closed
     assert (own.vus, own.req_rate) == (320, None)
     assert (opened.vus, opened.req_rate) == (None, 5)
     assert (closed.vus, closed.req_rate, closed.max_concurrency) == (8, None, None)

@@ -175,14 +175,18 @@ def fail(run: RunResult, count: int, *, at_s: float = 0.0) -> RunResult:
     return replace(run, records=records)
 
 
-def test_run_of_a_dead_server_is_invalid() -> None:
-    verdict = judge(fail(build_run(), 100))
+def test_run_of_a_dead_server_is_invalid_and_its_causes_are_counted() -> None:
+    run = build_run()
+    verdict = judge(fail(run, 100))
+    mixed = [replace(record, failure=f"http {500 + record.index % 6}") for record in run.records]
+    (reason, _) = judge(replace(run, records=tuple(mixed))).reasons
 
     assert str(verdict) == "invalid: requests failed, nothing measured"
     assert verdict.reasons == (
         "100 of 100 requests failed (100.0%, 1.0% allowed): http 500 100 (out of memory)",
         "no request was completed where it was measured",
     )
+    assert reason.endswith("http 500 17, http 501 17, http 502 17, http 503 17, others 32")
 
 
 @table(("count", "is_valid"), [(0, True), (1, True), (2, False), (43, False)])
@@ -205,14 +209,6 @@ def test_failures_in_the_window_do_not_hide_behind_a_long_run() -> None:
 def test_limits_of_the_spec_decide() -> None:
     assert judge(with_limits(fail(build_run(), 43), errors=0.5)).is_valid
     assert judge(with_limits(build_run(lag_s=0.08), lag_p99=0.1)).is_valid
-
-
-def test_causes_are_counted_and_the_rest_summed() -> None:
-    run = build_run()
-    records = [replace(record, failure=f"http {500 + record.index % 6}") for record in run.records]
-
-    (reason, _) = judge(replace(run, records=tuple(records))).reasons
-    assert reason.endswith("http 500 17, http 501 17, http 502 17, http 503 17, others 32")
 
 
 def test_window_without_a_completed_request_measures_nothing() -> None:

@@ -29,19 +29,12 @@ def needed_extras(house: str) -> set[str]:
     return {extra for extras in asked for extra in extras}
 
 
-def test_the_operators_image_has_what_its_runs_may_ask_for() -> None:
+def test_the_operators_image_has_what_its_runs_may_ask_for_and_every_extra_is_one() -> None:
     images = operators_images()
     needed = needed_extras("operator") | needed_extras("bench") | needed_extras("router")
+    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
 
     assert "tokenizers" in needed
     assert [sorted(needed - extras) for extras in images.values()] == [[]] * len(images)
     assert len({frozenset(extras) for extras in images.values()}) == 1
-
-
-def test_every_extra_that_docs_speak_of_is_one() -> None:
-    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    text = ROOT.joinpath("docs/how-to/benchmark-in-cluster.md").read_text()
-
-    assert set().union(*operators_images().values()) <= extras.keys()
-    assert "tokenizer" in text
-    assert not re.search(r"awscrt|SigV4|`sign`", text)  # removed with the extra `aws`
+    assert set().union(*images.values()) <= extras.keys()

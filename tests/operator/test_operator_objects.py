@@ -44,13 +44,17 @@ def test_parts_have_names_that_can_be_hosts_whatever_the_benchmark_is_called(nam
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", f"{parts['metadata']['name']}-99")
 
 
-def test_merging_needs_the_results_alone() -> None:
+def test_merging_needs_the_results_alone_and_a_spec_file_is_the_resources_own() -> None:
     benchmark = parse_benchmark(World(spec={**SPEC, **EVERYTHING}).body())
     made = merge_job(Run(benchmark, "b-1", NOON), "image:1")
     command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    (config,) = [each for each in objects_of(**EVERYTHING) if each["kind"] == "ConfigMap"]
+    text = config["data"]["benchmark.yaml"]
 
     check(made, KUBERNETES[-1])
     assert command[2:5] == ["report", "/results/b/b-1", "--output"]
+    assert parse_spec(text) == benchmark.spec
+    assert set(yaml.safe_load(text)) == {"name", *SPEC}
 
 
 def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
@@ -59,14 +63,6 @@ def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
     assert "ownerReferences" not in kept["metadata"]
     kinds = [made["kind"] for made in objects_of(results={"claim": "mine"})]
     assert "PersistentVolumeClaim" not in kinds
-
-
-def test_spec_file_of_a_run_is_the_resources_own() -> None:
-    (made,) = [made for made in objects_of(**EVERYTHING) if made["kind"] == "ConfigMap"]
-    text = made["data"]["benchmark.yaml"]
-
-    assert parse_spec(text) == parse_benchmark(World(spec={**SPEC, **EVERYTHING}).body()).spec
-    assert set(yaml.safe_load(text)) == {"name", *SPEC}
 
 
 RANDOM = {"name": "random", "input_tokens": 8}

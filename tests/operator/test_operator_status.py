@@ -39,21 +39,17 @@ def test_whatever_somebody_writes_into_a_status_the_run_goes_on(status: Any, sch
     assert run in {entry["run"] for entry in world.status["history"]}
 
 
-def test_what_another_version_of_the_operator_wrote_is_written_over_once() -> None:
-    """A field that is not ours goes with the next status; it does not make every look a write."""
+def test_what_another_version_wrote_is_written_over_once_and_its_field_ends_the_run() -> None:
+    """A field of a status goes with the next one, and does not make every look a write.
+
+    The definition may be newer than the operator: a field of a spec that it does not know may mean anything.
+    """
     world = World()
     world.settle()
     world.status |= {"fromTheFuture": {"x": 1}}
     world.settle()
-
     assert "fromTheFuture" not in world.status
     assert world.decide() == []
-
-
-def test_field_of_another_version_ends_the_run_and_is_named() -> None:
-    """The definition is newer than the operator: a field that it does not know may mean anything."""
-    world = World()
-    world.settle()
     world.change(new_field=1)
     world.settle()
 

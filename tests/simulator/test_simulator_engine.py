@@ -53,15 +53,6 @@ def test_one_request_takes_one_prefill_and_a_step_per_further_token() -> None:
     assert [result.duration_s for result in results] == pytest.approx(durations)
 
 
-def test_request_waits_for_the_step_that_admits_it() -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(6), 2, now=1.5)
-    first = engine.step(2.0)
-
-    assert first.ends_at == pytest.approx(2.0 + first.duration_s)
-    assert first.admitted == (records.Admitted("a", 0, 0.5, is_first=True),)
-
-
 def test_long_prompt_is_computed_in_chunks_that_leave_room_for_decodes() -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(4), 5, now=0)

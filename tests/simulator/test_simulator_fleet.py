@@ -119,11 +119,15 @@ def test_fleet_without_endpoints_fails_every_request() -> None:
     assert (summary.failed, summary.hit_rate, summary.served_rps) == (summary.requests, 0, 0)
 
 
-def test_drained_endpoint_finishes_what_it_has() -> None:
+def test_drained_endpoint_finishes_what_it_has_whether_it_comes_back_or_not() -> None:
     run = play(changes=(FleetChange(5, Kind.DRAIN, 1),))
+    changes = (FleetChange(1, Kind.DRAIN, 0), FleetChange(2, Kind.JOIN, 0))
+    (flight,) = serve_one(planned(1, (100, 200)), changes=changes).flights
 
     assert not any(flight.is_failed for flight in run.flights)
     assert max(flight.sent_at for flight in run.flights if flight.endpoint == named(1)) <= 5
+    assert flight.is_answered
+    assert flight.ended_at > 5
 
 
 def test_new_endpoint_joins_and_slow_one_is_slow() -> None:
@@ -234,14 +238,6 @@ def test_endpoint_that_was_drained_or_flushed_goes_on_without_cache(changes: tup
 
     assert cached[0] == cached[1] == 0
     assert cached[2] > 600
-
-
-def test_drained_endpoint_that_comes_back_finishes_what_it_had() -> None:
-    changes = (FleetChange(1, Kind.DRAIN, 0), FleetChange(2, Kind.JOIN, 0))
-    (flight,) = serve_one(planned(1, (100, 200)), changes=changes).flights
-
-    assert flight.is_answered
-    assert flight.ended_at > 5
 
 
 def test_prompt_longer_than_the_profile_allows_is_served() -> None:

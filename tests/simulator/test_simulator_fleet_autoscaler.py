@@ -126,13 +126,6 @@ def test_under_a_constant_load_it_comes_to_rest(scaling: Scaling, load: float, m
         assert load / last <= scaling.target * (1 + TOLERANCE) * (1 + 1e-9)
 
 
-def test_autoscaler_is_written_as_arms_are() -> None:
-    text = "kv_usage:target=0.6,min=2,max=12,start_s=90,window_s=60,every_s=10,lag_s=0"
-
-    assert parse_scaling(text) == Scaling(Metric.KV_USAGE, 0.6, 2, 12, 10, 0, 90, 60)
-    assert parse_scaling("queue:target=4") == Scaling(Metric.QUEUE, 4)
-
-
 @table(
     ("text", "fault"),
     [
@@ -154,7 +147,10 @@ def test_autoscaler_is_written_as_arms_are() -> None:
         ("queue:[", "no autoscaler"),
     ],
 )
-def test_autoscaler_that_cannot_be_is_refused(text: str, fault: str) -> None:
+def test_autoscaler_is_written_as_arms_are_or_refused(text: str, fault: str) -> None:
+    written = "kv_usage:target=0.6,min=2,max=12,start_s=90,window_s=60,every_s=10,lag_s=0"
+    assert parse_scaling(written) == Scaling(Metric.KV_USAGE, 0.6, 2, 12, 10, 0, 90, 60)
+    assert parse_scaling("queue:target=4") == Scaling(Metric.QUEUE, 4)
     with pytest.raises(SettingsError, match=fault):
         parse_scaling(text)
 
@@ -169,6 +165,9 @@ def test_spike_starts_so_many_times_the_sessions() -> None:
     assert times[22:] == pytest.approx([15, 16])
     assert (traffic.asked_rps(0, 40), traffic.asked_rps(10, 20)) == (15, 30)
     assert isnan(Traffic(users=3).asked_rps(0, 40))
+    for text in ("", "1:2", "1:0:3", "1:2:1", "1:2:0.5", "-1:2:3", "1:2:nan"):
+        with pytest.raises(SettingsError, match=r"spike"):
+            parse_spike(text)
 
 
 SPIKES = st.builds(LoadSpike, st.floats(0, 100), st.floats(0.1, 100), st.floats(1.01, 20))
@@ -177,12 +176,6 @@ SPIKES = st.builds(LoadSpike, st.floats(0, 100), st.floats(0.1, 100), st.floats(
 @given(SPIKES, st.floats(0, 1000))
 def test_time_of_a_load_is_when_it_is_there(spike: LoadSpike, at_s: float) -> None:
     assert spike.time_of(spike.load_until(at_s)) == pytest.approx(at_s)
-
-
-@table("text", ["", "1:2", "1:0:3", "1:2:1", "1:2:0.5", "-1:2:3", "1:2:nan"])
-def test_spike_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"spike"):
-        parse_spike(text)
 
 
 def test_endpoints_are_counted_over_time_and_those_that_went_are_no_reaction() -> None:

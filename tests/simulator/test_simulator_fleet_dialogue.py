@@ -25,11 +25,13 @@ def lengths(body: bytes) -> list[tuple[str, int]]:
     return [(role, len(text)) for role, text in messages(body)]
 
 
-def test_text_without_a_role_goes_on_with_the_message_before() -> None:
+def test_text_has_its_characters_and_without_a_role_goes_on_with_the_message_before() -> None:
     script = Transcript().then("user", "tenant.head", 100).then("", "chat.asked", 10)
     ((role, text),) = messages(write_body(script.ask("chat.said", 5)))
+    sizes = [0, 1, 10, 100_000, 700_000]
 
     assert (role, len(text)) == ("user", sum(message.chars for message in script.messages))
+    assert [len(make_text(b"name", chars)) for chars in sizes] == sizes
 
 
 def test_sessions_have_the_head_in_common_and_equal_texts_behind_different_ones_differ() -> None:
@@ -40,11 +42,6 @@ def test_sessions_have_the_head_in_common_and_equal_texts_behind_different_ones_
     assert one[1][1][:20] != other[1][1][:20]
     assert a.messages[1].text != b.messages[1].text
     assert a.messages == again.messages
-
-
-@table("chars", [0, 1, 10, 100_000, 700_000])
-def test_text_has_exactly_so_many_characters(chars: int) -> None:
-    assert len(make_text(b"name", chars)) == chars
 
 
 @table("name", WORKLOADS)

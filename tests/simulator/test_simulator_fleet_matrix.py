@@ -40,13 +40,6 @@ def nothing(_share: float, _row: matrix.Row) -> None:
     pass
 
 
-def test_arm_is_a_strategy_with_its_options() -> None:
-    arm = parse_arm("prefix_hash:key=[prompt_head, first_user_message],load_factor=1.5")
-
-    assert arm.strategy == "prefix_hash"
-    assert arm.options == {"key": ["prompt_head", "first_user_message"], "load_factor": 1.5}
-
-
 @table(
     ("text", "fault"),
     [
@@ -57,7 +50,11 @@ def test_arm_is_a_strategy_with_its_options() -> None:
         ("prefix_hash:load_factor=0.5", "below 1"),
     ],
 )
-def test_arm_that_cannot_be_is_refused(text: str, fault: str) -> None:
+def test_arm_is_a_strategy_with_its_options_or_refused(text: str, fault: str) -> None:
+    arm = parse_arm("prefix_hash:key=[prompt_head, first_user_message],load_factor=1.5")
+
+    assert arm.strategy == "prefix_hash"
+    assert arm.options == {"key": ["prompt_head", "first_user_message"], "load_factor": 1.5}
     with pytest.raises(SettingsError, match=fault):
         parse_arm(text)
 

@@ -219,10 +219,3 @@ def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:
 
     assert fresh.failed == old.failed == 0
     assert fresh.ttft.mean_ms < old.ttft.mean_ms
-
-
-def test_gateways_scrape_on_their_own() -> None:
-    summary = replace(SMALL, gateways=3, scenario="crash").run()
-
-    assert summary.requests > 0
-    assert summary == replace(SMALL, gateways=3, scenario="crash").run()

@@ -1,15 +1,12 @@
 """KV cache events as vLLM 0.32.0 publishes them."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 
 from extproc.errors import SettingsError
-from extproc.simulator.engine.records import AllBlocksCleared, BlockRemoved, BlockStored
+from extproc.simulator.engine.records import AllBlocksCleared, BlockRemoved
 from extproc.simulator.http.publisher import Publisher, open_socket
 from extproc.simulator.http.tokens import FourByteTokenizer
 from tests.simulator.face import NOON, QUICK, serving
@@ -31,17 +28,6 @@ def recorder() -> Recorder:
 @pytest.fixture
 def publisher(recorder: Recorder) -> Publisher:
     return Publisher(recorder, "tcp://*:5557", TOPIC, lambda: NOON)
-
-
-@pytest.fixture
-async def subscriber() -> AsyncIterator[tuple[zmq.asyncio.Socket, str]]:
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.SUB)
-    socket.subscribe(TOPIC)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    yield socket, f"tcp://127.0.0.1:{port}"
-    socket.close(linger=0)
-    context.term()
 
 
 async def test_each_message_has_topic_number_and_batch(recorder: Recorder, publisher: Publisher) -> None:
@@ -102,25 +88,6 @@ async def test_sources_of_events_are_told(publisher: Publisher) -> None:
     assert (told["publisher"], told["endpoint"], told["topic"]) == ("zmq", "tcp://*:5557", TOPIC)
 
 
-async def test_events_arrive_over_zmq(subscriber: tuple[zmq.asyncio.Socket, str]) -> None:
-    socket, address = subscriber
-    context = zmq.Context()
-    outgoing = context.socket(zmq.PUB)
-    outgoing.connect(address)
-    publisher = Publisher(outgoing, address, TOPIC, lambda: NOON)
-    event = BlockStored((1, 2), None, tuple(range(32)), 16)
-    # A subscription takes a moment to reach its publisher; what is sent before is lost.
-    while not await socket.poll(50):
-        publisher.collect(event)
-        publisher.flush()
-    topic, _, payload = await socket.recv_multipart()
-    outgoing.close(linger=0)
-    context.term()
-
-    assert topic == TOPIC.encode()
-    assert msgspec.msgpack.decode(payload)[1][0]["block_hashes"] == [1, 2]
-
-
 def test_nothing_is_sent_for_a_step_without_events(recorder: Recorder, publisher: Publisher) -> None:
     publisher.flush()
     publisher.collect(BlockRemoved((1,)))
@@ -129,8 +96,5 @@ def test_nothing_is_sent_for_a_step_without_events(recorder: Recorder, publisher
     publisher.flush()
 
     assert len(recorder.frames) == 1
-
-
-def test_an_address_that_cannot_be_bound_is_an_error_that_names_it() -> None:
     with pytest.raises(SettingsError, match=r"tcp://nowhere"):
         open_socket("tcp://nowhere.invalid:1")

@@ -149,13 +149,17 @@ async def test_an_answer_names_its_endpoint_and_the_body_that_it_read() -> None:
                 assert answer.headers["x-simulated-endpoint"] == "vllm"
 
 
-async def test_a_body_of_20_megabytes_is_read_and_refused_for_its_length() -> None:
+async def test_a_body_of_20_megabytes_is_refused_for_its_length_and_ten_faults_of_one_are_told() -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 20_000_000}]}
     async with serving() as face:
-        content = "x" * 20_000_000
-        status, answer = await face.post(CHAT, {"messages": [{"role": "user", "content": content}]})
-
+        status, answer = await face.post(CHAT, long)
         assert status == 400
         assert "maximum context length is 4096 tokens" in answer["error"]["message"]
+        status, answer = await face.post(CHAT, {"messages": [{}] * 12})
+        lines = answer["error"]["message"].splitlines()
+
+    assert (status, len(lines)) == (400, 12)
+    assert (lines[0], lines[-1]) == ("12 validation errors:", "  ...and 2 more errors")
 
 
 async def test_parts_tools_and_instructions_become_prompts() -> None:
@@ -175,15 +179,6 @@ async def test_parts_tools_and_instructions_become_prompts() -> None:
         assert response["output"][0]["content"][0]["text"] == text_of(chat)
         assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
         assert response["temperature"] == 0.5
-
-
-async def test_only_the_first_ten_faults_of_a_body_are_told() -> None:
-    async with serving() as face:
-        status, answer = await face.post(CHAT, {"messages": [{}] * 12})
-        lines = answer["error"]["message"].splitlines()
-
-        assert (status, len(lines)) == (400, 12)
-        assert (lines[0], lines[-1]) == ("12 validation errors:", "  ...and 2 more errors")
 
 
 async def test_echo_repeats_the_prompt_before_the_answer() -> None:
