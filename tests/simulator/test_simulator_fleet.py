@@ -111,12 +111,15 @@ def test_crash_loses_what_runs_and_spares_the_rest_and_who_comes_back_serves() -
     assert summarize(run, is_whole=True).failed == len(lost)
 
 
-def test_fleet_without_endpoints_fails_every_request() -> None:
+def test_fleet_without_endpoints_fails_every_request_and_an_empty_window_is_said() -> None:
     run = play(endpoints=1, changes=(FleetChange(0, Kind.CRASH, 0),), requests=20, traffic=Traffic(users=2))
+    failed = summarize(run, is_whole=True)
+    empty = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
 
     assert all(flight.is_failed for flight in run.flights)
-    summary = summarize(run, is_whole=True)
-    assert (summary.failed, summary.hit_rate, summary.served_rps) == (summary.requests, 0, 0)
+    assert (failed.failed, failed.hit_rate, failed.served_rps) == (failed.requests, 0, 0)
+    assert (empty.offered_rps, empty.served_rps, empty.hit_rate) == (0, 0, 0)
+    assert empty.warnings == ["nothing was due in the window: it has no load to measure"]
 
 
 def test_drained_endpoint_finishes_what_it_has_whether_it_comes_back_or_not() -> None:
@@ -186,13 +189,6 @@ def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) ->
     assert sum(line.startswith("prefix_hash ") for line in result.output.splitlines()) == 3
     assert [run["figures"]["strategy"] for run in runs] == ["round_robin", "least_load", "prefix_hash"]
     assert runs[0]["cell"]["scenario"] == "half-speed"
-
-
-def test_window_in_which_nothing_is_due_is_said_to_be_empty() -> None:
-    summary = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
-
-    assert (summary.offered_rps, summary.served_rps, summary.hit_rate) == (0, 0, 0)
-    assert summary.warnings == ["nothing was due in the window: it has no load to measure"]
 
 
 @pytest.mark.slow
