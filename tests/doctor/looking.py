@@ -1,34 +1,33 @@
-"""The doctor as the command runs it, in this process; and what it might have seen."""
+"""The doctor as the command runs it, in this process; and a real endpoint that says one thing otherwise."""
 
 import asyncio
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import time
 from typing import Any
 
 import yaml
 
 from extproc.doctor.collect import look_around
-from extproc.doctor.evidence import Evidence, MetricsPage
+from extproc.doctor.evidence import Evidence
 from extproc.doctor.report import judge_evidence
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 
 
 def settings(*addresses: str, listen: str = "127.0.0.1:9002", tls: Any = None, **fields: Any) -> Settings:
-    """Those of a service with one pool, `tiny`; `share` is the whole service's."""
-    server = {"listen": listen, **({"tls": tls} if tls else {})}
     share = {"share": fields.pop("share")} if "share" in fields else {}
-    return parse_settings(
-        yaml.safe_dump({"server": server, "pools": [pool(*addresses, **fields)], **share}), {}
-    )
+    tree = {"server": {"listen": listen, "tls": tls}, "pools": [pool(*addresses, **fields)], **share}
+    return parse_settings(yaml.safe_dump(tree), {})
 
 
 def pool(*addresses: str, **fields: Any) -> Any:
     return {"name": "tiny", "endpoints": {"static": [*addresses]}, **fields}
-
-
-def page(text: str) -> MetricsPage:
-    """Reads `picks_total{reason="session"} 5` as of the pool, `vllm:…` as of an engine; `;` parts them."""
-    lines = [line if line.startswith("vllm:") else f"extproc_{line}" for line in text.split("; ")]
-    return MetricsPage.parse("\n".join(lines).replace("{reason", '{pool="tiny",reason') + "\n")
 
 
 def look(given: Settings | None = None, url: str = "http://127.0.0.1:1", **options: Any) -> Evidence:
@@ -37,5 +36,25 @@ def look(given: Settings | None = None, url: str = "http://127.0.0.1:1", **optio
 
 
 def rules(evidence: Evidence) -> dict[str, str]:
-    """What was seen of each fault, by the fault's rule; the worst first."""
     return {each["rule"]: each["seen"] for each in judge_evidence(evidence)}
+
+
+@contextmanager
+def altered(address: str, late_s: float = 0.0, model: str = "tiny", **labels: str) -> Iterator[str]:
+    """Yields the address of one that answers as `address` does, but for its clock, model or labels."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with urllib.request.urlopen(f"http://{address}{self.path}", timeout=10) as answer:
+                text = answer.read().decode()
+            for name, value in labels.items():
+                text = re.sub(f'{name}="[^"]*"', f'{name}="{value}"', text)
+            self.send_response_only(200)
+            self.send_header("date", formatdate(time() - late_s, usegmt=True))
+            self.end_headers()
+            self.wfile.write(text.replace("tiny", model).encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -10,22 +10,27 @@ import yaml
 
 from extproc.doctor.evidence import ClusterSeen, EngineSeen, Evidence, MetricsPage
 from extproc.envoy_admin import EnvoySeen, ExtProcFilter
-from tests.doctor.looking import page, rules, settings
+from tests.doctor.looking import rules, settings
 from tests.tables import table
 
 ROOT = Path(__file__).parents[2]
-A, B = "10.0.0.1:8000", "10.0.0.2:8000"
+A = "10.0.0.1:8000"
 FILTER = ExtProcFilter("clients", "extproc", True, 605.0, True, [("all", 0.0)])
 INSIDE: dict[str, Any] = {"endpoints": {"kubernetes": {"service": "vllm", "port": 8000}}}
 SHARE = {"cluster": "lab", "secret": {"env": "S"}, "mesh": {"peers": {"static": []}}}
-OWN_TLS = {"certificate": "a", "key": "b", "client_ca": "c"}
 TWO = ClusterSeen(replicas=2)
+LOST = {"presumed_share": 0.5, "predicted_hit_rate": 0.8, "measured_hit_rate": 0.1}
+
+
+def page(text: str) -> MetricsPage:
+    """Reads `picks_total{reason="session"} 5` as of the pool, `vllm:…` as of an engine; `;` parts them."""
+    lines = [line if line.startswith("vllm:") else f"extproc_{line}" for line in text.split("; ")]
+    return MetricsPage.parse("\n".join(lines).replace("{reason", '{pool="tiny",reason') + "\n")
 
 
 def seen(told: str = "", engine: str = "", **fields: Any) -> Evidence:
     """The service's metrics, an engine's, and what else there is; the settings by their names."""
-    names = set(Evidence.__dataclass_fields__)
-    given = settings(A, **{name: fields.pop(name) for name in {*fields} - names})
+    given = settings(A, **{name: fields.pop(name) for name in {*fields} - {*Evidence.__dataclass_fields__}})
     one = EngineSeen("tiny", A, A, "ready", "200", page(engine), page(engine))
     known: dict[str, Any] = {"first": page(told), "last": page(told), "engines": [one], **fields}
     return Evidence(given, **known)
@@ -46,9 +51,9 @@ def cached(looked: int, found: int, sessions: int) -> Evidence:
 
 
 def prefills(count: int, seconds: float, tokens: int = 100_000, **strategy: Any) -> Evidence:
-    took = f"vllm:request_prefill_time_seconds_count {count}; vllm:request_prefill_time_seconds_sum {seconds}"
-    told = f"{took}; vllm:prefix_cache_queries_total {tokens}"
-    return seen("", told, strategy={"name": "prefix_cache", **strategy})
+    took, strategy = "vllm:request_prefill_time_seconds", {"name": "prefix_cache", **strategy}
+    told = f"{took}_count {count}; {took}_sum {seconds}; vllm:prefix_cache_queries_total {tokens}"
+    return seen("", told, strategy=strategy)
 
 
 def ended(picks: int, in_flight: int, answers: int, **fields: Any) -> Evidence:
@@ -69,71 +74,45 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield seen('info{version="0.0.1"} 1'), {"version_differs"}
     yield seen("config_refused 1"), {"config_refused"}
     yield seen(pools=running(fault="no Service vllm")), {"list_old"}
-    for state, health, expected in (
-        ("cooling", "200", {"cooling"}),
-        ("busy", "200", {"busy"}),
-        ("unknown", "503", {"unknown"}),
-        ("unknown", "200", set()),
-        ("draining", "503", set()),
-    ):
-        yield seen(engines=[EngineSeen("tiny", A, A), EngineSeen("tiny", B, B, state, health)]), expected
-    # Outcomes: half of twenty or more.
+    yield (
+        seen(engines=[EngineSeen("tiny", A, A, state) for state in ("busy", "cooling")]),
+        {"busy", "cooling"},
+    )
+    yield seen(engines=[EngineSeen("tiny", A, A, "unknown", "503")]), {"unknown"}
+    yield seen(engines=[EngineSeen("tiny", A, A, "unknown", "200")]), set()
     yield ended(100, 0, 49), {"outcomes_unheard"}
     yield ended(100, 0, 50), set()
-    yield ended(119, 100, 0), set()
     yield ended(100, 0, 0, cool_after=None), set()
-    yield seen(envoy=asked(hears_outcomes=False)), {"outcomes_unheard"}
-    # Envoy.
-    yield seen(envoy=asked()), set()
     yield seen(envoy=EnvoySeen(True)), {"not_asked"}
     yield seen(envoy=EnvoySeen(True, [FILTER], hosts={"10.0.0.9:9002": False})), {"not_reached"}
     yield seen(envoy=asked({"streams_started": 100, "message_timeouts": 6})), {"passed_by"}
-    yield seen(envoy=asked({"streams_started": 1000, "failure_mode_allowed": 10})), set()
     yield seen(envoy=asked({"streams_started": 3, "failure_mode_allowed": 3})), set()
-    yield seen(envoy=asked(routes=[("a", 60.0), ("b", 0.0)])), {"route_timeout"}
     yield seen(envoy=asked(routes=[("a", 300.0)])), set()
-    yield seen(envoy=asked(fails_open=False)), {"fails_closed"}
     yield seen(envoy=asked(fails_open=False), when_down="closed"), set()
     yield seen(envoy=asked(wait_s=31.0), hold={"wait_s": 30.0}), {"hold_cut"}
     yield seen(envoy=asked(wait_s=32.0), hold={"wait_s": 30.0}), set()
     yield seen(envoy=replace(asked(), clock=(-1.5, 0.9))), set()
-    yield seen(envoy=replace(asked(), clock=(3.0, 5.0))), {"clock"}
     yield seen(envoy=replace(asked(), clock=(3.0, 5.0)), clock=(3.5, 5.5)), set()
-    # Who may reach the port.
     yield seen(listen="0.0.0.0:9002"), {"port_open"}
-    yield seen(listen=":9002", tls={"self_signed": True}), {"port_open"}
-    yield seen(listen=":9002", tls=OWN_TLS), set()
-    yield seen(listen="unix:/run/extproc"), set()
     yield seen(listen=":9002", **INSIDE), {"port_unseen"}
     yield seen(listen=":9002", cluster=ClusterSeen(is_guarded=False), **INSIDE), {"port_open"}
     yield seen(listen=":9002", cluster=ClusterSeen(is_guarded=True), **INSIDE), set()
-    # Replicas, as Kubernetes or Envoy has them.
     yield seen(cluster=TWO), {"not_shared"}
     yield seen(envoy=replace(asked(), hosts={"10.0.0.8:9002": True, "10.0.0.9:9002": True})), {"not_shared"}
-    yield seen(cluster=TWO, strategy={"name": "prefix_cache", "gateways": 3}), {"not_shared"}
     yield seen(cluster=TWO, strategy={"name": "prefix_cache", "gateways": 2}), {"not_shared_told"}
     yield seen(cluster=TWO, strategy={"name": "prefix_hash"}), set()
     yield seen(cluster=TWO, share=SHARE, pools=running(share={"heard": 0})), {"share_unheard"}
     yield seen(cluster=TWO, share=SHARE, pools=running(share={"heard": 1})), set()
-    # What others send, what was foreseen, what fits.
-    yield arrived(40, picks=5), {"strangers"}
     yield arrived(40, picks=30), set()
-    yield arrived(9, picks=0), set()
     yield arrived(40, picks=5, share=SHARE), set()
     yield arrived(40, picks=5, first=MetricsPage()), set()
-    learnt = {"presumed_share": 0.5, "predicted_hit_rate": 0.8, "measured_hit_rate": 0.1}
-    yield seen(pools=running(learnt={"endpoints": {A: learnt}})), {"affinity_lost"}
-    yield seen(pools=running(learnt={"endpoints": {A: learnt | {"presumed_share": 1}}})), set()
+    yield seen(pools=running(learnt={"endpoints": {A: LOST}})), {"affinity_lost"}
     yield cached(1_000_000, 100_000, sessions=50), {"working_set"}
     yield cached(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield cached(1_000_000, 600_000, sessions=50), set()
-    yield cached(200_000, 10_000, sessions=50), set()
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}
-    yield seen("", "vllm:num_preemptions_total 21; vllm:request_success_total 500"), set()
     yield prefills(100, 19.0), set()
-    yield prefills(100, 6.0), {"engine_faster"}
     yield prefills(100, 6.0, learn=True), set()
-    yield prefills(19, 6.0), set()
     yield prefills(100, 80.0), {"engine_slower"}
     yield prefills(1000, 80.0), set()  # short prompts: a step each
 
@@ -145,10 +124,10 @@ def test_a_fault_is_found_and_what_is_near_one_is_not(evidence: Evidence, expect
 
 def test_every_rule_has_its_words_and_its_line_in_the_docs() -> None:
     advice = yaml.safe_load((ROOT / "extproc/doctor/advice.yaml").read_text())
-    checks = (ROOT / "extproc/doctor/checks.py").read_text()
-    docs = (ROOT / "docs/how-to/doctor.md").read_text()
+    checks, docs = (
+        (ROOT / path).read_text() for path in ("extproc/doctor/checks.py", "docs/how-to/doctor.md")
+    )
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", docs, re.MULTILINE)
 
     assert [rule for rule in advice if f'"{rule}"' not in checks] == []
-    assert [(rule, words["severity"]) for rule, words in advice.items()] == re.findall(
-        r"^\| `(\w+)` \| (\w+) \|", docs, re.MULTILINE
-    )
+    assert [(rule, words["severity"]) for rule, words in advice.items()] == rows
