@@ -13,8 +13,8 @@ ClockOffset = tuple[float, float]
 
 # Envoy's own, where a route or a filter does not say.
 _ROUTE_TIMEOUT, _MESSAGE_TIMEOUT = "15s", "0.2s"
-# Listeners that Envoy does not use any more, or not yet.
-_IDLE: Final = ("warming_state", "draining_state", "error_state")
+# What Envoy began with, and listeners that it does not use any more, or not yet.
+_IDLE: Final = ("bootstrap", "warming_state", "draining_state", "error_state")
 
 
 @dataclass(frozen=True, slots=True)

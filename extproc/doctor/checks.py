@@ -136,7 +136,7 @@ def failing(evidence: Evidence) -> Iterator[Finding]:
 def unheard(evidence: Evidence) -> Iterator[Finding]:
     deaf = [each.listener for each in evidence.envoy.filters if not each.hears_outcomes]
     if deaf:
-        seen = f"Envoy, {', '.join(deaf)}: the service gets neither an access log nor response headers"
+        seen = f"Envoy, {', '.join(deaf)}: no access log and no response headers reach the service"
         yield Finding("outcomes_unheard", seen)
     for pool in evidence.settings.pools if not deaf else ():
         count = partial(evidence.first.sum, pool=pool.name)
