@@ -32,13 +32,15 @@ class RequestError(ExtprocError):
 
     `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param`
     and `code` of OpenAI's error object. `retry_after_s` is for failures that pass by themselves.
-    `pool` is the pool that refused it, empty if none was chosen yet.
+    `pool` is the pool that refused it, empty if none was chosen yet. `dropped` says in llm-d's words why
+    a request that was right was not served; `None`: it was wrong.
     """
 
     status = 400
     kind = "invalid_request_error"
     code: str | None = None
     retry_after_s: int | None = None
+    dropped: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, pool: str = "") -> None:
         super().__init__(message)
@@ -63,6 +65,7 @@ class NoRoomForBody(PromptError):
     kind = "service_unavailable"
     code = "no_room"
     retry_after_s = 1
+    dropped = "rejected-saturated"
     why = "budget"
 
 
@@ -94,6 +97,7 @@ class NoEndpoint(RequestError):
     kind = "service_unavailable"
     code = "no_endpoint"
     retry_after_s = 1
+    dropped = "rejected-no-endpoints"
 
 
 class Overloaded(RequestError):
@@ -103,6 +107,7 @@ class Overloaded(RequestError):
     kind = "rate_limit_error"
     code = "overloaded"
     retry_after_s = 1
+    dropped = "rejected-saturated"
 
 
 class Sheddable(Overloaded):

@@ -18,6 +18,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.envoy
 
 OBJECTIVE, CLIENT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
+DROPPED = "x-llm-d-request-dropped-reason"
 # Four endpoints, one request each: a fifth is one too many, and one place more is the headroom.
 FULL: dict[str, Any] = {"max_in_flight": 1}
 FAIR = FULL | {"objectives": {"batch": -10, "premium": 10}, "fairness": True}
@@ -96,7 +97,7 @@ async def test_a_pool_full_of_batch_refuses_batch_and_lets_others_in(stack: Stac
     assert statuses(answers) == {200: 5}
     for answer, code in ((refused, "sheddable"), (full, "overloaded")):
         assert (answer.status, answer.error["code"], answer.error["type"]) == (429, code, "rate_limit_error")
-        assert answer.headers["retry-after"] == "1"
+        assert (answer.headers["retry-after"], answer.headers[DROPPED]) == ("1", "rejected-saturated")
     assert [after - earlier for after, earlier in zip(counted(), before, strict=True)] == [1, 1, 5]
 
 
@@ -154,6 +155,7 @@ async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: St
 
     told = [(one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)]
     assert told == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
+    assert {one.headers[DROPPED] for one in (full, empty)} == {"rejected-ttl-expired"}
     assert [now - earlier for now, earlier in zip(ends(stack), before, strict=True)] == [0, 2, 0]
 
 

@@ -131,6 +131,10 @@ class Queue:
             self.admit()
         return lane in self._lanes or (bool(self._waiting) and self._clock() < self._settled_s)
 
+    def is_over(self, waiter: Waiter) -> bool:
+        """Whether its time has ended: it was neither let in, nor made to go before."""
+        return 0 < waiter.until_s <= self._clock()
+
     def enter(self, waiter: Waiter) -> bool:
         """Holds a request from now on, if there is room for it; whether there is."""
         if self._is_shut or not self._make_room(waiter):

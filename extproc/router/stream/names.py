@@ -47,6 +47,9 @@ KNOWN_ORDERS: Final = frozenset(
     }
 )
 
+# llm-d's, in our refusals: why a request that was right was not served.
+DROPPED: Final = "x-llm-d-request-dropped-reason"
+
 # What a session reads of a request's headers, beside the guarded ones and those that a pool's keys name.
 CONTENT_LENGTH: Final = "content-length"
 READ_HEADERS: Final = frozenset({":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID})

@@ -36,9 +36,11 @@ class Wait:
         try:
             replies = self._route(self._ask, self._found)
         except (NoEndpoint, Overloaded) as refusal:
-            if is_last or not self._found.pool.may_pass(refusal):
-                raise
-            return []
+            if not is_last and self._found.pool.may_pass(refusal):
+                return []
+            if is_last and self._queue.is_over(self.waiter):
+                refusal.dropped = "rejected-ttl-expired"
+            raise
         self.end(QueueEnd.SERVED)
         return replies
 

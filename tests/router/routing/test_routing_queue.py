@@ -59,6 +59,7 @@ class Door:
     closed: frozenset[Lane] = frozenset()
     served: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    over: list[str] = field(default_factory=list)  # of the refused: their time had ended
     asked: int = 0
 
     def send(self, name: str, lane: Lane = USUAL, size_bytes: int = 0) -> Waiter | None:
@@ -77,6 +78,7 @@ class Door:
             self.queue.leave(waiter, QueueEnd.SERVED)
         elif is_last:
             self.refused.append(name)
+            self.over += [name] * self.queue.is_over(waiter)
             self.queue.leave(waiter, QueueEnd.REFUSED)
 
     def open(self, count: int = 1) -> None:
@@ -180,7 +182,7 @@ def test_a_full_queue_makes_room_for_higher_priorities_from_the_lowest_end(by_by
     assert door.send("premium", PREMIUM, size) is not None
     assert door.send("more premium", PREMIUM, size) is not None
     assert door.send("too many", PREMIUM, size) is None
-    assert door.refused == ["batch", "usual"]
+    assert (door.refused, door.over) == (["batch", "usual"], [])
 
 
 def test_who_waits_too_long_is_asked_a_last_time() -> None:
@@ -189,7 +191,7 @@ def test_who_waits_too_long_is_asked_a_last_time() -> None:
     door.clock.pass_by(3)
     door.send("b")
     door.clock.pass_by(2 + TICK_S)
-    assert (door.refused, len(door.queue)) == (["a"], 1)
+    assert (door.refused, door.over, len(door.queue)) == (["a"], ["a"], 1)
     door.places = 1
     door.clock.pass_by(3)
     assert (door.served, door.refused) == (["b"], ["a"])
@@ -211,7 +213,7 @@ def test_a_queue_that_is_shut_refuses_all_and_holds_nobody_more() -> None:
     door.send("b", PREMIUM)
     door.queue.shut()
 
-    assert door.refused == ["b", "a"]
+    assert (door.refused, door.over) == (["b", "a"], [])
     assert door.send("c") is None
 
 

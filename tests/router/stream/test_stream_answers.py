@@ -37,7 +37,9 @@ def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestEr
         status,
         {"type": "error", "error": {"type": named, "message": "so it is"}},
     )
+    dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
     assert ("retry-after" in answer.headers) is (status in {429, 503})
+    assert answer.headers.get("x-llm-d-request-dropped-reason") == dropped
 
 
 @table("path", ["/v1/chat/completions", "/v1/completions?x=/v1/messages", ""])

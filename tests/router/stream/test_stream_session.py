@@ -316,7 +316,8 @@ def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> N
 
     assert all(isinstance(reply, Routed) and {*reply.remove_headers} == {*orders} for reply in routed)
     assert isinstance(refused, Answer)
-    assert (429, "sheddable", {"retry-after": "1"}) == (refused.status, refused.outcome, refused.headers)
+    told = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
+    assert (429, "sheddable", told) == (refused.status, refused.outcome, refused.headers)
     assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
 
     for session in sessions:
