@@ -1,8 +1,10 @@
 """A listener with small services on it, for tests over real sockets."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,6 +15,7 @@ from extproc.router.wire.calls import Call, Status
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ECHO = "/test.Service/Echo"
 FEED = "/test.Service/Feed"
 
@@ -54,6 +57,14 @@ class Served:
         self.listener = Listener({ECHO: self._echo, FEED: self._feed}, limits=limits, budget=budget)
         self.opened = 0
         self.port = 0
+        self.clients: list[Client] = []
+
+    async def connect(self, said: bytes = b"", **options: Any) -> Client:
+        """A client that says so much; it is gone when the listener is."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, **options)
+        writer.write(said)
+        self.clients.append((reader, writer))
+        return reader, writer
 
     @property
     def target(self) -> str:
@@ -82,6 +93,8 @@ async def serving(
     try:
         yield served
     finally:
+        for _, writer in served.clients:
+            writer.transport.abort()
         await served.listener.stop()
 
 

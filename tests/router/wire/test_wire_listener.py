@@ -21,16 +21,15 @@ from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.header_blocks import literal
 from tests.router.wire.peer import END, data, framed
-from tests.router.wire.serving import ECHO, FEED, echo, serving, trusting
+from tests.router.wire.serving import ECHO, FEED, Served, echo, serving, trusting
 from tests.tables import table
 from tests.waiting import until
 
 GREETING = frames.PREFACE + frames.settings({})
 END_OF_CALL = data(1, b"", END)
 # A client that allows us to send whatever we like.
-WIDE_WINDOWS = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}) + frames.window_update(
-    0, 127 << 24
-)
+WIDE_SETTINGS = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+WIDE_WINDOWS = WIDE_SETTINGS + frames.window_update(0, 127 << 24)
 SIZES = b"a header block of more than two table sizes"
 TLS = Certificates(SelfSigned()).context()
 
@@ -46,16 +45,13 @@ def open_call(path: str) -> bytes:
     return GREETING + request(1, path)
 
 
-async def say(port: int, data: bytes) -> bytes:
+async def say(served: Served, data: bytes) -> bytes:
     """Sends `data` and returns all that comes until the server closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
+    reader, _ = await served.connect(data)
     try:
-        answer = await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 10)
     except ConnectionResetError:
-        answer = b""  # closed with bytes of ours still unread
-    writer.close()
-    return answer
+        return b""  # closed with bytes of ours still unread
 
 
 async def test_a_message_larger_than_every_window_comes_back() -> None:
@@ -78,10 +74,8 @@ async def test_the_clients_own_limit_ends_a_call() -> None:
 async def test_a_service_that_raised_hears_no_more(caplog: pytest.LogCaptureFixture) -> None:
     """Two messages come at once: the first one fails."""
     async with serving() as served:
-        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(open_call(ECHO) + 2 * data(1, framed(b"fail")))
+        await served.connect(open_call(ECHO) + 2 * data(1, framed(b"fail")))
         await until(lambda: served.ends)
-        writer.close()
 
     assert caplog.text.count("RuntimeError") == 1
 
@@ -99,7 +93,7 @@ async def test_a_header_block_of_many_table_sizes_ends_its_connection_alone(
     """RFC 7541 §4.2 allows two; 16,384 of them would take 35 ms of everybody's time."""
     block = frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x20" * frames.MAX_FRAME_BYTES)
     async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
-        answer = await say(served.port, GREETING + block)
+        answer = await say(served, GREETING + block)
 
         assert int.from_bytes(answer[-4 - len(SIZES) :][:4], "big") == Code.COMPRESSION_ERROR
         assert answer.endswith(SIZES)
@@ -127,7 +121,7 @@ async def test_a_stranger_is_closed_in_time_with_one_clear_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serving(limits, tls=tls) as served:
-        assert await say(served.port, said) == b""
+        assert await say(served, said) == b""
         await until(lambda: not served.listener.links)
 
     [record] = caplog.records
@@ -138,7 +132,7 @@ async def test_a_flood_of_strangers_is_one_line_a_second(caplog: pytest.LogCaptu
     async with serving() as served:
         with caplog.filtering(RateLimit(monotonic)):
             for _ in range(100):
-                await say(served.port, b"nonsense")
+                await say(served, b"nonsense")
 
     # However slow the machine, it is far from a line each.
     assert 1 <= len(caplog.records) <= 50
@@ -146,29 +140,21 @@ async def test_a_flood_of_strangers_is_one_line_a_second(caplog: pytest.LogCaptu
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
     async with serving(WireLimits(connections=2)) as served:
-        kept = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
-        for _, writer in kept:
-            writer.write(open_call(ECHO))
+        for _ in range(2):
+            await served.connect(open_call(ECHO))
         await until(lambda: served.opened >= 2)
-        with pytest.raises((ConnectionError, AssertionError)):
-            assert await say(served.port, frames.PREFACE + bytes(9)) != b""
-        for _, writer in kept:
-            writer.close()
+
+        assert await say(served, GREETING) == b""
 
 
 async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of silent connections shuts out neither a proxy nor a health check."""
     async with serving(WireLimits(connections=3)) as served:
-        _, asked = await asyncio.open_connection("127.0.0.1", served.port)
-        asked.write(open_call(ECHO))
-        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(10)]
-        _, late = await asyncio.open_connection("127.0.0.1", served.port)
-        late.write(open_call(ECHO))
+        for said in (open_call(ECHO), *[b""] * 10, open_call(ECHO)):
+            await served.connect(said)
         await until(lambda: served.opened >= 2)
 
         assert len(served.listener.links) == 3
-        for writer in (asked, late, *(writer for _, writer in silent)):
-            writer.close()
 
     assert "nothing is open on it" in caplog.text
 
@@ -181,74 +167,58 @@ async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) 
     """
     client = trusting() if has_tls else None
     async with serving(WireLimits(connections=8), tls=TLS if has_tls else None) as served:
-        _, asks = await asyncio.open_connection("127.0.0.1", served.port, ssl=client)
-        asks.write(open_call(ECHO) + END_OF_CALL)
+        _, asks = await served.connect(open_call(ECHO) + END_OF_CALL, ssl=client)
         await until(lambda: len(served.ends) >= 1)
-        flood, elsewhere = [], ("127.0.0.2", 0)
         for _ in range(20):
-            flood.append(
-                await asyncio.open_connection("127.0.0.1", served.port, ssl=client, local_addr=elsewhere)
-            )
-            flood[-1][1].write(open_call(ECHO) + END_OF_CALL)
-            await until(lambda: len(served.ends) >= 1 + len(flood))
-        ends = [await asyncio.wait_for(reader.read(), 30) for reader, _ in flood[:13]]
+            await served.connect(open_call(ECHO) + END_OF_CALL, ssl=client, local_addr=("127.0.0.2", 0))
+            await until(lambda: len(served.ends) >= len(served.clients))
+        ends = [await asyncio.wait_for(reader.read(), 30) for reader, _ in served.clients[1:14]]
         asks.write(request(3, ECHO))
         await until(lambda: served.opened >= 22)
 
         assert len(served.listener.links) == 8
         assert all(b"nothing is open on it" in end for end in ends)
-        for writer in (asks, *(writer for _, writer in flood)):
-            writer.transport.abort()
 
 
 async def test_the_oldest_handshake_makes_room_for_who_comes() -> None:
     """1. Three connections are allowed, five begin a handshake. 2. The first two are closed, and no other."""
     async with serving(WireLimits(connections=3), tls=TLS) as served:
-        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]
-        for reader, _ in silent[:2]:
+        silent = [(await served.connect())[0] for _ in range(5)]
+        for reader in silent[:2]:
             assert await asyncio.wait_for(reader.read(), 10) == b""
 
         assert len(served.listener.links) == 3
-        assert not any(reader.at_eof() for reader, _ in silent[2:])
-        for _, writer in silent:
-            writer.close()
+        assert not any(reader.at_eof() for reader in silent[2:])
 
 
 async def test_who_drains_waits_for_no_handshake() -> None:
     async with serving(tls=TLS) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, _ = await served.connect()
         await until(lambda: served.listener.links)
         served.listener.drain()
 
         assert await asyncio.wait_for(reader.read(), 10) == b""
-        writer.close()
 
 
 async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> None:
     """A node that lost its network sends no FIN: a socket that says nothing and reads nothing."""
-    limits = WireLimits(idle_s=0.2, answer_s=0.2, tick_s=0.05)
-    async with serving(limits) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(open_call(ECHO))
+    async with serving(WireLimits(idle_s=0.2, answer_s=0.2, tick_s=0.05)) as served:
+        reader, _ = await served.connect(open_call(ECHO))
         await until(lambda: served.opened)
         # Nobody answers the PING.
         await asyncio.wait_for(reader.read(), 10)
 
         await until(lambda: len(served.ends) >= 1)
-        writer.close()
 
 
 async def test_a_peer_that_reads_nothing_is_paused_then_closed(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(WireLimits(answer_s=0.2, tick_s=0.05)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1_000)
-        writer.write(open_call(FEED) + WIDE_WINDOWS)
+        await served.connect(open_call(FEED) + WIDE_WINDOWS, limit=1_000)
         await until(lambda: served.feeds)
         for _ in range(40):
             served.feeds[0].send(bytes(1_000_000))
 
         await until(lambda: len(served.ends) >= 1)
-        writer.close()
-        del reader
     assert "it does not read what it asked for" in caplog.text
     assert served.listener.budget.used == 0
 
@@ -261,7 +231,7 @@ async def test_rapid_resets_leave_others_alone(caplog: pytest.LogCaptureFixture)
         numbers = range(3, 4_003, 2)
         attack = b"".join(request(n, ECHO) + frames.rst_stream(n, Code.CANCEL) for n in numbers)
         _, *others = await asyncio.gather(
-            say(served.port, open_call(ECHO) + attack), *(echo(channel, b"%d" % n) for n in range(50))
+            say(served, open_call(ECHO) + attack), *(echo(channel, b"%d" % n) for n in range(50))
         )
 
         assert [[b"%d" % n] for n in range(50)] == others
@@ -274,19 +244,14 @@ async def test_a_flood_of_handshakes_delays_those_of_its_own_address() -> None:
 
     2. One of another address comes, and is next.
     """
-    client = trusting()
     async with serving(WireLimits(handshakes=4, handshakes_per_s=2), tls=TLS) as served:
-        flood = [
-            await asyncio.open_connection("127.0.0.1", served.port, local_addr=("127.0.0.2", 0))
-            for _ in range(40)
-        ]
+        for _ in range(40):
+            await served.connect(local_addr=("127.0.0.2", 0))
         await until(lambda: len(served.listener.links) >= 40)
         waiting = served.listener.waiting
-        _, guest = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", served.port, ssl=client), 10)
+        await asyncio.wait_for(served.connect(ssl=trusting()), 10)
 
         assert waiting - served.listener.waiting < 30
-        for writer in (guest, *(writer for _, writer in flood)):
-            writer.transport.abort()
 
 
 async def test_nothing_is_logged_of_ordinary_calls(caplog: pytest.LogCaptureFixture) -> None:
