@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -24,19 +25,19 @@ Call = grpc.aio.StreamStreamCall[bytes, bytes]
 UNSEEN_S = 7.0
 
 
+@dataclass
 class Served:
     """A running service and a channel to it."""
 
-    def __init__(
-        self, picker: Picker, processor: ExternalProcessor, metrics: Metrics, server: Transport, target: str
-    ) -> None:
-        self.server = server
-        self.unseen: list[tuple[float, Callable[[], None]]] = []
-        self.target = target
-        self.picker = picker
-        self.processor = processor
-        self.metrics = metrics
-        self.channel = grpc.aio.insecure_channel(target)
+    picker: Picker
+    processor: ExternalProcessor
+    metrics: Metrics
+    server: Transport
+    target: str
+    unseen: list[tuple[float, Callable[[], None]]]
+
+    def __post_init__(self) -> None:
+        self.channel = grpc.aio.insecure_channel(self.target)
         self._open = self.channel.stream_stream(PROCESS, None, None)
 
     def open(self, pool: str | None = None) -> Call:
@@ -93,8 +94,7 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
     server = build_transport(settings, processor.routes(), Budget(1 << 26))
     port = await server.bind()
     await server.start()
-    served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
-    served.unseen = unseen
+    served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}", unseen)
     async with served.channel:
         yield served
     await server.stop()

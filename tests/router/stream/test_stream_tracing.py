@@ -56,19 +56,15 @@ def test_only_a_sampled_caller_is_followed(metadata: str, header: str, parent: s
         assert parent is None
 
 
-def test_a_sampler_of_its_own_is_asked_about_the_others() -> None:
+def test_a_sampler_of_its_own_is_asked_about_the_others_and_a_state_that_is_too_long_left_out() -> None:
     unsampled = {"traceparent": UNSAMPLED, ":path": CHAT}
 
     assert Sampling(roots=True).origin({}, {":path": CHAT}) == Origin(path=CHAT)
     assert Sampling(roots=True).origin({}, unsampled) is None
     assert Sampling(unsampled=True).origin({}, unsampled) == Origin(UNSAMPLED, "", CHAT)
     assert not Sampling(unsampled=True).rules_out(unsampled)
-
-
-def test_a_state_that_is_too_long_is_left_out() -> None:
-    told = {"traceparent": SAMPLED, "tracestate": "a=" + "b" * 600}
-
-    assert Sampling().origin({}, told) == Origin(SAMPLED)
+    too_long = {"traceparent": SAMPLED, "tracestate": "a=" + "b" * 600}
+    assert Sampling().origin({}, too_long) == Origin(SAMPLED)
 
 
 @given(st.text(), st.text())
@@ -119,11 +115,7 @@ def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
     lengths = {len(value) for name, value in told.items() if name.startswith("extproc.candidates")}
     assert lengths == {1 + len(others)}
     assert "lorem" not in str(told)
-
-
-def test_an_open_request_keeps_none_of_what_was_weighed() -> None:
-    decision = decide("Why?")
-
+    # An open request keeps none of what was weighed.
     assert len(decision.costs) > 1
     assert decision.pick.reading.costs == ()
 

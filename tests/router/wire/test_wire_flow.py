@@ -214,13 +214,6 @@ def test_settings_have_their_ranges(name: int, value: int, code: Code | None) ->
     assert (peer.heard() == cut(frames.SETTINGS_ACK)) is (code is None)
 
 
-def test_a_setting_that_is_forbidden_stays_so_where_a_later_one_replaces_it() -> None:
-    peer = Peer()
-    twice = frames.SETTING.pack(frames.ENABLE_PUSH, 2) + frames.SETTING.pack(frames.ENABLE_PUSH, 0)
-
-    assert peer.say(frames.frame(frames.SETTINGS, 0, 0, twice)) == [("failed", Code.PROTOCOL_ERROR)]
-
-
 def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
     peer = calling(10)
     peer.say(frames.window_update(1, frames.MAX_WINDOW - 20))

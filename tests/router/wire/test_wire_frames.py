@@ -95,6 +95,10 @@ CONNECTION_ERRORS = {
     "short WINDOW_UPDATE": (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
     "half a setting": (frame(frames.SETTINGS, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
     "an acknowledgement with settings": (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+    "a forbidden setting that a later one replaces": (
+        frame(frames.SETTINGS, 0, 0, frames.SETTING.pack(2, 2) + frames.SETTING.pack(2, 0)),
+        Code.PROTOCOL_ERROR,
+    ),
     "PUSH_PROMISE": (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), Code.PROTOCOL_ERROR),
     "CONTINUATION of nothing": (frame(frames.CONTINUATION, 4, 1, b""), Code.PROTOCOL_ERROR),
     "HEADERS too short for its priority": (frame(frames.HEADERS, 0x24, 3, bytes(4)), Code.FRAME_SIZE_ERROR),

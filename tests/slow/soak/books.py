@@ -23,7 +23,7 @@ with it.
 #   scrape ends with it: what it logged from there on may be missing, and no more.
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -192,7 +192,9 @@ class _Clerk:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._balance = Balance()
-        self._outages: Mapping[str, list[Outage]] = _by_part(books.outages)
+        self._outages = defaultdict[str, list[Outage]](list)
+        for outage in books.outages:
+            self._outages[outage.part].append(outage)
         self._asked = self._only(books.asked, "asked twice")
         self._lines = self._only(books.lines, "two lines of an Envoy")
         self._picked = self._only(books.picked, "picked twice")
@@ -321,10 +323,3 @@ class _Clerk:
             [envoy(asked.gateway)], asked.began_s, asked.ended_s, UNWRITTEN_S
         )
         self._balance.settle(what, subject, excuse=excuse)
-
-
-def _by_part(outages: Iterable[Outage]) -> Mapping[str, list[Outage]]:
-    found: defaultdict[str, list[Outage]] = defaultdict(list)
-    for outage in outages:
-        found[outage.part].append(outage)
-    return found

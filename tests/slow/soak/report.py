@@ -63,11 +63,8 @@ class Findings:
                 yield f"{life.name} grows by {slope} MB/h"
 
     def leaking(self) -> Iterator[str]:
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        for life in self.lives:
-            first.setdefault(life.name, life.samples[0].descriptors)
-            last[life.name] = life.samples[-1].descriptors
+        first = {life.name: life.samples[0].descriptors for life in reversed(self.lives)}
+        last = {life.name: life.samples[-1].descriptors for life in self.lives}
         for name, count in last.items():
             if count > first[name] + MORE_DESCRIPTORS:
                 yield f"{name} has {count} descriptors, {first[name]} at the start"
@@ -89,17 +86,13 @@ class Findings:
 def write(findings: Findings) -> str:
     reasons = findings.reasons()
     verdict = ["Verdict: good"] if not reasons else ["Verdict: FAILED", *(f"  {why}" for why in reasons)]
-    parts = [_head, _books, _wrong, _processes, _logs]
+    parts = [_books, _wrong, _processes, _logs]
     return "\n".join([*(line for part in parts for line in part(findings)), *verdict])
-
-
-def _head(findings: Findings) -> Iterator[str]:
-    asked = findings.balance.counts["asked"]
-    yield f"Soak: {findings.about}; {findings.seconds / 60:.1f} min, {asked} requests"
 
 
 def _books(findings: Findings) -> Iterator[str]:
     counts, balance = findings.balance.counts, findings.balance
+    yield f"Soak: {findings.about}; {findings.seconds / 60:.1f} min, {counts['asked']} requests"
     yield ""
     ends = ", ".join(f"{name[9:]} {count}" for name, count in counts.items() if name.startswith("clients: "))
     yield f"Clients {counts['asked']}: {ends}"
@@ -129,7 +122,6 @@ def _sum(outages: Sequence[Outage]) -> str:
 
 
 def _processes(findings: Findings) -> Iterator[str]:
-    is_judged = findings.seconds / 2 >= JUDGED_S
     yield ""
     yield "Memory in the second half, MB; slope in MB/h ± two standard errors; descriptors first → last"
     for life in findings.followed():
@@ -139,7 +131,7 @@ def _processes(findings: Findings) -> Iterator[str]:
             first, last = life.samples[0], life.samples[-1]
             figures = f"{half[0][1]:7.1f} → {half[-1][1]:7.1f}  {slope!s:>16}"
             yield f"  {life.name:18} {figures}   {first.descriptors:4} → {last.descriptors}"
-    if not is_judged:
+    if findings.seconds / 2 < JUDGED_S:
         yield f"  too short to judge slopes: that takes {JUDGED_S / 30:.0f} min"
 
 
