@@ -107,6 +107,7 @@ requests = st.fixed_dictionaries(
     st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
 )
 @example("/v1/chat/completions", {"messages": [0]}, (1, 1), SKIMS[0], {})
+@example("/v1/chat/completions", {"tools": [{"a": "why " * 9, "b": [7] * 40}]}, (80, 9), SKIMS[0], {})
 def test_large_body_gives_the_prompt_that_a_small_one_gives(
     path: str, request: dict[str, Any], lengths: tuple[int, int], limits: ReadLimits, written: dict[str, Any]
 ) -> None:

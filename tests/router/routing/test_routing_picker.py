@@ -203,6 +203,7 @@ def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picke
     to_b = Query("POST", CHAT, {}, pool="b")
 
     assert several.plan(plain).needs_body
+    assert Fleet().picker.plan(plain).needs_body
     assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).plan(plain).needs_body
     assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).plan(to_b).needs_body
     assert Picker([Route(pool("a"))]).plan(plain).needs_body
