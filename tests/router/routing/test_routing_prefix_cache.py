@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
@@ -19,7 +18,7 @@ from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
-from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside, Reason
+from extproc.router.routing.strategies.base import NOWHERE, Ending, Reason
 from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES, EngineModel
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
@@ -535,13 +534,6 @@ def test_the_engines_are_the_simulators_profiles() -> None:
         profile = profiles[name]
         assert costs.prefill_ms_per_token == profile["prefill_ms_per_token"]
         assert (costs.step_ms, costs.kv_tokens) == (profile["base_ms"], profile["kv_tokens"])
-
-
-def test_an_unknown_engine_is_refused() -> None:
-    outside = Outside(random.Random(0), lambda: 0.0)
-
-    with pytest.raises(SettingsError, match="prefix_cache: 'tpu' is no engine: choose from l4-llama8b"):
-        STRATEGIES.build("prefix_cache", {"engine": "tpu"}, outside)
 
 
 @given(

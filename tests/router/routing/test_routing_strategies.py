@@ -176,6 +176,8 @@ def test_the_factory_names_what_there_is_not() -> None:
         STRATEGIES.build("best", {}, OUTSIDE)
     with pytest.raises(SettingsError, match=r"prefix_hash: .*'warmth'"):
         STRATEGIES.build("prefix_hash", {"warmth": 1}, OUTSIDE)
+    with pytest.raises(SettingsError, match="prefix_cache: 'tpu' is no engine: choose from l4-llama8b"):
+        STRATEGIES.build("prefix_cache", {"engine": "tpu"}, OUTSIDE)
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3), min_size=2), st.data())
