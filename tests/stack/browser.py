@@ -67,9 +67,8 @@ class Browser(Process):
         """Opens a page in a profile of its own, and waits until it says how the service is."""
         async with async_playwright() as playwright:
             browser = await playwright.chromium.connect_over_cdp(self.url, timeout=PATIENCE_MS)
-            context = await browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            )
+            size: Any = {"width": width, "height": height}
+            context = await browser.new_context(viewport=size, color_scheme=scheme)
             try:
                 page = await context.new_page()
                 page.set_default_timeout(PATIENCE_MS)

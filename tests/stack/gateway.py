@@ -64,9 +64,8 @@ def find(tree: Any, key: str) -> Iterator[Any]:
 
 def ext_proc_filter(tree: Tree) -> Tree:
     """Returns the configuration of the (only) ext_proc filter."""
-    filters = [
-        f for fs in find(tree, "http_filters") for f in fs if f["name"] == "envoy.filters.http.ext_proc"
-    ]
+    name = "envoy.filters.http.ext_proc"
+    filters = [each for found in find(tree, "http_filters") for each in found if each["name"] == name]
     config: Tree = filters[0]["typed_config"]
     return config
 

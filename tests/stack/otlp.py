@@ -11,10 +11,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
@@ -68,11 +65,11 @@ class Receiver:
         body = await request.read()  # aiohttp unzips it
         await asyncio.to_thread(self.answers.wait, 60)
         if self._keeps and self.status == 200:
-            self.keep(ExportTraceServiceRequest.FromString(body))
-        answer = ExportTraceServiceResponse().SerializeToString()
+            self.keep(pb.ExportTraceServiceRequest.FromString(body))
+        answer = pb.ExportTraceServiceResponse().SerializeToString()
         return web.Response(status=self.status, body=answer, content_type="application/x-protobuf")
 
-    def keep(self, told: ExportTraceServiceRequest) -> None:
+    def keep(self, told: pb.ExportTraceServiceRequest) -> None:
         for resource in told.resource_spans:
             about = _attributes(resource.resource.attributes)
             self.spans += [_span(span, about) for scope in resource.scope_spans for span in scope.spans]
@@ -108,11 +105,11 @@ class _OverGrpc(TraceServiceServicer):
         self._receiver = receiver
 
     def Export(  # noqa: N802  # the service's own name
-        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> ExportTraceServiceResponse:
+        self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> pb.ExportTraceServiceResponse:
         del context
         self._receiver.keep(request)
-        return ExportTraceServiceResponse()
+        return pb.ExportTraceServiceResponse()
 
 
 @contextmanager
@@ -139,17 +136,9 @@ def until_spans(receiver: Receiver, count: int, trace: str = "", timeout_s: floa
 
 def _span(span: OtlpSpan, resource: Mapping[str, Any]) -> Span:
     return Span(
-        resource.get("service.name", ""),
-        span.name,
-        span.trace_id.hex(),
-        span.span_id.hex(),
-        span.parent_span_id.hex(),
-        span.kind,
-        span.start_time_unix_nano,
-        span.end_time_unix_nano,
-        span.status.code == 2,
-        _attributes(span.attributes),
-        resource,
+        *(resource.get("service.name", ""), span.name, span.trace_id.hex(), span.span_id.hex()),
+        *(span.parent_span_id.hex(), span.kind, span.start_time_unix_nano, span.end_time_unix_nano),
+        *(span.status.code == 2, _attributes(span.attributes), resource),
     )
 
 

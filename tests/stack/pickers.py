@@ -12,6 +12,9 @@ from typing import Any
 from tests.stack.gateway import Tree, cluster, ext_proc_filter, load
 
 DESTINATION = "x-gateway-destination-endpoint"
+NAMED = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
+NO_TRAFFIC = {"no_traffic_interval": "1s"}  # up to a minute there: nobody waits for the first client here
+NOT_ENFORCED = ("local_origin_success_rate", "success_rate", "consecutive_5xx", "consecutive_gateway_failure")
 _TYPES = "type.googleapis.com/envoy.extensions"
 FULL_DUPLEX = {
     f"{which}_{part}_mode": "FULL_DUPLEX_STREAMED" if part == "body" else "SEND"
@@ -40,6 +43,15 @@ class Picked:
     @property
     def listener(self) -> str:
         return re.sub(r"\W+", "_", self.name)
+
+    def tree(self) -> Tree:
+        tree = load("standalone.yaml")
+        self.edit(tree)
+        return tree
+
+
+def thresholds(unhealthy: int, healthy: int) -> dict[str, int]:
+    return {"unhealthy_threshold": unhealthy, "healthy_threshold": healthy}
 
 
 def speak_tls(tree: Tree, *alpn: str) -> None:
@@ -100,9 +112,7 @@ def istio(tree: Tree) -> None:
         "receiving_namespaces": {"untyped": ["envoy.lb"]},
         "forwarding_namespaces": {"untyped": ["envoy.lb"]},
     }
-    override_host(tree)["override_host_sources"] = [
-        {"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}
-    ]
+    override_host(tree)["override_host_sources"] = [{"metadata": NAMED}]
     override_host(tree)["selected_host_key"] = {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]}
     speak_tls(tree, "h2")
     unprobed(tree).update(
@@ -110,11 +120,8 @@ def istio(tree: Tree) -> None:
         outlier_detection={
             "split_external_local_origin_errors": True,
             "consecutive_local_origin_failure": 1,
-            "enforcing_consecutive_local_origin_failure": 100,
-            "enforcing_local_origin_success_rate": 0,
-            "enforcing_success_rate": 0,
-            "enforcing_consecutive_5xx": 0,
-            "enforcing_consecutive_gateway_failure": 0,
+            **{"enforcing_consecutive_local_origin_failure": 100}
+            | {f"enforcing_{each}": 0 for each in NOT_ENFORCED},
             "interval": "1s",
             "base_ejection_time": "5s",
             "max_ejection_percent": 100,
@@ -126,13 +133,8 @@ def envoy_gateway(tree: Tree) -> None:
     """An EnvoyExtensionPolicy and a BackendTrafficPolicy: plain text, buffered, no trailers, by header."""
     config = ext_proc_filter(tree)
     config.pop("metadata_options")
-    config["processing_mode"] = {
-        "request_body_mode": "BUFFERED",
-        "request_header_mode": "SEND",
-        "response_header_mode": "SKIP",
-        "request_trailer_mode": "SKIP",
-        "response_trailer_mode": "SKIP",
-    }
+    skipped = dict.fromkeys(("response_header_mode", "request_trailer_mode", "response_trailer_mode"), "SKIP")
+    config["processing_mode"] = {"request_body_mode": "BUFFERED", "request_header_mode": "SEND", **skipped}
     override_host(tree)["override_host_sources"] = [{"header": DESTINATION}]
     unprobed(tree)
 
@@ -141,22 +143,13 @@ def envoy_ai_gateway_open(tree: Tree) -> None:
     """`failureMode: FailOpen`: by metadata among the pool's endpoints; the picker is probed over TCP."""
     config = ask_in_full_duplex(tree, timeout="300s", fails_open=True)
     config["metadata_options"] = {"receiving_namespaces": {"untyped": ["envoy.lb"]}}
-    override_host(tree)["override_host_sources"] = [
-        {"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}
-    ]
+    override_host(tree)["override_host_sources"] = [{"metadata": NAMED}]
     speak_tls(tree)
     unprobed(tree).update(
         common_lb_config={"healthy_panic_threshold": {"value": 0}},
         health_checks=[
-            {
-                # A second there. It is a handshake, which takes longer where many tests share two cores.
-                "timeout": "10s",
-                "interval": "1s",
-                "no_traffic_interval": "1s",
-                "unhealthy_threshold": 1,
-                "healthy_threshold": 1,
-                "tcp_health_check": {},
-            }
+            # A second there. It is a handshake, which takes longer where many tests share two cores.
+            {"timeout": "10s", "interval": "1s", **NO_TRAFFIC, **thresholds(1, 1), "tcp_health_check": {}}
         ],
     )
 
@@ -190,9 +183,8 @@ def llm_d(tree: Tree) -> None:
             {
                 "timeout": "2s",
                 "interval": "10s",
-                "no_traffic_interval": "1s",  # a minute there: nobody waits for the first client here
-                "unhealthy_threshold": 3,
-                "healthy_threshold": 2,
+                **NO_TRAFFIC,
+                **thresholds(3, 2),
                 "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
                 "tls_options": {"alpn_protocols": ["h2"]},
             }
@@ -212,14 +204,10 @@ GATEWAYS = [
 
 def is_probed(gateway: Picked) -> bool:
     """Whether Envoy asks the picker for its health, and passes by one that does not answer."""
-    tree = load("standalone.yaml")
-    gateway.edit(tree)
-    return "health_checks" in cluster(tree, "extproc")
+    return "health_checks" in cluster(gateway.tree(), "extproc")
 
 
 def answers_in_duplex(gateway: Picked) -> bool:
     """Whether every piece of every answer passes through the picker."""
-    tree = load("standalone.yaml")
-    gateway.edit(tree)
-    mode: Tree = ext_proc_filter(tree)["processing_mode"]
+    mode: Tree = ext_proc_filter(gateway.tree())["processing_mode"]
     return bool(mode.get("response_body_mode") == "FULL_DUPLEX_STREAMED")

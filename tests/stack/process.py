@@ -114,3 +114,9 @@ class Process:
 def descriptors(pid: int) -> int:
     """How many it has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def memory_bytes(pid: int, field: str = "VmRSS") -> int:
+    """A field of its status: what it has in memory, `VmHWM` the most it ever had, `RssAnon` of its own."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition(f"{field}:")[2].split()[0]) * 1_024

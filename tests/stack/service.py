@@ -10,6 +10,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.stack.fetch import answers, get, get_json
+from tests.stack.ports import free_ports
 from tests.stack.process import Process
 
 PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -32,8 +33,27 @@ def pool(addresses: Sequence[str], strategy: dict[str, Any] | None = None, **fie
     }
 
 
+def write_list(path: Path, addresses: Sequence[str]) -> None:
+    """Writes the file of a pool's endpoints, in one step."""
+    pairs = [address.rsplit(":", 1) for address in addresses]
+    draft = path.with_suffix(".draft")
+    draft.write_text(yaml.safe_dump([{"address": ip, "port": int(port)} for ip, port in pairs]))
+    draft.replace(path)
+
+
+def health_at(address: str, name: str = PROCESSOR) -> str:
+    """The status that gRPC health tells, or why it tells none."""
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+        except grpc.RpcError as error:
+            return str(error.code())
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
 class Service(Process):
-    """`extproc serve`, listening for Envoy on `port` and for its operator on `admin_port`.
+    """`extproc serve`, listening for Envoy on `port`, for its operator on `admin_port`: free ones if none.
 
     `transport` is how it serves gRPC, `package` the folder of another release of the package.
     """
@@ -42,13 +62,15 @@ class Service(Process):
         self,
         directory: Path,
         *,
-        port: int,
-        admin_port: int,
+        port: int | None = None,
+        admin_port: int | None = None,
         listen: str | None = None,
         transport: str = "native",
         package: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        free, another = free_ports(2)
+        port, admin_port = port or free, admin_port or another
         self.config = directory / "extproc.yaml"
         self._transport = {} if transport == "native" else {"transport": transport}
         # `-P`: or else the working folder would come before PYTHONPATH.
@@ -98,14 +120,7 @@ class Service(Process):
         return answers(f"{self.admin_url}/readyz") and self.health() == "SERVING"
 
     def health(self, name: str = PROCESSOR) -> str:
-        """Returns the status that gRPC health tells, or why it tells none."""
-        with grpc.insecure_channel(self._health) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            try:
-                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
-            except grpc.RpcError as error:
-                return str(error.code())
-        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+        return health_at(self._health, name)
 
     def metrics(self) -> dict[str, float]:
         """Returns the samples by name and labels, as Prometheus writes them."""

@@ -57,9 +57,8 @@ class Stack:
         for name, change in (variants or {}).items():
             add_variant(tree, name, self._variant_ports[name], edit(copy.deepcopy(shipped), change))
         parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
-        self.simulators = [
-            Simulators(directory, own, *(simulate or ()), name=name) for name, own in parts.items()
-        ]
+        options = simulate or ()
+        self.simulators = [Simulators(directory, own, *options, name=name) for name, own in parts.items()]
         self.service = Service(
             directory,
             port=ext_proc,
@@ -155,3 +154,9 @@ def in_flight(stack: Stack) -> int:
     total = sum(int(endpoint["in_flight"]) for endpoint in shown["endpoints"])
     assert total == shown["in_flight"]
     return total
+
+
+def ends_of_holds(stack: Stack) -> list[float]:
+    """How many held requests were served, refused and aborted."""
+    ends = ("served", "refused", "aborted")
+    return [stack.service.metric("extproc_held_seconds_count", end=end) for end in ends]

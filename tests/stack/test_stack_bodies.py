@@ -45,9 +45,8 @@ COUNTED = ("streams_started", "stream_msgs_sent", "stream_msgs_received", "strea
 
 def arrived(answers: Sequence[Answer], bodies: Sequence[bytes]) -> bool:
     """Whether the endpoints got the bodies byte for byte, and the service chose them."""
-    got = [
-        (each.headers.get("x-simulated-body-xxh3"), each.headers.get("x-extproc-pool")) for each in answers
-    ]
+    headers = [each.headers for each in answers]
+    got = [(each.get("x-simulated-body-xxh3"), each.get("x-extproc-pool")) for each in headers]
     return got == [(xxhash.xxh3_64_hexdigest(body), "vllm") for body in bodies]
 
 
@@ -118,9 +117,7 @@ async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
 
 
 @table(("strategy", "messages"), [("prefix_hash", 2), ("round_robin", 1)], ids=["body read", "body skipped"])
-async def test_request_costs_two_messages_at_most_whatever_the_answer(
-    stack: Stack, strategy: str, messages: int
-) -> None:
+async def test_request_costs_two_messages_at_most(stack: Stack, strategy: str, messages: int) -> None:
     """Headers and body; with round_robin the service tells Envoy to keep the body to itself."""
     stack.use(pool(stack.addresses, {"name": strategy}))
     bodies = [ask(f"cost {n}", max_tokens=n, stream=s) for n in (1, 60) for s in (False, True)]
@@ -169,9 +166,7 @@ class TestSeveralPools:
         assert "gpt-9" in unknown.error["message"]
         assert {model["id"] for model in json.loads(listed.body)["data"]} == {"llama-3", "sql-lora"}
 
-    async def test_unreadable_model_is_refused_and_nothing_of_a_body_is_logged(
-        self, two_pools: Stack
-    ) -> None:
+    async def test_unreadable_model_is_refused_and_nothing_of_it_is_logged(self, two_pools: Stack) -> None:
         """By the service, or as gRPC status text by Envoy."""
         failed = two_pools.gateway.ext_proc()["streams_failed"]
         async with connect(two_pools.url) as session:

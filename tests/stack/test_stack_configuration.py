@@ -13,7 +13,7 @@ from tests.tables import table
 pytestmark = pytest.mark.envoy
 
 BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml") if "static_resources" in path.read_text())
-STATIC = ["standalone.yaml", "sidecar.yaml"]
+STANDALONE = load("standalone.yaml")
 LIMIT_BYTES = 50_331_648  # the service's default of server.max_body_bytes
 
 
@@ -45,52 +45,50 @@ def test_every_file_removes_the_same_of_what_clients_say(name: str) -> None:
     assert [*find(load(name), key)] == [*find(load("standalone.yaml"), key)]
 
 
-@pytest.mark.parametrize("name", STATIC)
-class TestStaticConfiguration:
-    def test_removes_what_a_client_says_about_endpoint_and_pool(self, name: str) -> None:
-        (extensions,) = find(load(name), "early_header_mutation_extensions")
-        mutations = extensions[0]["typed_config"]["mutations"]
-        removals = [each["remove_on_match"]["key_matcher"] for each in mutations if "remove_on_match" in each]
-        prefixes = {each["prefix"] for each in removals}
+def test_what_a_client_says_about_endpoint_and_pool_is_removed() -> None:
+    (extensions,) = find(STANDALONE, "early_header_mutation_extensions")
+    mutations = extensions[0]["typed_config"]["mutations"]
+    removals = [each["remove_on_match"]["key_matcher"] for each in mutations if "remove_on_match" in each]
 
-        assert prefixes == {*GUARDED, "x-envoy-"}
-        assert mutations[-1] == {"remove": "x-served-by"}
+    assert {each["prefix"] for each in removals} == {*GUARDED, "x-envoy-"}
+    assert mutations[-1] == {"remove": "x-served-by"}
 
-    def test_keeps_priorities_and_clients_from_the_endpoints(self, name: str) -> None:
-        """What the service reads must get as far, and no further, whether it is up or down."""
-        [removed] = find(load(name), "request_headers_to_remove")
 
-        assert {*removed} == {OBJECTIVE[1], FAIRNESS_ID[1]}, "llm-d's go by the names of GIE from here on"
+def test_priorities_and_clients_are_kept_from_the_endpoints() -> None:
+    """What the service reads must get as far, and no further, whether it is up or down."""
+    [removed] = find(STANDALONE, "request_headers_to_remove")
 
-    def test_agrees_with_the_service_on_the_largest_body(self, name: str) -> None:
-        listener = load(name)["static_resources"]["listeners"][0]
+    assert {*removed} == {OBJECTIVE[1], FAIRNESS_ID[1]}, "llm-d's go by the names of GIE from here on"
 
-        assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
-        assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
 
-    def test_keeps_the_stream_open_at_the_cost_of_no_message(self, name: str) -> None:
-        config = gateway.ext_proc_filter(load(name))
+def test_the_largest_body_is_the_services_and_breakers_are_raised() -> None:
+    listener = STANDALONE["static_resources"]["listeners"][0]
+    breakers = [cluster(STANDALONE, which)["circuit_breakers"] for which in ("extproc", "vllm")]
 
-        assert config["processing_mode"] == {
-            "request_header_mode": "SEND",
-            "request_body_mode": "BUFFERED",
-            "response_header_mode": "SKIP",
-            "response_body_mode": "NONE",
-            "response_trailer_mode": "SEND",
+    assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
+    assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
+    for [limits] in (each["thresholds"] for each in breakers):
+        assert {limits[f"max_{each}"] for each in ("connections", "pending_requests", "requests")} == {
+            100_000
         }
-        assert config["metadata_options"] == {"receiving_namespaces": {"untyped": ["envoy.lb", "extproc"]}}
-        assert config["failure_mode_allow"] is True
 
-    @pytest.mark.parametrize("which", ["extproc", "vllm"])
-    def test_raises_the_breakers(self, name: str, which: str) -> None:
-        (limits,) = cluster(load(name), which)["circuit_breakers"]["thresholds"]
-        named = ("connections", "pending_requests", "requests")
 
-        assert min(limits[f"max_{what}"] for what in named) == 100_000
+def test_the_stream_stays_open_at_the_cost_of_no_message() -> None:
+    config = gateway.ext_proc_filter(STANDALONE)
+
+    assert config["processing_mode"] == {
+        "request_header_mode": "SEND",
+        "request_body_mode": "BUFFERED",
+        "response_header_mode": "SKIP",
+        "response_body_mode": "NONE",
+        "response_trailer_mode": "SEND",
+    }
+    assert config["metadata_options"] == {"receiving_namespaces": {"untyped": ["envoy.lb", "extproc"]}}
+    assert config["failure_mode_allow"] is True
 
 
 def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
-    standalone, sidecar = (_without_addresses(load(name)) for name in STATIC)
+    standalone, sidecar = (_without_addresses(load(f"{name}.yaml")) for name in ("standalone", "sidecar"))
 
     assert sidecar == standalone
 

@@ -18,16 +18,13 @@ pytestmark = pytest.mark.envoy
 CONTROL = ("x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-extproc-pool")
 # Its address counts as internal here, so Envoy alone would heed its x-envoy headers.
 CLAIMS = {
+    **dict.fromkeys(("X-Gateway-Model-Name", "x-extproc-pool", "x-extproc-reason", "x-served-by"), "claim"),
+    "x_extproc_pool": "claim",
     "x-gateway-destination-endpoint-served": "1.1.1.1:1",
-    "X-Gateway-Model-Name": "claim",
-    "x-extproc-pool": "claim",
-    "x-extproc-reason": "claim",
     "x-envoy-upstream-rq-timeout-ms": "1",
     "x-envoy-max-retries": "9",
-    "x-envoy-original-path": "/metrics",
     "x-envoy-force-trace": "true",
-    "x-served-by": "claim",
-    "x_extproc_pool": "claim",
+    "x-envoy-original-path": "/metrics",
 }
 ORDERS = {
     "x-gateway-inference-objective": "batch",

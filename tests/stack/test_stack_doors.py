@@ -179,9 +179,8 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
         request, posts = how.encode(), how.startswith("POST")
         if posts:
             body = ask("an old client", stream=stream)
-            request += (
-                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-            )
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            request += head.encode() + body
         with socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), timeout=60) as client:
             client.sendall(request)
             received = client.makefile("rb")

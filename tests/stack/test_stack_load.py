@@ -11,7 +11,7 @@ import pytest
 
 from tests.stack.client import CHAT, Answer, ask, connect, send, served, statuses
 from tests.stack.service import pool
-from tests.stack.stack import Stack, in_flight, states
+from tests.stack.stack import Stack, ends_of_holds, in_flight, states
 from tests.stack.upstream import Endpoints, serve
 from tests.waiting import until
 
@@ -22,7 +22,6 @@ DROPPED = "x-llm-d-request-dropped-reason"
 # Four endpoints, one request each: a fifth is one too many, and one place more is the headroom.
 FULL: dict[str, Any] = {"max_in_flight": 1}
 FAIR = FULL | {"objectives": {"batch": -10, "premium": 10}, "fairness": True}
-ENDS = ("served", "refused", "aborted")
 JSON = {"content-type": "application/json"}
 
 
@@ -113,10 +112,6 @@ async def test_a_client_with_the_whole_pool_makes_room_for_another(stack: Stack)
     assert greedy.status == 429
 
 
-def ends(stack: Stack) -> list[float]:
-    return [stack.service.metric("extproc_held_seconds_count", end=end) for end in ENDS]
-
-
 async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack: Stack) -> None:
     """1. The pool is full: three more are held. 2. A client leaves. 3. Answers end: the others are served."""
 
@@ -124,7 +119,7 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
         await until(lambda: stack.service.metric("extproc_held_requests", pool="vllm") == count)
 
     async with scripted(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
-        before = ends(stack)
+        before = ends_of_holds(stack)
         requests = await fill(session, endpoints, {})
         gone, *stay = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(3)]
         await until_held(3)
@@ -139,13 +134,13 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
 
     assert statuses(answers) == {200: 6}
     assert endpoints.arrived == 6
-    assert [now - earlier for now, earlier in zip(ends(stack), before, strict=True)] == [2, 0, 1]
+    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [2, 0, 1]
 
 
 async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: Stack) -> None:
     """A pool that is full, and one that is empty; then the first endpoint comes."""
     async with scripted(stack, hold={"wait_s": 0.3}, **FULL) as (endpoints, session):
-        before = ends(stack)
+        before = ends_of_holds(stack)
         requests = await fill(session, endpoints, {})
         full = await send(session, ask("in vain"))
         stack.use(pool([], hold={"wait_s": 0.3}, probe=False, **FULL), endpoints=stack.spare)
@@ -156,7 +151,7 @@ async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: St
     told = [(one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)]
     assert told == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
     assert {one.headers[DROPPED] for one in (full, empty)} == {"rejected-ttl-expired"}
-    assert [now - earlier for now, earlier in zip(ends(stack), before, strict=True)] == [0, 2, 0]
+    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [0, 2, 0]
 
 
 async def test_conversations_of_a_closed_endpoint_move_to_the_next(stack: Stack) -> None:

@@ -100,10 +100,6 @@ class ApiServer:
         return self.collections[kind]
 
     @property
-    def slices(self) -> dict[str, Object]:
-        return self.of(SLICES).objects
-
-    @property
     def watchers(self) -> list[Watcher]:
         return self.of(SLICES).watchers
 
@@ -149,9 +145,8 @@ class ApiServer:
         collection = self.of(f"{api}/{plural}")
         call = "watch" if "watch" in request.query else "list"
         collection.queries.append(dict(request.query))
-        if request.headers.get("Authorization", "").lower() not in {
-            f"bearer {token}" for token in self.tokens
-        }:
+        given = request.headers.get("Authorization", "").lower()
+        if given not in {f"bearer {token}" for token in self.tokens}:
             return status(self.refusal, "Unauthorized")
         if collection.refusal is not None:
             return status(collection.refusal)

@@ -74,9 +74,8 @@ async def serving_dns(server: DnsServer) -> AsyncIterator[DnsServer]:
         tcp = await asyncio.start_server(server.serve_tcp, sock=listening)
         server.port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(
-            lambda: server, local_addr=("127.0.0.1", server.port)
-        )
+        place = ("127.0.0.1", server.port)
+        transport, _ = await loop.create_datagram_endpoint(lambda: server, local_addr=place)
         try:
             yield server
         finally:

@@ -1,14 +1,12 @@
 """InferencePools and Pods as the API server sends them: JSON, with the fields that we do not read too."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from extproc.router.cluster.inference_pools import InferencePool
 from extproc.router.cluster.pods import Pod
-
-Object = dict[str, Any]
+from tests.router.cluster.objects import Object
 
 LABELS = {"app": "vllm", "model": "llama"}
 OBJECTIVE_API = "inference.networking.x-k8s.io/v1alpha2"

@@ -1,7 +1,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.router.cluster.inference_pools import InferencePool, PoolTerms
@@ -41,7 +41,6 @@ KINDS: list[type[KubeObject]] = [EndpointSlice, Pod, InferencePool, InferenceObj
 
 
 @pytest.mark.parametrize("type_", KINDS)
-@settings(deadline=None)
 @given(data=st.binary() | st.text().map(str.encode))
 @example(b"[" * 100_000)
 @example(b'{"type": "ADDED", "object": ' + b"[" * 100_000)
@@ -79,7 +78,6 @@ OBJECTS = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(OBJECTS, OBJECTS)
 def test_whatever_an_object_holds_it_is_read_or_unreadable(spec: object, status: object) -> None:
     """What the API server's schemas forbid may come all the same, from one that has others."""

@@ -110,6 +110,4 @@ async def test_a_slice_without_the_port_is_logged_once(kube: Kube, caplog: pytes
         kube.server.put(slice_object("s1", A))
         await kube.until(has("a"))
 
-    assert [record.getMessage() for record in caplog.records] == [
-        "EndpointSlice s2 has no TCP port 'http', only none"
-    ]
+    assert caplog.messages == ["EndpointSlice s2 has no TCP port 'http', only none"]

@@ -1,7 +1,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -32,47 +32,29 @@ class Told:
         await asyncio.Event().wait()
 
 
-class Vllm:
-    """The `/v1/models` of any number of endpoints, which differ by their ports."""
+@dataclass
+class Asking:
+    """A server, what was told of its endpoint, and how long the source wanted to wait between."""
 
-    def __init__(self) -> None:
-        self.cards: list[object] = [BASE]
-        self.answer: dict[str, Any] | None = None
-        self.delay_s = 0.0
-        self.asked = 0
-        self.most_at_once = 0
-        self._at_once = 0
+    sink: RecordingSink
+    cards: list[object] = field(default_factory=lambda: [BASE])
+    answer: dict[str, Any] | None = None
+    delay_s: float = 0.0
+    asked: int = 0
+    most_at_once: int = 0
+    at_once: int = 0
+    delays: list[float] = field(default_factory=list)
+    endpoint: Endpoint = field(init=False)
 
     async def models(self, _: web.Request) -> web.Response:
         self.asked += 1
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(self.delay_s)
-        self._at_once -= 1
+        self.at_once -= 1
         if self.answer:
             return web.Response(**self.answer)
         return web.json_response({"object": "list", "data": self.cards})
-
-
-@asynccontextmanager
-async def serving_models(vllm: Vllm) -> AsyncIterator[Endpoint]:
-    app = web.Application()
-    app.router.add_get("/v1/models", vllm.models)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield Endpoint("default/a", f"127.0.0.1:{runner.addresses[0][1]}")
-    await runner.cleanup()
-
-
-@dataclass
-class Asking:
-    """A server, its endpoint, what was told of it, and how long the source wanted to wait between."""
-
-    vllm: Vllm
-    endpoint: Endpoint
-    sink: RecordingSink
-    delays: list[float] = field(default_factory=list)
 
     def running(self, source: Source, pace: AskPace = QUICK) -> AbstractAsyncContextManager[object]:
         return running(ModelsSource(source, pace=pace, rng=Random(7), sleep=self._nap), self.sink)
@@ -84,13 +66,18 @@ class Asking:
 
 @pytest.fixture
 async def at(sink: RecordingSink) -> AsyncIterator[Asking]:
-    vllm = Vllm()
-    async with serving_models(vllm) as endpoint:
-        yield Asking(vllm, endpoint, sink)
+    asking, app = Asking(sink), web.Application()
+    app.router.add_get("/v1/models", asking.models)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    asking.endpoint = Endpoint("default/a", f"127.0.0.1:{runner.addresses[0][1]}")
+    yield asking
+    await runner.cleanup()
 
 
 async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(at: Asking) -> None:
-    at.vllm.cards = [BASE, LORA]
+    at.cards = [BASE, LORA]
     async with at.running(Told(at.endpoint)):
         await at.sink.until(lambda told: len(told.lists) >= 2)
 
@@ -105,9 +92,9 @@ async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(
     async with at.running(Told(at.endpoint)):
         await at.sink.until(lambda _: len(at.delays) >= 5)
         assert len(at.sink.lists) == 2
-        at.vllm.cards = [BASE, LORA]
+        at.cards = [BASE, LORA]
         await at.sink.until(lambda told: told.lists[-1][0].adapters == {"sql-lora"})
-        at.vllm.cards = [BASE]
+        at.cards = [BASE]
         await at.sink.until(lambda told: not told.lists[-1][0].adapters)
         await at.sink.until(lambda _: len(at.delays) >= 10)
 
@@ -132,32 +119,26 @@ async def test_an_answer_of_no_use_keeps_what_is_known(at: Asking, answer: dict[
     async with at.running(Told(at.endpoint)):
         await at.sink.until(lambda told: len(told.lists) >= 2)
         at.delays.clear()
-        at.vllm.answer = answer
+        at.answer = answer
         await at.sink.until(lambda _: len(at.delays) >= 3)
 
     assert len(at.sink.lists) == 2
     assert at.sink.lists[-1][0].models == {"llama"}
 
 
-async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
-    at: Asking, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_silent_endpoint_is_asked_again_later(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    at.vllm.delay_s = 0.5
+    at.delay_s = 0.5
     async with at.running(Told(at.endpoint), AskPace(timeout_s=0.1)):
         await at.sink.until(lambda _: len(at.delays) >= 3)
         assert all(delay <= 2**number for number, delay in enumerate(at.delays))
-        at.vllm.delay_s = 0
+        at.delay_s = 0
         await at.sink.until(lambda told: told.lists[-1][0].models == {"llama"})
 
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{at.endpoint.address} does not tell its models: TimeoutError"
-    ]
+    assert caplog.messages == [f"{at.endpoint.address} does not tell its models: TimeoutError"]
 
 
-async def test_an_endpoint_that_cannot_even_be_asked_stops_nobody_else(
-    at: Asking, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_that_cannot_be_asked_stops_no_other(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
     """An address that no URL can hold: what is raised is none of a request's own errors."""
     caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test
     broken = Endpoint("default/broken", "[::1]x:80\ud800")
@@ -195,10 +176,10 @@ async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(at: Asking) -
         await at.sink.until(lambda told: told.lists[-1] and told.lists[-1][0].models)
         source.sink.replace([])
         await asyncio.sleep(0.02)
-        asked = at.vllm.asked
+        asked = at.asked
         await asyncio.sleep(0.05)
 
-    assert at.vllm.asked == asked
+    assert at.asked == asked
     assert at.sink.lists[-1] == []
 
 
@@ -216,13 +197,13 @@ async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_
 
 
 async def test_only_a_few_are_asked_at_a_time_and_told_together(at: Asking) -> None:
-    at.vllm.delay_s = 0.01
+    at.delay_s = 0.01
     many = [Endpoint(f"default/{number}", at.endpoint.address) for number in range(40)]
     pace = AskPace(parallel=4, settle_s=0.05)
     async with at.running(Told(*many), pace):
         await at.sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
 
-    assert at.vllm.most_at_once <= 4
+    assert at.most_at_once <= 4
     assert len(at.sink.lists) <= 8
 
 

@@ -21,6 +21,7 @@ UPSTREAM, LLM_D = KINDS = [f"{api}/inferenceobjectives" for api in APIS]
 class Told:
     """What the source told, and how long it wanted to wait. The time is the test's."""
 
+    server: ApiServer
     access: Callable[..., KubeAccess]
     delays: list[float]
     all_: list[Mapping[str, int]] = field(default_factory=list)
@@ -50,13 +51,11 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-def told(access: Callable[..., KubeAccess], delays: list[float]) -> Told:
-    return Told(access, delays)
+def told(server: ApiServer, access: Callable[..., KubeAccess], delays: list[float]) -> Told:
+    return Told(server, access, delays)
 
 
-async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(
-    server: ApiServer, told: Told
-) -> None:
+async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(told: Told) -> None:
     for each in (
         objective("batch", -10),
         objective("unset"),
@@ -67,16 +66,14 @@ async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(
         objective("foreign", 5, group="example.com"),
         objective("nobodys", 5, pool=""),
     ):
-        server.put(each)
+        told.server.put(each)
     async with told.following():
         await told.until_last(batch=-10, unset=0, grouped=3, older=4)
 
     assert len(told.all_) == 1
 
 
-async def test_an_objective_that_is_added_changed_moved_or_deleted_is_told(
-    server: ApiServer, told: Told
-) -> None:
+async def test_an_objective_that_is_added_changed_moved_or_deleted_is_told(told: Told) -> None:
     async with told.following():
         for object_, expected in [
             (objective("batch", -1), {"batch": -1}),
@@ -84,35 +81,25 @@ async def test_an_objective_that_is_added_changed_moved_or_deleted_is_told(
             (objective("premium", 9), {"batch": -2, "premium": 9}),
             (objective("batch", -2, pool="qwen"), {"premium": 9}),
         ]:
-            server.put(object_)
+            told.server.put(object_)
             await told.until_last(**expected)
-        server.delete("premium", UPSTREAM)
+        told.server.delete("premium", UPSTREAM)
         await told.until_last()
-        server.delete("batch", UPSTREAM)
-        server.put(objective("last", 1))
+        told.server.delete("batch", UPSTREAM)
+        told.server.put(objective("last", 1))
         await told.until_last(last=1)
 
     assert len(told.all_) == 6
 
 
-async def test_llm_ds_objects_go_first(server: ApiServer, told: Told) -> None:
-    server.of(LLM_D).refusal = None
-    for each in (objective("a", 1), objective("b", 1), objective("a", 2, api=APIS[1])):
-        server.put(each)
-    async with told.following():
-        await told.until_last(a=2, b=1)
-        server.delete("a", LLM_D)
-        await told.until_last(a=1, b=1)
-
-
 async def test_a_cluster_without_the_kind_is_asked_again_seldom_and_quietly(
-    server: ApiServer, told: Told, caplog: pytest.LogCaptureFixture
+    told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.of(UPSTREAM).refusal = 404
+    told.server.of(UPSTREAM).refusal = 404
     async with told.following():
         await until(lambda: len(told.delays) >= 2 and told.source.age_s is None)
-        server.of(UPSTREAM).refusal = None
-        server.put(objective("batch", -1))
+        told.server.of(UPSTREAM).refusal = None
+        told.server.put(objective("batch", -1))
         await told.until_last(batch=-1)
 
         assert told.source.age_s == 0.0
@@ -123,10 +110,10 @@ async def test_a_cluster_without_the_kind_is_asked_again_seldom_and_quietly(
 
 
 async def test_a_missing_role_is_said_once_and_what_is_known_stays(
-    server: ApiServer, told: Told, caplog: pytest.LogCaptureFixture
+    told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.put(objective("batch", -1))
-    upstream = server.of(UPSTREAM)
+    told.server.put(objective("batch", -1))
+    upstream = told.server.of(UPSTREAM)
     async with told.following():
         await told.until_last(batch=-1)
         await until(lambda: upstream.watchers)
@@ -143,20 +130,18 @@ async def test_a_missing_role_is_said_once_and_what_is_known_stays(
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, [], True])
-async def test_an_object_that_no_schema_allows_changes_nothing(
-    server: ApiServer, told: Told, priority: object
-) -> None:
-    server.put(objective("batch", -1))
+async def test_an_object_that_no_schema_allows_changes_nothing(told: Told, priority: object) -> None:
+    told.server.put(objective("batch", -1))
     async with told.following():
         await told.until_last(batch=-1)
-        server.put(objective("batch", priority))
-        await until(lambda: len(server.of(UPSTREAM).lists) >= 2)
+        told.server.put(objective("batch", priority))
+        await until(lambda: len(told.server.of(UPSTREAM).lists) >= 2)
 
     assert told.all_ == [{"batch": -1}]
 
 
-async def test_half_a_line_is_heard_whole_in_the_next_watch(server: ApiServer, told: Told) -> None:
-    whole, upstream = line("ADDED", objective("batch", -1)), server.of(UPSTREAM)
+async def test_half_a_line_is_heard_whole_in_the_next_watch(told: Told) -> None:
+    whole, upstream = line("ADDED", objective("batch", -1)), told.server.of(UPSTREAM)
     async with told.following():
         await until(lambda: upstream.watchers)
         upstream.send(whole[:20])
@@ -168,22 +153,22 @@ async def test_half_a_line_is_heard_whole_in_the_next_watch(server: ApiServer, t
     assert told.restarts == ["connection"]
 
 
-async def test_the_age_is_that_of_the_group_that_was_confirmed_longest_ago(
-    server: ApiServer, told: Told
-) -> None:
-    """1. Both are listed. 2. Time goes by. 3. A bookmark of one group, an object of the other."""
-    server.of(LLM_D).refusal = None
-    server.put(objective("a", 1, api=APIS[1]))
+async def test_llm_ds_go_first_and_the_age_is_of_the_group_confirmed_longest_ago(told: Told) -> None:
+    """1. Both are listed. 2. Time goes by. 3. A bookmark of one, an object of the other. 4. One goes."""
+    told.server.of(LLM_D).refusal = None
+    for each in (objective("a", 2), objective("a", 1, api=APIS[1])):
+        told.server.put(each)
     async with told.following():
-        await until(lambda: all(server.of(kind).watchers for kind in KINDS))
-        await told.until_last(a=1)
+        await until(lambda: all(told.server.of(kind).watchers for kind in KINDS))
+        await told.until_last(a=1)  # llm-d's objects go first
         told.now_s = 60.0
         assert told.source.age_s == 60.0
-        server.bookmark(LLM_D)
-        server.put(objective("b", 2, api=APIS[1]))
+        told.server.bookmark(LLM_D)
+        told.server.put(objective("b", 2, api=APIS[1]))
         await told.until_last(a=1, b=2)
         assert told.source.age_s == 60.0
-        server.put(objective("c", 3))
+        told.server.put(objective("c", 3))
         await told.until_last(a=1, b=2, c=3)
-
         assert told.source.age_s == 0.0
+        told.server.delete("a", LLM_D)
+        await told.until_last(a=2, b=2, c=3)

@@ -1,12 +1,12 @@
-"""Which pods are endpoints, and what they are called."""
+"""What an InferencePool asks for, which pods are its endpoints, and what they are called."""
 
 from functools import partial
 
 from extproc.router.cluster.pods import ZONE_LABEL, PodBook, read_pod
 from extproc.router.cluster.slices import AddressFamily, read_slice
 from extproc.router.routing.endpoint import Endpoint
-from tests.router.cluster.objects import parsed, pod, slice_object
-from tests.router.cluster.pool_objects import LABELS, Object, parsed_pod, running_pod
+from tests.router.cluster.objects import Object, parsed, pod, slice_object
+from tests.router.cluster.pool_objects import LABELS, parsed_pod, parsed_pool, pool_object, running_pod
 from tests.tables import table
 
 IP = "10.0.0.1"
@@ -40,9 +40,7 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
         ({**pod_a(), "status": {**pod_a()["status"], "podIP": IP}}, READY),  # without podIPs
     ],
 )
-def test_a_pod_is_an_endpoint_if_it_is_running_and_ready(
-    pod_: Object, endpoints: list[tuple[str, str, bool]]
-) -> None:
+def test_a_running_ready_pod_is_an_endpoint(pod_: Object, endpoints: list[tuple[str, str, bool]]) -> None:
     assert told(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
 
 
@@ -94,3 +92,37 @@ def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
 
     assert [endpoint.name for endpoint in book.endpoints()] == ["default/b"]
     assert book.faults == {"a": "is left out: '10.0.0' is not an IP address"}
+
+
+@table(
+    ("pool", "selector", "ports"),
+    [
+        (pool_object(), "app=vllm,model=llama", (8000,)),
+        (pool_object(ports=[8000, 8001, 8002]), "app=vllm,model=llama", (8000, 8001, 8002)),
+        (pool_object(ports=[8000, 8000]), "app=vllm,model=llama", (8000,)),
+        (pool_object(labels={"z": "1", "a.b/c": ""}), "a.b/c=,z=1", (8000,)),
+    ],
+)
+def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tuple[int, ...]) -> None:
+    terms = parsed_pool(pool).terms
+
+    assert (terms.selector, terms.ports, terms.fault) == (selector, ports, None)
+
+
+ours = pool_object()
+NO_SELECTOR = ("no_selector", "has no labels in its selector")
+NO_PORT = ("no_port", "has no target port")
+
+
+@table(
+    ("pool", "fault"),
+    [
+        (pool_object(labels={}), NO_SELECTOR),
+        (ours | {"spec": {}}, NO_SELECTOR),
+        (ours | {"spec": None}, NO_SELECTOR),
+        (pool_object(ports=[]), NO_PORT),
+        (ours | {"spec": {"selector": {"matchLabels": {"app": "x"}}}}, NO_PORT),
+    ],
+)
+def test_a_pool_that_selects_nothing_is_at_fault_not_all_pods(pool: Object, fault: tuple[str, str]) -> None:
+    assert parsed_pool(pool).terms.fault == fault

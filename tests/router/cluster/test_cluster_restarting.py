@@ -8,7 +8,8 @@ import pytest
 
 from extproc.errors import ExtprocError
 from extproc.router.cluster.restarting import Restarting
-from extproc.router.cluster.source import Sink
+from extproc.router.cluster.source import Sink, StaticSource
+from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.harness import RecordingSink, running
 
 
@@ -74,7 +75,7 @@ SECRET = "Bearer eyJhbGciOiJSUzI1NiJ9"  # nobody's
     ],
     ids=["error", "group", "cancelled from within", "memory", "system", "ours", "long", "ends"],
 )
-async def test_a_source_is_run_again_whatever_ends_it(
+async def test_a_source_is_always_run_again(
     sink: RecordingSink, end: Callable[[], None], reason: str
 ) -> None:
     source, naps = Source(end, end), Naps()
@@ -86,9 +87,7 @@ async def test_a_source_is_run_again_whatever_ends_it(
     assert len(naps.delays) == 2
 
 
-async def test_a_source_that_fails_at_once_is_backed_off_from_and_one_that_lived_is_not(
-    sink: RecordingSink,
-) -> None:
+async def test_a_source_that_fails_at_once_is_backed_off_from_not_one_that_lived(sink: RecordingSink) -> None:
     naps = Naps()
 
     def lives() -> None:
@@ -112,3 +111,11 @@ async def test_cancelling_it_ends_it(sink: RecordingSink) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sink.restarts == []
+
+
+async def test_a_static_source_tells_its_list_once_and_then_confirms_it(sink: RecordingSink) -> None:
+    endpoints = [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.2:8000")]
+    async with running(StaticSource(endpoints, confirm_s=0.001), sink):
+        await sink.until(lambda told: told.confirmed_total >= 3)
+
+    assert (sink.lists, sink.restarts) == ([endpoints], [])

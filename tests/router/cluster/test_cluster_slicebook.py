@@ -1,6 +1,6 @@
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.cluster.slices import AddressFamily, SliceBook
@@ -43,12 +43,8 @@ SIX = ("six", "[fd00::6]", True)
 )
 def test_a_pod_is_listed_once(slices: list[Object], expected: list[tuple[str, str, bool]]) -> None:
     assert listed(book_of(*slices)) == expected
-
-
-def test_a_dual_stack_pod_is_at_its_ipv6_address_where_that_is_preferred() -> None:
     addresses = [address for _, address, _ in listed(book_of(*DUAL, family="IPv6"))]
-
-    assert addresses == ["[fd00::1]", NEW, "[fd00::6]"]
+    assert addresses == ["[fd00::1]", NEW, "[fd00::6]"], "where that is preferred"
 
 
 def test_a_deleted_slice_takes_its_endpoints_along_unless_they_moved() -> None:
@@ -107,7 +103,6 @@ slices = st.builds(
 events = st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), slices), max_size=12)
 
 
-@settings(deadline=None)
 @given(events)
 def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(script: list[tuple[str, Object]]) -> None:
     followed = SliceBook(("http",))
@@ -125,7 +120,6 @@ def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(script: list
     assert followed.faults == book_of(*final.values()).faults
 
 
-@settings(deadline=None)
 @given(st.lists(slices, max_size=6), st.sampled_from(["IPv4", "IPv6"]))
 def test_no_name_and_no_address_is_listed_twice(some: list[Object], family: AddressFamily) -> None:
     endpoints = book_of(*some, family=family).endpoints()

@@ -63,24 +63,24 @@ def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:
     ]
 
 
+HTTP_PORT = EndpointPort("http", 8000)
+
+
 @table(
     ("ports", "port", "number"),
     [
-        ([EndpointPort("http", 8000)], "http", 8000),
-        ([EndpointPort("metrics", 9090), EndpointPort("http", 8000)], "http", 8000),
+        ([HTTP_PORT], "http", 8000),
+        ([EndpointPort("metrics", 9090), HTTP_PORT], "http", 8000),
         ([EndpointPort(None, 8000)], "", 8000),
-        ([EndpointPort("http", 8000)], "grpc", None),
-        ([EndpointPort("http", 8000, "UDP")], "http", None),
-        ([], "http", None),
-        ([EndpointPort("http", 8000, "TCP")], 8000, 8000),
-        ([EndpointPort("http", 8000)], 80, None),
-        ([], 8000, 8000),
-        ([EndpointPort("any", None)], 8000, 8000),
+        *(([HTTP_PORT], other, None) for other in ("grpc", 80)),
+        *(([EndpointPort("http", 8000, "UDP")], "http", None), ([], "http", None)),
+        *(
+            (ports, 8000, 8000)
+            for ports in ([EndpointPort("http", 8000, "TCP")], [], [EndpointPort("any", None)])
+        ),
     ],
 )
-def test_port_is_found_by_name_or_number(
-    ports: list[EndpointPort], port: int | str, number: int | None
-) -> None:
+def test_port_is_found_however_named(ports: list[EndpointPort], port: int | str, number: int | None) -> None:
     assert find_port(ports, port) == number
 
 
@@ -135,6 +135,4 @@ def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_o
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]
     assert reading.fault == "has no TCP port 'rank-1', only rank-0=8000/TCP"
     assert not reading.lacks_port
-    assert [endpoint.name for endpoint in read_slice(slice_, ("rank-0", 8000)).endpoints] == [
-        "default/a:8000"
-    ]
+    assert [each.name for each in read_slice(slice_, ("rank-0", 8000)).endpoints] == ["default/a:8000"]

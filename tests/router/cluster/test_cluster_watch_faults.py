@@ -19,6 +19,7 @@ MARK = line("BOOKMARK", {"metadata": {"resourceVersion": "160"}})
 RENAMED = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
 GONE = line("ERROR", status_object(410, "too old resource version"))
 FAILED = line("ERROR", status_object(500, "etcd"))
+REFUSALS = ((429, "throttled"), (401, "unauthorized"), (403, "forbidden"))
 MIB = 2**20
 
 
@@ -49,9 +50,7 @@ async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(kube: Kube)
     ],
     ids=["one chunk", "pieces", "half lines", "empty lines", "bytes", "an unknown event"],
 )
-async def test_lines_are_read_however_they_are_cut_and_unknown_events_are_skipped(
-    kube: Kube, chunks: tuple[bytes, ...]
-) -> None:
+async def test_lines_are_read_however_they_are_cut(kube: Kube, chunks: tuple[bytes, ...]) -> None:
     kube.server.answer_next("watch", streams(*chunks))
     kube.server.version = 160
     async with kube.running():
@@ -92,9 +91,7 @@ async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) 
         pytest.param(refuses(504), "server_error", True, id="504 of a version from the future"),
         pytest.param(streams(FAILED), "server_error", True, id="500 in the stream"),
         pytest.param(streams(line("ERROR", {})), "server_error", True, id="error without a code"),
-        pytest.param(refuses(429), "throttled", True, id="429"),
-        pytest.param(refuses(401), "unauthorized", True, id="401"),
-        pytest.param(refuses(403), "forbidden", True, id="403"),
+        *(pytest.param(refuses(code), why, True, id=why) for code, why in REFUSALS),
         pytest.param(streams(b"not json\n"), "garbled", True, id="not JSON"),
         pytest.param(streams(b'{"type": "ADDED"}\n'), "garbled", True, id="no object"),
         pytest.param(streams(b'{"type": "ADDED", "object": 7}\n'), "garbled", True, id="wrong object"),
@@ -126,9 +123,7 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        pytest.param(refuses(500), "server_error", id="500"),
-        pytest.param(refuses(403), "forbidden", id="403"),
-        pytest.param(refuses(429), "throttled", id="429"),
+        *(pytest.param(refuses(code), why, id=why) for code, why in (*REFUSALS, (500, "server_error"))),
         pytest.param(streams(b'{"items": [{"metadata"'), "garbled", id="half a list"),
         pytest.param(streams(b"[]"), "garbled", id="wrong JSON"),
         pytest.param(streams(b'{"items":' + b"[" * 100_000), "garbled", id="deep JSON"),

@@ -6,9 +6,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
@@ -17,7 +14,6 @@ from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
-from extproc.router.stream.names import EXT_PROC
 from extproc.router.telemetry import Metrics
 from tests.clock import Clock
 
@@ -92,13 +88,3 @@ async def keeping(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def health_at(port: int, name: str = EXT_PROC) -> str:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
-        except grpc.RpcError as error:
-            return str(error.code())
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

@@ -103,9 +103,7 @@ class Watched:
         patch.setattr(Picker, "find", find)
 
 
-async def test_idle_guests_make_room_and_who_waits_for_an_answer_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_guests_make_room_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. Another address fills the port with 8 that asked once; one of a third has a request open.
 
     2. A scraper comes: it is answered. 3. So is the open request.
@@ -214,11 +212,8 @@ async def test_a_public_name_is_not_answered(tmp_path: Path, monkeypatch: pytest
 @table(
     ("descriptors", "shares"),
     [
-        (64, Shares(grpc=24, admin=8)),
-        (256, Shares(grpc=144, admin=48)),
-        (1_024, Shares(grpc=704, admin=64)),
-        (65_536, Shares(grpc=1_024, admin=64)),
-        (16, Shares(grpc=2, admin=2)),
+        *((64, Shares(grpc=24, admin=8)), (256, Shares(grpc=144, admin=48)), (16, Shares(grpc=2, admin=2))),
+        *((1_024, Shares(grpc=704, admin=64)), (65_536, Shares(grpc=1_024, admin=64))),
     ],
 )
 def test_descriptors_are_shared_out_and_some_stay_ours(descriptors: int, shares: Shares) -> None:

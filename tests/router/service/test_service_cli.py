@@ -145,9 +145,7 @@ def test_explain_tells_what_each_endpoint_would_cost(config: str) -> None:
     assert told["prompt_tokens"] == 751
 
 
-def test_explain_reads_the_endpoint_file_and_says_why_a_request_cannot_be_routed(
-    config: str, tmp_path: Path
-) -> None:
+def test_explain_reads_the_endpoint_file_and_says_why_it_cannot_route(config: str, tmp_path: Path) -> None:
     told = run("explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}')
     unknown = run("explain", "--config", config, body='{"model": "gpt-9", "prompt": "hi"}')
     (tmp_path / "endpoints.yaml").unlink()

@@ -151,9 +151,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
         ("picked", Exchange("", 0, 1.0, fault=EndpointFault.CLIENT), ["picked"]),  # the client left
     ],
 )
-async def test_what_an_endpoint_never_read_is_not_believed_to_be_there(
-    who: str, told: Exchange, known: list[str]
-) -> None:
+async def test_what_was_never_read_is_not_believed_there(who: str, told: Exchange, known: list[str]) -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
@@ -246,9 +244,7 @@ STATIC = "{static: ['10.0.0.1:80']}"
         (KUBERNETES, "probe: {}", ProbePlan()),
     ],
 )
-def test_only_lists_that_say_nothing_of_health_are_asked(
-    endpoints: str, probe: str, plan: ProbePlan | None
-) -> None:
+def test_only_lists_silent_on_health_are_asked(endpoints: str, probe: str, plan: ProbePlan | None) -> None:
     [pool] = parse_settings(f"pools: [{{name: a, endpoints: {endpoints}, {probe}}}]", {}).pools
 
     assert build_probe(pool) == plan

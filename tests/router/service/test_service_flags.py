@@ -20,10 +20,10 @@ from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_access
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
-from tests.router.service.running import health_at
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
+from tests.stack.service import health_at
 from tests.tables import table
 
 
@@ -160,14 +160,13 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
     grpc_port, health_port, admin_port = free_ports(3)
     ports = [f"--grpc-port={grpc_port}", f"--grpc-health-port={health_port}", f"--metrics-port={admin_port}"]
     command = [sys.executable, "-m", "extproc", *CHART, *ports, "--max-in-flight", "64"]
-    url = f"http://127.0.0.1:{admin_port}"
-    with Process(
-        "extproc", command, tmp_path, {"KUBECONFIG": str(write_access(tmp_path, api.url))}
-    ) as process:
-        await asyncio.to_thread(process.wait_until, lambda: health_at(health_port) == "SERVING")
+    url, health_url = f"http://127.0.0.1:{admin_port}", f"127.0.0.1:{health_port}"
+    environment = {"KUBECONFIG": str(write_access(tmp_path, api.url))}
+    with Process("extproc", command, tmp_path, environment) as process:
+        await asyncio.to_thread(process.wait_until, lambda: health_at(health_url) == "SERVING")
         await asyncio.to_thread(process.wait_until, lambda: get_json(f"{url}/pools")[0]["objectives"])
         [pool] = await asyncio.to_thread(get_json, f"{url}/pools")
-        health = await asyncio.to_thread(health_at, health_port, "inference-extension")
+        health = await asyncio.to_thread(health_at, health_url, "inference-extension")
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", grpc_port))
         said = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
 

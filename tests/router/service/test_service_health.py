@@ -66,9 +66,7 @@ def test_a_watcher_hears_of_changes_alone(readiness: Readiness) -> None:
     assert call.status is other.status is None
 
 
-def test_a_watcher_of_an_unknown_name_is_told_so_and_one_that_is_gone_hears_nothing(
-    readiness: Readiness,
-) -> None:
+def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(readiness: Readiness) -> None:
     unknown, gone = readiness.ask(WATCH, "nobody"), RecordedCall()
     handler = readiness.health.routes()[WATCH](gone)
     handler.on_message(b"")

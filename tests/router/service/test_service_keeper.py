@@ -64,15 +64,13 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
     for _ in range(10):
         keeper.lacks("file_invalid", "endpoints.yaml: not YAML")
 
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "pool llama (no_service): Service default/vllm has no EndpointSlice",
         "pool llama: no word for 0 s (file_invalid), what is known stays: endpoints.yaml: not YAML",
     ]
 
 
-async def test_an_outage_of_many_pools_is_a_line_a_minute_for_each_kind_of_failure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(0.0)
     keepers = [keeper_of(name, clock) for name in "abc"]
@@ -154,9 +152,7 @@ def restarts(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("extproc_watch_restarts_total", labels)
 
 
-async def test_a_source_that_fails_leaves_the_pool_as_it_is_and_is_run_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(caplog: pytest.LogCaptureFixture) -> None:
     async def nap(_: float) -> None:
         await asyncio.sleep(0)
 

@@ -28,29 +28,15 @@ TEXT += (DOCS / "how-to/monitoring.md").read_text()
 SETTINGS = """
 server: {xds: true}
 pools:
-- name: llama
-  models: [llama]
-  endpoints: {static: ["10.0.0.1:8000"]}
-- name: qwen
-  models: [qwen]
-  endpoints: {static: ["10.0.0.2:8000"]}
-  hold: {}
-  strategy: {name: round_robin}
-- name: mixtral
-  models: [mixtral]
-  endpoints: {static: ["10.0.0.3:8000"]}
-  strategy: {name: prefix_cache}
-- name: lost
-  models: [lost]
-  endpoints: {file: none.yaml}
+- {name: llama, models: [llama], endpoints: {static: ["10.0.0.1:8000"]}}
+- {name: qwen, models: [qwen], endpoints: {static: [10.0.0.2:8000]}, hold: {}, strategy: {name: round_robin}}
+- {name: mixtral, models: [mixtral], endpoints: {static: ["10.0.0.3:8000"]}, strategy: {name: prefix_cache}}
+- {name: lost, models: [lost], endpoints: {file: none.yaml}}
 - name: gie
   models: [gie]
   endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: KUBECONFIG}}
   max_in_flight: 1
-share:
-  cluster: llm
-  secret: {file: secret}
-  mesh: {peers: {static: []}}
+share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}
 """
 
 
@@ -68,7 +54,8 @@ async def families(tmp_path: Path) -> list[Metric]:
 async def _first_scrape(app: Application) -> list[Metric]:
     app.start()
     try:
-        await until(lambda: app.pools["lost"].keeper.fault is not None and len(_known(app)) == 4)
+        await until(lambda: app.pools["lost"].keeper.fault is not None)
+        await until(lambda: sum(each.keeper.synced.is_set() for each in app.pools) == 4)
         await until(lambda: app.pools["gie"].objectives.age_s is not None)
         # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
         desk = app.pools["mixtral"].feedback
@@ -85,10 +72,6 @@ def _meet(app: Application) -> None:
     share = app.courier.shares()["llama"]
     ours = share.heartbeat(10.0)
     share.hear(Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001)
-
-
-def _known(app: Application) -> list[str]:
-    return [each.name for each in app.pools if each.keeper.synced.is_set()]
 
 
 def told() -> dict[str, tuple[str, set[str]]]:
@@ -116,7 +99,7 @@ async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[
     names = {name for name, _ in shown(families)}
 
     assert sorted(set(re.findall(r"extproc_\w+", TEXT)) - names - samples) == []
-    assert {name for name in names if name.startswith("process_")} == set(
+    assert {each for each in names if each.startswith("process_")} == set(
         re.findall(r"`(process_\w+)`", TEXT)
     )
     assert [name for name in samples if name.endswith("_created")] == []

@@ -125,9 +125,7 @@ async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(c
     assert cluster.pools["a"].objectives.age_s is None
 
 
-async def test_a_deleted_pool_refuses_alone_says_so_once_and_comes_back(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_deleted_pool_refuses_and_returns(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     """1. It is deleted. 2. Bookmarks come: nothing is said twice. 3. It is made again, with other ports."""
     cluster.configure("")
     await synced(cluster.pools)

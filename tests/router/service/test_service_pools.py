@@ -54,9 +54,7 @@ B = "{name: b, models: [b], endpoints: {file: missing.yaml}}"
 NO_B = "pool b: no list of endpoints yet: file_unreadable: "
 
 
-async def test_an_old_list_makes_the_service_of_one_pool_not_ready_and_one_of_several_leaves_it_ready(
-    tmp_path: Path,
-) -> None:
+async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_several(tmp_path: Path) -> None:
     stale = A.replace("name: a", "name: a, stale_after_s: 30")
     clock = Clock()
     async with running(f"pools: [{stale}]", tmp_path, clock) as pools:
@@ -116,9 +114,7 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
         assert str(pools["b"].keeper.fault).startswith("file_unreadable: ")
 
 
-async def test_a_service_whose_only_pool_has_no_list_is_never_ready_nor_is_one_without_a_pool(
-    tmp_path: Path,
-) -> None:
+async def test_a_service_whose_only_pool_has_no_list_is_not_ready_nor_without_a_pool(tmp_path: Path) -> None:
     assert build_pools(tmp_path).faults() == ["no pool yet"]
     clock = Clock()
     async with running(f"pools: [{B}]", tmp_path, clock) as pools:

@@ -25,16 +25,23 @@ TWO = "pools: [{name: b, endpoints: {static: ['10.0.0.1:80']}}]"
 
 
 @asynccontextmanager
-async def watching(path: Path, loaded: str) -> AsyncIterator[Application]:
-    """Runs the watch of an application that was loaded from this text, whatever the file holds by now."""
+async def started(loaded: str, path: Path) -> AsyncIterator[Application]:
+    """An application that was loaded from this text, whatever the file holds by now."""
     app = Application(Start(parse_settings(loaded, {}), path, loaded.encode()))
     app.start()
-    task = asyncio.create_task(app.watch_settings(poll_s=0.1))
     try:
         yield app
     finally:
-        task.cancel()
         await app.pools.stop()
+
+
+@asynccontextmanager
+async def watching(path: Path, loaded: str) -> AsyncIterator[Application]:
+    """And its watch runs."""
+    async with started(loaded, path) as app:
+        task = asyncio.create_task(app.watch_settings(poll_s=0.1))
+        yield app
+        task.cancel()
 
 
 def names(app: Application) -> list[str]:
@@ -45,9 +52,7 @@ def reloads(app: Application, result: str) -> float | None:
     return app.metrics.registry.get_sample_value("extproc_config_reloads_total", {"result": result})
 
 
-async def test_a_file_that_is_gone_is_logged_once_and_so_is_its_return(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_that_goes_and_comes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """1. The file goes: a warning, and no other at further looks. 2. It is back with another pool."""
     log = "extproc.router.service.configuration"
     caplog.set_level("INFO", log)
@@ -90,9 +95,7 @@ async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> No
     assert seen == [0, 1]
 
 
-async def test_a_change_is_read_and_parsed_once_and_off_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_is_parsed_once_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is applied is what was compared: a second read could find another file."""
     path = tmp_path / "extproc.yaml"
     path.write_text(ONE)
@@ -186,9 +189,7 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
 ) -> None:
     """1. Two pools run. 2. A reload fails halfway: all is as it was. 3. The same file again is applied."""
     (tmp_path / "secret").write_text("a secret of 16 bytes or more")
-    app = Application(Start(parse_settings(BEFORE + SHARE, {}), tmp_path / "extproc.yaml"))
-    app.start()
-    try:
+    async with started(BEFORE + SHARE, tmp_path / "extproc.yaml") as app:
         for each in app.pools:
             await each.keeper.synced.wait()
         before = state(app)
@@ -207,16 +208,12 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
         assert ["a", "c"] == sorted(app.pools.shares())
         assert app.faults() == []
         assert reloads(app, "applied") == 1
-    finally:
-        await app.pools.stop()
 
 
 async def test_a_step_that_fails_while_pools_are_swapped_keeps_no_other_pool_from_its_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = Application(Start(parse_settings(BEFORE, {}), tmp_path / "extproc.yaml"))
-    app.start()
-    try:
+    async with started(BEFORE, tmp_path / "extproc.yaml") as app:
         fail_at(RunningPool, "close", 1, monkeypatch)
         await app.reload(ONE.encode(), "extproc.yaml")
         await app.reload(TWO.encode(), "extproc.yaml")
@@ -224,5 +221,3 @@ async def test_a_step_that_fails_while_pools_are_swapped_keeps_no_other_pool_fro
         assert names(app) == ["b"]
         assert "a pool was not changed as a whole: RuntimeError" in caplog.text
         assert reloads(app, "applied") == 2
-    finally:
-        await app.pools.stop()

@@ -15,37 +15,38 @@ import grpc.aio
 import pytest
 
 from extproc.router.stream.names import PROCESS
-from tests.router.service.running import health_at
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
 from tests.stack.fetch import answers, get, get_json
 from tests.stack.ports import free_ports
-from tests.stack.service import Service, pool
+from tests.stack.service import Service, health_at, pool
 from tests.waiting import wait_until
 
 ADDRESSES = ["127.0.0.1:8001", "127.0.0.1:8002"]
 
 
-@pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
+TRANSPORTS = ["native", pytest.param("grpcio", marks=pytest.mark.slow)]
+each_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@pytest.fixture(params=TRANSPORTS)
 def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
-    port, admin_port = free_ports(2)
-    service = Service(tmp_path, port=port, admin_port=admin_port, transport=request.param)
+    service = Service(tmp_path, transport=request.param)
     service.configure([pool(ADDRESSES)])
     with service:
         service.wait_ready()
         yield service
 
 
-@pytest.mark.parametrize("transport", ["native", pytest.param("grpcio", marks=pytest.mark.slow)])
+@each_transport
 async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Path, transport: str) -> None:
     """Not refused: a proxy that fails open knows endpoints. 1. No list yet. 2. It comes."""
-    port, admin_port = free_ports(2)
-    service = Service(tmp_path, port=port, admin_port=admin_port, transport=transport)
+    service = Service(tmp_path, transport=transport)
     listed = tmp_path / "list.yaml"
     service.configure([pool([], endpoints={"file": str(listed)})])
     with service:
         service.wait_until(lambda: "serving on" in service.log.read_text(), 60)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with grpc.aio.insecure_channel(service._listen) as channel:
             call = channel.stream_stream(PROCESS, None, None)(None)
             await call.write(write(headers(end=True)))
             with pytest.raises(grpc.aio.AioRpcError, match="no list of endpoints yet") as failure:
@@ -68,22 +69,24 @@ async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.S
     return call
 
 
-@pytest.mark.parametrize("transport", ["native", pytest.param("grpcio", marks=pytest.mark.slow)])
+@each_transport
 async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, transport: str) -> None:
     """Kubelets cannot ask over TLS.
 
     1. The service speaks TLS, its health port does not. 2. It serves health and nothing else. 3. While the
     service drains the port says so.
     """
-    port, admin_port, health_port = free_ports(3)
-    service = Service(tmp_path, port=port, admin_port=admin_port, transport=transport)
+    [health_port] = free_ports(1)
+    health = f"127.0.0.1:{health_port}"
+    service = Service(tmp_path, transport=transport)
+    port = service.port
     tls = {"self_signed": True}
-    service.configure([pool(ADDRESSES)], health=f"127.0.0.1:{health_port}", tls=tls)
+    service.configure([pool(ADDRESSES)], health=health, tls=tls)
     with service:
-        service.wait_until(lambda: health_at(health_port) == "SERVING")
-        assert health_at(health_port, "liveness") == "SERVING"
-        assert health_at(port) == "StatusCode.UNAVAILABLE"
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{health_port}") as channel:
+        service.wait_until(lambda: health_at(health) == "SERVING")
+        assert health_at(health, "liveness") == "SERVING"
+        assert health_at(service._listen) == "StatusCode.UNAVAILABLE"
+        async with grpc.aio.insecure_channel(health) as channel:
             call = channel.stream_stream(PROCESS, None, None)(None)
             assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
@@ -92,8 +95,8 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, tra
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
             await open_stream(service, channel)
             service.send(signal.SIGTERM)
-            service.wait_until(lambda: health_at(health_port) == "NOT_SERVING")
-            assert health_at(health_port, "liveness") == "SERVING"
+            service.wait_until(lambda: health_at(health) == "NOT_SERVING")
+            assert health_at(health, "liveness") == "SERVING"
 
 
 def exit_status(service: Service) -> int:
@@ -116,9 +119,7 @@ async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Servic
 
 
 @pytest.mark.parametrize(("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)])
-async def test_a_drain_that_takes_too_long_or_is_cut_by_a_second_signal_says_so(
-    service: Service, drain_s: int, signals: int
-) -> None:
+async def test_a_drain_that_is_cut_says_so(service: Service, drain_s: int, signals: int) -> None:
     service.apply([pool(ADDRESSES)], drain_s=drain_s)
     async with grpc.aio.insecure_channel(service._listen) as channel:
         await open_stream(service, channel)
@@ -175,8 +176,7 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
     for name in ("first", "second"):
         directory = tmp_path / name
         directory.mkdir()
-        port, admin_port = free_ports(2)
-        services.append(Service(directory, port=port, admin_port=admin_port, listen=listen))
+        services.append(Service(directory, listen=listen))
     first, second = services
     first.configure([pool(ADDRESSES)])
     taken = first._admin if which == "admin" else first._listen
@@ -186,9 +186,7 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         second.start()
 
         assert exit_status(second) == 2
-        said = (
-            "socket is in use by another process" if listen else f"server.{which}: cannot listen on {taken}"
-        )
+        said = "socket is in use by another process" if listen else f".{which}: cannot listen on {taken}"
         assert said in second.log.read_text()
         assert first.is_ready()
     assert not (tmp_path / "socket").exists(), "it leaves no file behind"
@@ -214,20 +212,18 @@ async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["admin", "grpc"])
-def test_a_flood_of_connections_leaves_health_its_descriptors_and_the_log_readable(
-    tmp_path: Path, which: str
-) -> None:
+def test_a_flood_leaves_health_its_descriptors_and_the_log_readable(tmp_path: Path, which: str) -> None:
     """1. 64 descriptors. 2. 200 connections to one port, which stay. 3. Health answers new ones."""
-    port, admin_port = free_ports(2)
-    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service = Service(tmp_path)
     service.configure([pool(ADDRESSES)])
     service.command[:0] = ["prlimit", "--nofile=64:64"]
     with service, ExitStack() as flood:
         service.wait_ready()
         before, start_s = len(service.log.read_text().splitlines()), monotonic()
+        port = int((service._admin if which == "admin" else service._listen).rpartition(":")[2])
         for _ in range(200):
             with suppress(OSError):
-                address = ("127.0.0.1", admin_port if which == "admin" else port)
+                address = ("127.0.0.1", port)
                 flood.enter_context(socket.create_connection(address, timeout=5))
 
         assert service.health() == service.health("liveness") == "SERVING"

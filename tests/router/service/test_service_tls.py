@@ -22,7 +22,6 @@ from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
 from tests.stack.fetch import answers
-from tests.stack.ports import free_ports
 from tests.stack.process import descriptors
 from tests.stack.service import Service, pool
 from tests.waiting import wait_until
@@ -150,8 +149,8 @@ async def test_handshakes_that_never_end_leave_descriptors_and_requests_alone(tm
 
     3. The admin port answers, the proxy's requests go on, and so do those of one that comes now.
     """
-    port, admin_port = free_ports(2)
-    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service = Service(tmp_path)
+    port = service.port
     service.configure([pool(["127.0.0.1:8001"])], tls={"self_signed": True})
     service.command[:0] = ["prlimit", "--nofile=400:400"]
     with service, ExitStack() as flood:

@@ -34,7 +34,6 @@ from extproc.router.stream.spans import MODEL_CHARS, Origin
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
-from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
 from tests.tables import table
 from tests.waiting import wait_until
@@ -105,10 +104,9 @@ def test_the_standard_variables_say_whether(environment: dict[str, str], *, is_w
 
 
 def run_python(code: str, environment: Mapping[str, str]) -> list[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(environment)
-    )
-    return run.stdout.splitlines()
+    return subprocess.check_output(
+        [sys.executable, "-c", code], text=True, env=dict(environment)
+    ).splitlines()
 
 
 STARTED = """
@@ -142,15 +140,13 @@ def test_without_the_extra_the_service_starts_and_says_so() -> None:
     assert told == "None _Stream"
 
 
-def test_otlp_is_meant_over_http_and_an_exporter_that_nobody_offers_is_a_log_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     odd = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
 
     assert isinstance(build_exporter(OTLP), OTLPSpanExporter)
     for environment in ({"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, odd):
         assert build_tracer(environment, lambda *_: None) is None
-    said = [record.getMessage() for record in caplog.records]
+    said = caplog.messages
     assert [text.startswith("no traces: no package here exports traces by ") for text in said] == [True, True]
 
 
@@ -292,7 +288,7 @@ async def test_a_span_that_cannot_be_made_harms_nobody(
     await kept.record(routed())
 
     assert kept.counts == {"dropped": 1}
-    assert [record.getMessage() for record in caplog.records] == ["no span: RuntimeError"]
+    assert caplog.messages == ["no span: RuntimeError"]
 
 
 async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(receiver: Receiver) -> None:
@@ -307,9 +303,7 @@ async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(rec
 
 @contextmanager
 def serving(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Service]:
-    port, admin_port = free_ports(2)
-    environment = tracing_to(receiver.port) | variables
-    service = Service(folder, port=port, admin_port=admin_port, environment=environment)
+    service = Service(folder, environment=tracing_to(receiver.port) | variables)
     service.configure([pool(["127.0.0.1:1"])])
     with service:
         service.wait_ready()
@@ -328,9 +322,7 @@ async def decide(service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_drain_sends_what_waits_and_ends_in_any_case(
-    tmp_path: Path, receiver: Receiver, *, hangs: bool
-) -> None:
+async def test_a_drain_sends_what_waits_and_ends(tmp_path: Path, receiver: Receiver, *, hangs: bool) -> None:
     if hangs:
         receiver.answers.clear()
     # Long: nothing is sent before the end.

@@ -13,7 +13,6 @@ from tests.stack.fetch import get
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(300)]
 
-RATE, DURATION_S = 20, 10
 # Conversations of about six turns whose prompts grow by 140 tokens each, answers short for the sake of time.
 CHAT = {
     "name": "synthetic",
@@ -21,26 +20,18 @@ CHAT = {
     "turns_extra": {"kind": "exponential", "mean": 2},
     "user_tokens": {"kind": "lognormal", "mean": 120, "sigma": 0.8, "min": 4},
     "reply_tokens": {"kind": "lognormal", "mean": 16, "sigma": 0.5, "min": 4},
-    "mean_input_tokens": None,
-    "mean_output_tokens": None,
+    **dict.fromkeys(("mean_input_tokens", "mean_output_tokens")),
 }
-TRAFFIC = {
-    "req_rate": RATE,
-    "duration": DURATION_S,
-    "warm_up": 3,
-    "cool_down": 1,
-    "think_time": 0.5,
-    "dataset": CHAT,
-}
+TRAFFIC = {"req_rate": 20, "duration": 10, "warm_up": 3, "cool_down": 1, "think_time": 0.5, "dataset": CHAT}
+ARMS = ["round_robin", "least_load", "prefix_hash"]
 
 
 def compare_strategies(fleet: Fleet, folder: Path) -> str:
     """Runs `bench ab` over three strategies; returns what it prints."""
-    arms = ["round_robin", "least_load", "prefix_hash"]
     # Two cores hold the client, Envoy, the service, eight endpoints and other tests: the client may wait long
     # for its turn. How verdicts judge that is in tests/bench.
     limits = {"lag_p99": 5, "loop_lag_p99": 5, "cpu": 5, "achieved": 0.1}
-    ab = {"arms": arms, "repeats": 1, "tolerance": 1}
+    ab = {"arms": ARMS, "repeats": 1, "tolerance": 1}
     spec = folder / "spec.yaml"
     spec.write_text(yaml.safe_dump(fleet.spec(TRAFFIC, ab=ab, limits=limits)))
     told = CliRunner().invoke(bench, ["ab", str(spec), "--output", str(folder / "out"), "--quiet"])
@@ -57,13 +48,11 @@ def test_comparison_through_envoy_shows_prefix_hash_ahead(tmp_path: Path) -> Non
     with run_fleet(tmp_path, endpoints=8, simulate=("--speed", "10")) as fleet:
         before = fleet.settings_file.read_text()
         table = compare_strategies(fleet, tmp_path)
+        lines = get(f"http://{fleet.admin}/metrics").splitlines()
+        counts = [line for line in lines if line.startswith("extproc_picks_total{")]
         picks = {
-            arm: sum(
-                float(line.rpartition(" ")[2])
-                for line in get(f"http://{fleet.admin}/metrics").splitlines()
-                if line.startswith("extproc_picks_total{") and f'strategy="{arm}"' in line
-            )
-            for arm in ("round_robin", "least_load", "prefix_hash")
+            arm: sum(float(line.rpartition(" ")[2]) for line in counts if f'strategy="{arm}"' in line)
+            for arm in ARMS
         }
         after = fleet.settings_file.read_text()
 

@@ -106,9 +106,8 @@ def test_what_make_run_installs_is_small(tmp_path: Path) -> None:
 def test_the_wheel_has_the_manifests_that_a_folder_is_made_of(router: Path, tmp_path: Path) -> None:
     vllm = ["--service", "qwen", "--port", "8000", "--model", "qwen"]
     for gateway in ("envoy", "envoy-gateway", "istio", "existing"):
-        status, output = call(
-            router, tmp_path, "init", "kubernetes", *vllm, "--gateway", gateway, "--output", gateway
-        )
+        places = ("--gateway", gateway, "--output", gateway)
+        status, output = call(router, tmp_path, "init", "kubernetes", *vllm, *places)
         rendered = subprocess.run(
             [Path(sysconfig.get_path("scripts")) / "kubectl", "kustomize", tmp_path / gateway],
             capture_output=True,

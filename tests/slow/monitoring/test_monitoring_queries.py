@@ -22,22 +22,19 @@ from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.stack import Stack
 
+pytestmark = [needs_prometheus, pytest.mark.envoy, pytest.mark.timeout(300)]
+
 BOARD_NAMES = [board.uid for board in BOARDS]
 # What Grafana fills in. The interval is longer than the run: nothing of it is over before it is asked for.
 FILLED = {"$__rate_interval": "2m", "$namespace": ".*", "$pool": "tiny"}
+DATASET = {"name": "synthetic", "turns": "sessions"}
 LOAD: Mapping[str, Any] = {
     "name": "dashboards",
     "endpoint": "127.0.0.1",
-    "target": {"api": "openai-chat", "model": "simulated", "endpoint-header": "x-served-by"},
-    "performance": {
-        "traffic-shape": {
-            "req-rate": "15 qps",
-            "duration": "12s",
-            "dataset": {"name": "synthetic", "turns": "sessions"},
-        }
-    },
     "processes": 1,
     "seed": 1,
+    "target": {"api": "openai-chat", "model": "simulated", "endpoint-header": "x-served-by"},
+    "performance": {"traffic-shape": {"req-rate": "15 qps", "duration": "12s", "dataset": DATASET}},
 }
 LINGER = "300s"
 SEEN_S = 120.0
@@ -56,9 +53,8 @@ def loading(folder: Path, stack: Stack, port: int) -> Iterator[Process]:
     spec = folder / "load.yaml"
     spec.write_text(yaml.safe_dump({**LOAD, **scrape, "port": int(stack.url.rpartition(":")[2])}))
     options = ["--output", str(folder / "out"), "--metrics-port", str(port), "--linger", LINGER, "--quiet"]
-    with Process(
-        "bench", [sys.executable, "-m", "extproc", "bench", "run", *options, str(spec)], folder
-    ) as run:
+    command = [sys.executable, "-m", "extproc", "bench", "run", *options, str(spec)]
+    with Process("bench", command, folder) as run:
         yield run
 
 
@@ -105,9 +101,6 @@ def fault(prometheus: Prometheus, query: Query) -> str | None:
     return f"no label {lacking}" if lacking else None
 
 
-@needs_prometheus
-@pytest.mark.envoy
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
 def test_every_query_has_an_answer_with_the_labels_of_its_legend(watched: Prometheus, board: Board) -> None:
     faults = {
@@ -120,9 +113,6 @@ def test_every_query_has_an_answer_with_the_labels_of_its_legend(watched: Promet
     assert faults == {}
 
 
-@needs_prometheus
-@pytest.mark.envoy
-@pytest.mark.timeout(300)
 def test_nothing_fires_under_a_load_that_is_served(watched: Prometheus) -> None:
     assert watched.firing() == {}
     assert watched.faulty_rules() == []

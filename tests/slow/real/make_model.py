@@ -24,18 +24,18 @@ CHAT_TEMPLATE = (
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
+    "torch_dtype": "float32",
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
+    "head_dim": 32,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,
     "vocab_size": VOCABULARY,
+    "eos_token_id": 1,
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
-    "eos_token_id": 1,
     "tie_word_embeddings": False,
-    "torch_dtype": "float32",
 }
 
 

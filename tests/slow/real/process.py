@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 STARTS_WITHIN_S = 400
+DIRECTORY = Path(os.environ.get("REAL_VLLM", ""))
+WORDS = ("import", "return", "class", "value", "yield", "except", "module", "string", "number", "object")
+needs_vllm = [
+    pytest.mark.real_vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not DIRECTORY.name, reason="REAL_VLLM names no vLLM: run `make test-vllm`"),
+]
 OPTIONS = (
     *("--load-format", "dummy", "--dtype", "float32", "--served-model-name", "tiny"),
     *("--max-model-len", "4096", "--enforce-eager", "--enable-prefix-caching", "--block-size", "32"),
@@ -25,19 +34,15 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def run_vllm(directory: Path, port: int, log: Path, *options: str) -> Iterator[str]:
+def run_vllm(port: int, log: Path, *options: str) -> Iterator[str]:
     """Runs the vLLM of `install.py`; yields its URL when it is ready, and ends it with its children."""
-    command = [str((directory / "venv/bin/vllm").absolute()), "serve", "model", *OPTIONS, "--port", str(port)]
+    command = [str((DIRECTORY / "venv/bin/vllm").absolute()), "serve", "model", *OPTIONS, "--port", str(port)]
+    command += options
     environment = os.environ | ENVIRONMENT
     with (
-        log.open("wb") as output,
+        log.open("wb") as out,
         subprocess.Popen(
-            [*command, *options],
-            cwd=directory,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            command, cwd=DIRECTORY, env=environment, stdout=out, stderr=out, start_new_session=True
         ) as process,
     ):
         try:

@@ -1,10 +1,8 @@
 """What `prefix_cache` foresees of real vLLM 0.32.0 servers, and what they find: see `make test-vllm`."""
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,16 +20,10 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.simulator.face import post
 from tests.simulator.wording import CHAT
-from tests.slow.real.process import run_vllm
+from tests.slow.real.process import WORDS, needs_vllm, run_vllm
 from tests.stack.ports import free_ports
 
-DIRECTORY = os.environ.get("REAL_VLLM")
-pytestmark = [
-    pytest.mark.real_vllm,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not DIRECTORY, reason="REAL_VLLM names no vLLM: run `make test-vllm`"),
-]
-WORDS = ("import", "return", "class", "value", "yield", "except", "module", "string", "number", "object")
+pytestmark = needs_vllm
 BLOCK_TOKENS = 32
 WARM_UP, MEASURED = 110, 200
 
@@ -43,7 +35,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         ports = free_ports(2)
         for port in ports:
             log = tmp_path_factory.mktemp("vllm") / f"{port}.log"
-            stack.enter_context(run_vllm(Path(DIRECTORY or ""), port, log))
+            stack.enter_context(run_vllm(port, log))
         yield [f"127.0.0.1:{port}" for port in ports]
 
 
@@ -82,9 +74,8 @@ async def test_what_is_predicted_is_what_vllm_finds_within_one_block(addresses: 
         for number in range(WARM_UP + MEASURED):
             if number % 20 == 0:
                 for endpoint in pool.snapshot.ready.values():
-                    desk.apply_signals(
-                        endpoint, await fetch_signals(client, f"http://{endpoint.address}/metrics")
-                    )
+                    url = f"http://{endpoint.address}/metrics"
+                    desk.apply_signals(endpoint, await fetch_signals(client, url))
             talk = talks.ask()
             body = {"model": "tiny", "messages": talk, "max_tokens": 3, "temperature": 0}
             before = _predicted(strategy)

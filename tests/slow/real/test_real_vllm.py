@@ -1,10 +1,8 @@
 """The simulator beside a real vLLM 0.32.0: `make test-vllm` sets one up and names its directory."""
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,29 +16,14 @@ import zmq.asyncio
 from extproc.simulator.http.endpoint import ServerOptions
 from extproc.simulator.http.publisher import Publisher
 from extproc.simulator.http.tokens import FileTokenizer
+from tests.simulator import wording
 from tests.simulator.face import NOON, QUICK, events, post, serving
 from tests.simulator.recorder import Recorder
-from tests.simulator.wording import (
-    CHAT,
-    COMPLETIONS,
-    ERRORS,
-    HELLO,
-    STREAMS,
-    WHOLE,
-    as_stream,
-    list_kinds,
-    mask,
-)
-from tests.slow.real.process import run_vllm
+from tests.simulator.wording import CHAT, ERRORS, STREAMS, WHOLE, list_kinds, mask
+from tests.slow.real.process import DIRECTORY, WORDS, needs_vllm, run_vllm
 from tests.stack.ports import free_ports
 
-DIRECTORY = os.environ.get("REAL_VLLM")
-pytestmark = [
-    pytest.mark.real_vllm,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not DIRECTORY, reason="REAL_VLLM names no vLLM: run `make test-vllm`"),
-]
-WORDS = ("import", "return", "class", "value", "yield", "except", "module", "string", "number", "object")
+pytestmark = needs_vllm
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +35,10 @@ def events_port() -> int:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, events_port: int) -> Iterator[str]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    events_config = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{events_port}",
-        "topic": "kv@real",
-    }
+    place = {"publisher": "zmq", "endpoint": f"tcp://*:{events_port}", "topic": "kv@real"}
+    events_config = {"enable_kv_cache_events": True, **place}
     options = ("--kv-events-config", orjson.dumps(events_config).decode())
-    with run_vllm(Path(DIRECTORY or ""), free_ports(1)[0], log, *options) as url:
+    with run_vllm(free_ports(1)[0], log, *options) as url:
         yield url
 
 
@@ -67,7 +46,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, events_port: int) -> Iterator
 def options() -> ServerOptions:
     """The simulator's settings that equal the real server's."""
     profile = replace(QUICK, block_size=32, kv_tokens=1_048_576, max_model_len=4096)
-    tokenizer = FileTokenizer(Path(DIRECTORY or "") / "model/tokenizer.json")
+    tokenizer = FileTokenizer(DIRECTORY / "model/tokenizer.json")
     return ServerOptions(profile=profile, tokenizer=tokenizer, models=("tiny",))
 
 
@@ -117,12 +96,8 @@ async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: 
         for request in requests:
             _, expected = await post(client, CHAT, request)
             _, actual = await face.post(CHAT, request)
-            pairs.append(
-                [
-                    (answer["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens_details"])
-                    for answer in (expected, actual)
-                ]
-            )
+            usages = [answer["usage"] for answer in (expected, actual)]
+            pairs.append([(usage["prompt_tokens"], usage["prompt_tokens_details"]) for usage in usages])
         after = await read_counters(client)
         simulated = await read_counters(face.client)
     cached = [expected[1]["cached_tokens"] for expected, _ in pairs]
@@ -140,7 +115,7 @@ async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: 
 async def test_streams_have_vllms_events(
     real: str, options: ServerOptions, path: str, body: dict[str, Any]
 ) -> None:
-    body = as_stream(body)
+    body = wording.as_stream(body)
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
         await post(client, "/reset_prefix_cache", b"")
         expected = await events(client, path, body)
@@ -155,9 +130,8 @@ async def test_whole_answers_have_vllms_fields(
 ) -> None:
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
         await post(client, "/reset_prefix_cache", b"")
-        (expected_status, expected), (actual_status, actual) = [
-            await post(one, path, body) for one in (client, face.client)
-        ]
+        answers = [await post(one, path, body) for one in (client, face.client)]
+    (expected_status, expected), (actual_status, actual) = answers
 
     assert expected_status == actual_status
     assert mask(orjson.dumps(expected).decode()) == mask(orjson.dumps(actual).decode())
@@ -180,11 +154,12 @@ async def test_metrics_have_vllms_names_and_labels(real: str, options: ServerOpt
 
 
 async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_port: int) -> None:
-    asked: list[dict[str, Any]] = [
-        {"prompt": [9] * 100},
-        {"prompt": [9] * 100},
+    nines: dict[str, Any] = {"prompt": [9] * 100}
+    asked = [
+        nines,
+        nines,
         {"prompt": [9] * 64 + [8] * 64},
-        {"prompt": [9] * 100, "cache_salt": "pepper"},
+        nines | {"cache_salt": "pepper"},
         {"prompt": [7] * 10},
     ]
     recorder = Recorder()
@@ -195,15 +170,15 @@ async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_
         async with aiohttp.ClientSession(real) as client, serving(options, publisher=publisher) as face:
             # Until the subscription has arrived, nothing of what happens is heard.
             while not await subscriber.poll(200):
-                await post(client, COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
+                await post(client, wording.COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
                 await post(client, "/reset_prefix_cache", b"")
             for body in asked:
                 for one in (client, face.client):
-                    await post(one, COMPLETIONS, body | {"max_tokens": 1})
+                    await post(one, wording.COMPLETIONS, body | {"max_tokens": 1})
             for one in (client, face.client):
                 await post(one, "/reset_prefix_cache", b"")
                 # vLLM tells of a reset with its next step.
-                await post(one, COMPLETIONS, {"prompt": [6] * 40, "max_tokens": 1})
+                await post(one, wording.COMPLETIONS, {"prompt": [6] * 40, "max_tokens": 1})
         received: list[dict[str, Any]] = []
         while await subscriber.poll(1000):
             topic, _, payload = await subscriber.recv_multipart()
@@ -231,7 +206,7 @@ def number_hashes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def read_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:
     """Returns the label names of every sample of vLLM's own metrics, after one request."""
-    await post(client, CHAT, {"messages": HELLO, "max_tokens": 2})
+    await post(client, CHAT, {"messages": wording.HELLO, "max_tokens": 2})
     async with client.get("/metrics") as answer:
         lines = (await answer.text()).splitlines()
     families: dict[str, set[tuple[str, ...]]] = {}

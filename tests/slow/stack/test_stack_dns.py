@@ -62,15 +62,6 @@ async def until_resolved(running: Cluster, *numbers: int) -> None:
     await until(lambda: running.gateway.hosts("vllm").keys() == wanted)
 
 
-async def test_prompts_keep_their_pods(tmp_path: Path) -> None:
-    async with run_sidecar(tmp_path) as (running, _), connect(running.gateway.url) as session:
-        first = [answer.served_by for answer in await sweep(session, 30)]
-        again = [answer.served_by for answer in await sweep(session, 30)]
-
-    assert again == first
-    assert len(set(first)) == 3
-
-
 async def test_a_pod_that_envoy_has_not_resolved_yet_costs_no_request(tmp_path: Path) -> None:
     """The service knows it first: its picks fall to the next of the list until DNS has it."""
     async with run_sidecar(tmp_path) as (running, dns), connect(running.gateway.url) as session:
@@ -103,17 +94,19 @@ async def test_a_pod_that_leaves_dns_finishes_its_streams(tmp_path: Path) -> Non
     assert Counter(answer.body for answer in answers) == {b"first last": 30}
 
 
-async def test_the_pods_ports_show_prometheus_two_paths_and_the_socket_is_the_services_own(
-    tmp_path: Path,
-) -> None:
-    """Not Envoy's admin port; and nobody else may write to the socket, which decides where prompts go."""
-    async with run_sidecar(tmp_path) as (running, _):
+async def test_prompts_keep_their_pods_and_a_pod_opens_no_more_than_it_must(tmp_path: Path) -> None:
+    """Two paths for Prometheus, not Envoy's admin port; a socket that nobody else may write to."""
+    async with run_sidecar(tmp_path) as (running, _), connect(running.gateway.url) as session:
+        first = [answer.served_by for answer in await sweep(session, 30)]
+        again = [answer.served_by for answer in await sweep(session, 30)]
         url = f"http://127.0.0.1:{running.metrics_port}"
         metrics = await asyncio.to_thread(get, f"{url}/stats/prometheus")
         paths = ("/ready", "/config_dump", "/quitquitquit")
         open_ = [await asyncio.to_thread(answers, f"{url}{path}") for path in paths]
         mode = (tmp_path / "ext_proc.sock").stat().st_mode
 
+    assert again == first
+    assert len(set(first)) == 3
     assert "envoy_cluster_upstream_rq_total" in metrics
     assert open_ == [True, False, False]
     assert mode & 0o022 == 0

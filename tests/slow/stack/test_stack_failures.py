@@ -9,10 +9,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 
 from tests.stack.client import Answer, ask, connect, send, served, statuses
-from tests.stack.service import pool
+from tests.stack.service import pool, write_list
 from tests.stack.stack import Stack, states
 from tests.stack.upstream import serve
 from tests.waiting import until
@@ -100,12 +99,10 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
     listed = tmp_path / "endpoints.yaml"
 
     async def change(addresses: Sequence[str]) -> None:
-        write(listed, addresses)
-        await until(
-            lambda: {each for each, state in states(stack).items() if state == "ready"} == {*addresses}
-        )
+        write_list(listed, addresses)
+        await until(lambda: {a for a, state in states(stack).items() if state == "ready"} == {*addresses})
 
-    write(listed, stack.addresses)
+    write_list(listed, stack.addresses)
     stack.use(pool([], name="listed") | {"endpoints": {"file": str(listed)}})
     await change(stack.addresses)
     passed_by = stack.gateway.ext_proc()["failure_mode_allowed"]
@@ -132,12 +129,3 @@ async def go_on(session: aiohttp.ClientSession, number: int, is_over: asyncio.Ev
     while not is_over.is_set():
         answers.append(await send(session, ask(f"load {number} {len(answers) % 40}")))
     return answers
-
-
-def write(listed: Path, addresses: Sequence[str]) -> None:
-    pairs = [address.split(":") for address in addresses]
-    draft = listed.with_suffix(".draft")
-    draft.write_text(
-        yaml.safe_dump([{"name": f"vllm-{port}", "address": ip, "port": int(port)} for ip, port in pairs])
-    )
-    draft.replace(listed)

@@ -48,9 +48,8 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(lear
             assert (await send(session, ask(f"whole {number}"))).status == 200
         for number in range(12):
             forged = {"x-request-id": "mine", "x-extproc-pick": "0" * 16}
-            answer = await send(
-                session, ask(f"stream {number} " + "word " * 200, stream=True), headers=forged
-            )
+            body = ask(f"stream {number} " + "word " * 200, stream=True)
+            answer = await send(session, body, headers=forged)
             assert answer.status == 200
 
     await until(lambda: learnt(learning)["samples"] >= before + 12)

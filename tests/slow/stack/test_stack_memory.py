@@ -13,7 +13,7 @@ from extproc.router.stream.names import PROCESS
 from tests.hostile import HONEST, HOSTILE, Body, chat
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
-from tests.stack.ports import free_ports
+from tests.stack.process import memory_bytes
 from tests.stack.service import Service, pool
 
 AT_ONCE = 12
@@ -25,17 +25,11 @@ NORMAL = chat(b'{"role":"user","content":"one of the others"}')
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    port, admin_port = free_ports(2)
-    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service = Service(tmp_path)
     service.configure([pool(["127.0.0.1:1", "127.0.0.1:2"], probe=False)])
     with service:
         service.wait_ready()
         yield service
-
-
-def peak_bytes(service: Service) -> int:
-    status = Path(f"/proc/{service.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1_024
 
 
 async def route(channel: grpc.aio.Channel, body: Body) -> grpc.StatusCode:
@@ -65,7 +59,7 @@ async def send(service: Service, *bodies: Body) -> None:
 async def test_twelve_honest_bodies_at_once_are_served_or_routed_without(service: Service, kind: str) -> None:
     await send(service, *[HONEST[kind](SIZE_BYTES)] * AT_ONCE)
 
-    assert peak_bytes(service) <= BOUND_BYTES
+    assert memory_bytes(service.pid, "VmHWM") <= BOUND_BYTES
     assert service.metric("extproc_requests_total", outcome="routed") == AT_ONCE + 1
     # Four and a half fit: four are read at least, the others are not refused for that, and counted.
     assert 1 <= service.metric("extproc_prompt_errors_total", why="budget") <= AT_ONCE + 1 - 4
@@ -76,5 +70,5 @@ async def test_no_hostile_body_takes_more_memory_than_is_stated(service: Service
     for build in HOSTILE.values():
         await send(service, *[build(SIZE_BYTES)] * 3)
 
-    assert peak_bytes(service) <= BOUND_BYTES
+    assert memory_bytes(service.pid, "VmHWM") <= BOUND_BYTES
     assert service.metric("extproc_requests_total", outcome="routed") == 4 * len(HOSTILE)

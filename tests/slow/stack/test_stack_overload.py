@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -14,6 +14,7 @@ import pytest
 from tests.manifests.rendering import MANIFESTS, containers, files, pods
 from tests.stack.client import CHAT, ask, connect, send
 from tests.stack.gateway import SHIPPED, Tree, find, load
+from tests.stack.process import memory_bytes
 from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.envoy
@@ -58,18 +59,13 @@ def unprotect(tree: Tree) -> None:
 
 async def upload_http1(stack: Stack, has_stopped: asyncio.Event) -> None:
     """Announces a body, sends most of it, and waits until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(stack.url.rpartition(":")[2]))
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(stack.url.rpartition(":")[2]))
-    except OSError:
-        return
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: vllm\r\ncontent-length: {BODY_BYTES - 1}\r\n\r\n"
-    try:
-        writer.write(head.encode())
+        length = f"content-length: {BODY_BYTES - 1}"
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: vllm\r\n{length}\r\n\r\n".encode())
         await _send_most(writer)
         has_stopped.set()
         await reader.read()
-    except OSError:
-        pass
     finally:
         writer.close()
 
@@ -84,8 +80,6 @@ async def upload_http2(stack: Stack, has_stopped: asyncio.Event) -> None:
         await _send_most(child.stdin)
         has_stopped.set()
         await child.wait()
-    except OSError:
-        pass
     finally:
         if child.returncode is None:
             child.kill()
@@ -100,11 +94,6 @@ async def _send_most(writer: asyncio.StreamWriter) -> None:
 
 Upload = Callable[[Stack, asyncio.Event], Awaitable[None]]
 UPLOADING: dict[str, Upload] = {"HTTP/1.1": upload_http1, "HTTP/2": upload_http2}
-
-
-def resident_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) * 1_024
 
 
 @dataclass
@@ -132,7 +121,8 @@ async def attack(stack: Stack, upload: Upload) -> AsyncGenerator[Seen]:
 
 async def _upload(stack: Stack, upload: Upload, has_stopped: asyncio.Event) -> None:
     try:
-        await upload(stack, has_stopped)
+        with suppress(OSError):
+            await upload(stack, has_stopped)
     finally:
         has_stopped.set()
 
@@ -145,7 +135,7 @@ async def ask_once(stack: Stack, seen: Seen) -> None:
     except (OSError, aiohttp.ClientError):
         status = 0
     seen.answers[status] += 1
-    seen.peak_bytes = max(seen.peak_bytes, resident_bytes(stack.gateway.pid))
+    seen.peak_bytes = max(seen.peak_bytes, memory_bytes(stack.gateway.pid, "RssAnon"))
 
 
 def pressure(stack: Stack) -> int:
@@ -225,9 +215,7 @@ def test_the_container_has_twice_the_heap(overlay: str) -> None:
 
 
 def test_other_gateways_hold_as_much_of_a_body() -> None:
-    body_bytes = load("standalone.yaml")["static_resources"]["listeners"][0][
-        "per_connection_buffer_limit_bytes"
-    ]
+    [body_bytes, *_] = find(load("standalone.yaml"), "per_connection_buffer_limit_bytes")
     gateway = (MANIFESTS / "components/envoy-gateway/policies.yaml").read_text()
     istio = (MANIFESTS / "overlays/istio/envoyfilter.yaml").read_text()
 

@@ -36,11 +36,8 @@ async def test_the_operators_route_chooses_the_pool_whatever_the_model(stack: St
 def split(stack: Stack) -> Stack:
     """A cluster per pool without xDS, as docs/how-to/models-and-lora.md describes it."""
     first, second = stack.addresses[:2], stack.addresses[2:]
-    stack.use(
-        pool(first, name="llama", models=["llama-3"]),
-        pool(second, name="qwen", models=["qwen-2"]),
-        clear_route_cache=True,
-    )
+    pools = pool(first, name="llama", models=["llama-3"]), pool(second, name="qwen", models=["qwen-2"])
+    stack.use(*pools, clear_route_cache=True)
     other = stack.through("split_cluster")
     other.gateway.wait_until(other.gateway.sees_service)
     return other
@@ -60,9 +57,7 @@ async def test_header_of_the_service_chooses_the_cluster_and_no_client_does(spli
             assert (without.status, without.served_by) == (503, "")
 
 
-async def test_without_the_service_requests_are_refused_and_answers_that_stream_are_whole(
-    split: Stack,
-) -> None:
+async def test_without_the_service_requests_are_refused_and_open_answers_end_whole(split: Stack) -> None:
     """The closed route, and not `failure_mode_allow: false`, which would cut them."""
     async with connect(split.url) as session:
         body = ask("a long one", model="llama-3", max_tokens=200, stream=True, ignore_eos=True)

@@ -28,10 +28,11 @@ pytestmark = pytest.mark.envoy
 
 @dataclass(frozen=True)
 class Played:
-    """A stack in a terminal: every port is `offset` higher than usual."""
+    """A stack in a terminal, which said `text`: every port is `offset` higher than usual."""
 
     process: subprocess.Popen[bytes]
     offset: int
+    text: str
 
     def press(self, key: bytes) -> None:
         assert self.process.stdin is not None
@@ -49,7 +50,7 @@ class Played:
     def picks(self) -> float:
         lines = get(f"http://127.0.0.1:{9090 + self.offset}/metrics").splitlines()
         return sum(
-            float(line.rpartition(" ")[2]) for line in lines if line.startswith("extproc_picks_total{")
+            float(each.rpartition(" ")[2]) for each in lines if each.startswith("extproc_picks_total{")
         )
 
     def listening(self) -> list[int]:
@@ -63,14 +64,20 @@ def is_taken(port: int) -> bool:
 
 @contextmanager
 def played(script: str) -> Iterator[Played]:
-    """Runs a script in a terminal of its own; what is written to its stdin is typed there."""
+    """Runs a script in a terminal of its own, where its stdin is typed; Ctrl-C ends all."""
     with port_offset() as offset:
         # Not the session's leader, as it is none below `make`.
         command = f"RUN_PORT_OFFSET={offset} PYTHONPATH={ROOT} {sys.executable} envoy/{script}; exit $?"
         words = ["script", "--quiet", "--return", "--command", command, "/dev/null"]
         with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             try:
-                yield Played(process, offset)
+                stack = Played(process, offset, read_until(process, "Ctrl-C stops everything"))
+                # The first address of all is the page's, and it is there.
+                assert b"<title>extproc</title>" in page(re.findall(r"http://\S+", stack.text)[0])
+                yield stack
+                stack.press(CTRL_C)
+                assert process.wait(60) == 0
+                wait_until(lambda: stack.listening() == [])
             finally:
                 process.terminate()
                 shutil.rmtree(ROOT / f".run-{offset}", ignore_errors=True)
@@ -93,14 +100,10 @@ def page(url: str) -> bytes:
 
 def test_run_serves_the_line_it_prints_and_ctrl_c_stops_everything() -> None:
     with played("run.py") as stack:
-        text = read_until(stack.process, "Ctrl-C stops everything")
-        # The first address of all is the page's, and it is there.
-        addresses = re.findall(r"http://\S+", text)
-        assert b"<title>extproc</title>" in page(addresses[0])
+        text = stack.text
         curl = text[text.index("curl -si") : text.index("Ctrl-C")].replace("\r\n", "\n").replace("\\\n", " ")
-        answers = [
-            subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True).stdout for _ in "12"
-        ]
+        command = shlex.split(curl)
+        answers = [subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL) for _ in "12"]
         served = [re.findall(r"x-served-by: (\S+)", answer) for answer in answers]
         cached = [re.search(r'"cached_tokens":(\d+)', answer) for answer in answers]
 
@@ -109,17 +112,10 @@ def test_run_serves_the_line_it_prints_and_ctrl_c_stops_everything() -> None:
         assert [match and int(match[1]) > 0 for match in cached] == [False, True]
         assert stack.listening() == list(PORTS)
 
-        stack.press(CTRL_C)
-
-        assert stack.process.wait(60) == 0
-        wait_until(lambda: stack.listening() == [])
-
 
 def test_demo_offers_a_load_and_its_keys_change_what_they_say() -> None:
     """1. The load picks. 2. `s`: another strategy, live. 3. `k`: an endpoint dies, `k`: it is back."""
     with played("demo.py") as stack:
-        text = read_until(stack.process, "Ctrl-C stops everything")
-        assert b"<title>extproc</title>" in page(re.findall(r"http://\S+", text)[0])
         assert stack.pool()["strategy"] == "prefix_cache"
         wait_until(lambda: stack.picks() > 5)
 
@@ -134,8 +130,3 @@ def test_demo_offers_a_load_and_its_keys_change_what_they_say() -> None:
         wait_until(lambda: stack.state(8004) == "ready")
         before = stack.picks()
         wait_until(lambda: stack.picks() > before)
-
-        stack.press(CTRL_C)
-
-        assert stack.process.wait(60) == 0
-        wait_until(lambda: stack.listening() == [])

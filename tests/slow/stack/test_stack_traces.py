@@ -55,12 +55,10 @@ async def test_client_envoy_and_decision_are_one_trace(traced: Stack, receiver: 
     assert request.parent == CLIENT
     assert request.kind == decision.kind == OtlpSpan.SPAN_KIND_SERVER
     assert request.start_ns <= decision.start_ns <= decision.end_ns
-    assert decision.attributes["extproc.pool"] == "vllm"
-    assert decision.attributes["extproc.endpoint"] == answer.served_by
+    told = {"extproc.pool": "vllm", "extproc.endpoint": answer.served_by, "extproc.match_tokens": 0}
+    told |= {"gen_ai.request.model": MODEL, "gen_ai.operation.name": "chat"}
+    assert told.items() <= {k: v for k, v in decision.attributes.items() if k != "extproc.candidates"}.items()
     assert decision.attributes["extproc.candidates"][0] == answer.served_by
-    assert decision.attributes["gen_ai.request.model"] == MODEL
-    assert decision.attributes["gen_ai.operation.name"] == "chat"
-    assert decision.attributes["extproc.match_tokens"] == 0
 
 
 async def test_who_is_not_sampled_makes_no_span(traced: Stack, receiver: Receiver) -> None:

@@ -44,12 +44,6 @@ def impatient_in_full_duplex(tree: Tree) -> None:
     config["processing_mode"] = FULL_DUPLEX
 
 
-def stubborn(tree: Tree) -> None:
-    """An Envoy that may not wait longer when the service asks for time."""
-    impatient(tree)
-    ext_proc_filter(tree).pop("max_message_timeout")
-
-
 def route_batch_to_second(tree: Tree) -> None:
     """Adds a route for `/batch/…` whose ext_proc streams name the pool `second`."""
     for host in next(find(tree, "virtual_hosts")):
@@ -116,14 +110,13 @@ def headers_instead_of_the_log(tree: Tree) -> None:
     ext_proc_filter(tree)["processing_mode"]["response_header_mode"] = "SEND"
 
 
-AT_ONCE: Final = in_mode("STREAMED", send_body_without_waiting_for_header_response=True)
 VARIANTS: Final[Mapping[str, Edit]] = {
     **MODES,
-    "streamed_at_once": AT_ONCE,
+    "streamed_at_once": in_mode("STREAMED", send_body_without_waiting_for_header_response=True),
     **{
         edit.__name__: edit
         for edit in (
-            *(a_part_of_1_mb, small_buffer, impatient, impatient_in_full_duplex, stubborn),
+            *(a_part_of_1_mb, small_buffer, impatient, impatient_in_full_duplex),
             *(route_batch_to_second, split_cluster, open_ping, lock, first_tokens_in_the_log),
             headers_instead_of_the_log,
         )
