@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 START = ROOT / "docs" / "start"
 
 pytestmark = [
+    pytest.mark.xdist_group("docs"),  # one stack for all
     pytest.mark.envoy,
     pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own needs root"),
 ]
