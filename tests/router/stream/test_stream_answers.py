@@ -46,14 +46,8 @@ def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestEr
 def test_others_are_refused_in_openais(path: str) -> None:
     answer = refuse(UnknownModel("none", param="model"), path)
 
-    assert orjson.loads(answer.body) == {
-        "error": {
-            "message": "none",
-            "type": "invalid_request_error",
-            "param": "model",
-            "code": "model_not_found",
-        }
-    }
+    said = {"message": "none", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    assert orjson.loads(answer.body) == {"error": said}
 
 
 @table("path", ["/v1/messages", "/v1/completions"])

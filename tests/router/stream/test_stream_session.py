@@ -424,18 +424,15 @@ def test_any_order_of_events_is_answered_once_and_released_once(
 
 
 @table("has_begun", [False, True])
-def test_what_was_read_for_nobody_is_ignored(has_begun: bool) -> None:
+def test_a_refusal_that_reading_brings_is_the_answer_and_ignored_where_nobody_asked(has_begun: bool) -> None:
     session = open_session(one_pool(), reads_apart=True)
     if has_begun:
         session.on(headers())
-
     assert session.on(BodyRead(RequestError("nobody asked"))) == []
-
-
-def test_a_refusal_that_reading_brings_is_the_answer() -> None:
-    with every_body_is_long():
-        session = open_session(one_pool(), reads_apart=True)
+    if not has_begun:
         session.on(headers())
+
+    with every_body_is_long():
         [reading] = session.on(RequestBody(BODY))
         [answer] = session.on(BodyRead(RequestError("no")))
 

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -78,13 +79,9 @@ def test_a_key_of_another_generation_leaves_the_last_good_certificate() -> None:
     certificates = Certificates(lambda: told[-1])
     listening = certificates.context()
     told.append(Pems(good.certificate, other.key))
-    handshake = _Handshake()
+    handshake = SimpleNamespace(context=None)
     assert listening.sni_callback is not None
     listening.sni_callback(handshake, None, listening)  # type: ignore[arg-type]  # what the callback sets of it
 
     assert handshake.context is certificates._context
     assert certificates._context is not None
-
-
-class _Handshake:
-    context: ssl.SSLContext | None = None

@@ -125,20 +125,12 @@ def test_a_frame_that_is_wrong_ends_the_connection_and_every_call(wrong: bytes, 
     assert peer.connection.is_over
 
 
-@table(
-    "ignored",
-    [
-        frame(0x20, 0xFF, 1, b"anything"),
-        frame(0x0A, 0, 0, b"\xff"),
-        frame(0xFF, 0, 7, b""),
-        PRIORITY,
-        frame(frames.PRIORITY, 0, 9, b"\x00\x00\x00\x09\x00"),
-        frames.goaway(0, Code.NO_ERROR, "bye"),
-        frames.SETTINGS_ACK,
-        ping(flags=frames.ACK),
-        ping(b"extproc!", frames.ACK),
-    ],
-)
+UNKNOWNS = frame(0x20, 0xFF, 1, b"anything"), frame(0x0A, 0, 0, b"\xff"), frame(0xFF, 0, 7, b"")
+PRIORITIES = PRIORITY, frame(frames.PRIORITY, 0, 9, b"\x00\x00\x00\x09\x00")
+ANSWERS = frames.SETTINGS_ACK, ping(flags=frames.ACK), ping(b"extproc!", frames.ACK)
+
+
+@table("ignored", [*UNKNOWNS, *PRIORITIES, *ANSWERS, frames.goaway(0, Code.NO_ERROR, "bye")])
 def test_what_has_no_meaning_here_is_ignored(ignored: bytes) -> None:
     peer = Peer(calls=(1,))
 

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import resource
 import socket
-import ssl
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -103,24 +103,20 @@ async def test_a_header_block_of_many_table_sizes_ends_its_connection_alone(
 
 
 SOON = WireLimits(preface_s=0.1, tick_s=0.05)
-STRANGERS: list[tuple[WireLimits | None, ssl.SSLContext | None, bytes, str]] = [
-    (None, None, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", "HTTP/1.1, where gRPC is served"),
-    (None, None, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS, where plain text is served"),
-    (None, None, b"\x00\x01nonsense", "no HTTP/2 preface"),
-    (SOON, None, b"PRI * HTTP/2.0", "no HTTP/2 preface in time"),
-    (SOON, TLS, b"", "no TLS handshake in time"),
+STRANGERS: list[tuple[dict[str, Any], bytes, str]] = [
+    ({}, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", "HTTP/1.1, where gRPC is served"),
+    ({}, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS, where plain text is served"),
+    ({}, b"\x00\x01nonsense", "no HTTP/2 preface"),
+    ({"limits": SOON}, b"PRI * HTTP/2.0", "no HTTP/2 preface in time"),
+    ({"limits": SOON, "tls": TLS}, b"", "no TLS handshake in time"),
 ]
 
 
-@pytest.mark.parametrize(("limits", "tls", "said", "line"), STRANGERS)
+@pytest.mark.parametrize(("how", "said", "line"), STRANGERS)
 async def test_a_stranger_is_closed_in_time_with_one_clear_line(
-    limits: WireLimits | None,
-    tls: ssl.SSLContext | None,
-    said: bytes,
-    line: str,
-    caplog: pytest.LogCaptureFixture,
+    how: dict[str, Any], said: bytes, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(limits, tls=tls) as served:
+    async with serving(**how) as served:
         assert await say(served, said) == b""
         await until(lambda: not served.listener.links)
 

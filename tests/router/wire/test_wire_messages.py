@@ -212,9 +212,3 @@ def test_bytes_that_wait_to_be_sent_leave_less_room_for_messages() -> None:
     assert peer.say(data(1, message)) == [("message", 1, bytes(20))]
     peer.say(frames.window_update(1, 100))
     assert peer.say(data(1, message[:10]), data(1, message[10:])) == [("message", 1, bytes(20))]
-
-
-def test_a_budget_is_used_to_its_end() -> None:
-    budget = Budget(10)
-
-    assert [budget.take(count) for count in (4, 7, 6)] == [True, False, True]

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import chain
 
 import uvloop
@@ -61,12 +61,11 @@ LONG_BLOCKS = b"".join(opening(1 + 2 * number, long_block(number)) for number in
 
 
 def flood(kind: str) -> bytes:
+    begun = GREETING + opening(1, Encoder().encode(REQUEST))
     if kind == "messages":
-        block = Encoder().encode(REQUEST)
-        return GREETING + opening(1, block) + frames.message_frame(1, bytes(MESSAGE_BYTES)) * 30
+        return begun + frames.message_frame(1, bytes(MESSAGE_BYTES)) * 30
     if kind == "small messages":
-        packed = frame(frames.DATA, 0, 1, framed(b"ab") * (SMALL // 4))
-        return GREETING + opening(1, Encoder().encode(REQUEST)) + packed * 4
+        return begun + frame(frames.DATA, 0, 1, framed(b"ab") * (SMALL // 4)) * 4
     return GREETING + b"".join(opening(1 + 2 * number, long_block(number)) for number in range(8))
 
 
@@ -106,12 +105,6 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def run(waiting: Coroutine[None, None, tuple[int, int]]) -> tuple[int, int]:
-    """On the loop that serves: it reads on while there is more, where asyncio's own reads once."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(waiting)
-
-
 @table(
     ("kind", "count", "most"),
     [
@@ -122,7 +115,9 @@ def run(waiting: Coroutine[None, None, tuple[int, int]]) -> tuple[int, int]:
     ],
 )
 def test_who_sends_much_has_so_much_of_it_taken_a_turn(kind: str, count: int, most: int) -> None:
-    before, of_all = run(count_before(kind))
+    # On the loop that serves: it reads on while there is more, where asyncio's own reads once.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        before, of_all = runner.run(count_before(kind))
 
     assert of_all == count
     assert before <= most
