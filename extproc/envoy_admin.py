@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 
 Tree = Mapping[str, Any]
@@ -64,14 +65,18 @@ def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:
     for stat in json.loads(stats)["stats"]:
         counters[stat.get("name", "").rpartition(".")[2]] += stat.get("value", 0)
     known = (host for each in ours or filters for host in hosts.get(each.cluster, {}).items())
-    return EnvoySeen(True, ours or filters, counters, dict(known))
+    # Of two clusters with one address the one that reaches it counts.
+    return EnvoySeen(True, ours or filters, counters, dict(sorted(known, key=itemgetter(1))))
 
 
 def _read_host(status: Tree) -> tuple[str, bool]:
-    socket, health = status["address"].get("socket_address", {}), status.get("health_status", {})
+    address, health = status["address"], status.get("health_status", {})
+    socket = address.get(
+        "socket_address", {"address": "unix", "port_value": address.get("pipe", {}).get("path")}
+    )
     is_failed = any(health[name] for name in health if name.startswith("failed_"))
     is_healthy = not is_failed and health.get("eds_health_status", "HEALTHY") in {"HEALTHY", "UNKNOWN"}
-    return f"{socket.get('address')}:{socket.get('port_value')}", is_healthy
+    return f"{socket['address']}:{socket['port_value']}", is_healthy
 
 
 def _read_filter(manager: Tree, each: Tree, tables: Mapping[str | None, Tree]) -> ExtProcFilter:

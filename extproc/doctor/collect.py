@@ -76,6 +76,8 @@ async def look_around(
     else:
         look.looked.insert(0, f"the service {url} ({last[0].info('extproc_info').get('version', '?')})")
     (look.looked if told else look.unseen).append(f"metrics of {len(told)} of {len(listed)} engines")
+    mute = [engine.address for engine in engines if engine.models is None]
+    look.unseen += [f"models of {len(mute)} engines, {mute[0]} for one"] if mute else []
     pairs = zip(engines, first[1:], last[1:], strict=True)
     return seen.Evidence(
         settings,
@@ -135,7 +137,6 @@ class _Look:
         try:
             served = {each["id"]: each.get("parent") for each in json.loads(models.text)["data"]}
         except _FOREIGN:
-            self.unseen.append(f"models of {engine.address}: {models.fault or 'no list'}")
             served = None
         return replace(engine, health=str(health.status or health.text), models=served, clock=health.clock)
 

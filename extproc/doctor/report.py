@@ -33,8 +33,7 @@ def write_report(evidence: Evidence, *, as_json: bool) -> tuple[str, int]:
         said = {"findings": found, "looked_at": evidence.looked, "not_looked_at": evidence.unseen}
         return json.dumps(said, indent=2), status
     lines = [
-        f"{each['severity']:8}  {each['seen']}\n{'why':>8}  {each['why']}\n{'fix':>8}  {each['fix']}\n"
-        for each in found
+        "{severity:8}  {rule}: {seen}\n     why  {why}\n     fix  {fix}\n".format_map(each) for each in found
     ]
     lines += [] if found else ["Nothing is wrong with what was looked at.\n"]
     lines += [f"looked at      {each}" for each in evidence.looked]

@@ -41,8 +41,6 @@ def rules(evidence: Evidence) -> dict[str, str]:
 
 @contextmanager
 def altered(address: str, late_s: float = 0.0, model: str = "tiny", **labels: str) -> Iterator[str]:
-    """Yields the address of one that answers as `address` does, but for its clock, model or labels."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             with urllib.request.urlopen(f"http://{address}{self.path}", timeout=10) as answer:
