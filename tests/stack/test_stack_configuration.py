@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE
+from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, TTL
 from extproc.router.stream.names import GUARDED
 from tests.stack import gateway
 from tests.stack.gateway import SHIPPED, Tree, cluster, find, load
@@ -58,7 +58,7 @@ def test_priorities_and_clients_are_kept_from_the_endpoints() -> None:
     """What the service reads must get as far, and no further, whether it is up or down."""
     [removed] = find(STANDALONE, "request_headers_to_remove")
 
-    assert {*removed} == {OBJECTIVE[1], FAIRNESS_ID[1]}, "llm-d's go by the names of GIE from here on"
+    assert {*removed} == {OBJECTIVE[1], FAIRNESS_ID[1], TTL}, "llm-d's go by the names of GIE from here on"
 
 
 def test_the_largest_body_is_the_services_and_breakers_are_raised() -> None:

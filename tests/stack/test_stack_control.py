@@ -31,6 +31,7 @@ ORDERS = {
     "x-gateway-inference-fairness-id": "somebody",
     "x-llm-d-inference-objective": "premium",
     "x-llm-d-inference-fairness-id": "somebody",
+    "x-llm-d-inference-ttl": "2s",
 }
 TEXTS = [f"mine {number}" for number in range(16)]
 

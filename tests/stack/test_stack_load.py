@@ -138,13 +138,14 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
 
 
 async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: Stack) -> None:
-    """A pool that is full, and one that is empty; then the first endpoint comes."""
-    async with scripted(stack, hold={"wait_s": 0.3}, **FULL) as (endpoints, session):
+    """A pool that is full, and one that is empty, by requests that do not wait as long as they may."""
+    hurried = {"x-llm-d-inference-ttl": "300ms"}
+    async with scripted(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
         before = ends_of_holds(stack)
         requests = await fill(session, endpoints, {})
-        full = await send(session, ask("in vain"))
-        stack.use(pool([], hold={"wait_s": 0.3}, probe=False, **FULL), endpoints=stack.spare)
-        empty = await send(session, ask("in vain"))
+        full = await send(session, ask("in vain"), headers=hurried)
+        stack.use(pool([], hold={"wait_s": 300}, probe=False, **FULL), endpoints=stack.spare)
+        empty = await send(session, ask("in vain"), headers=hurried)
         endpoints.release()
         await asyncio.gather(*requests)
 

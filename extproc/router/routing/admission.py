@@ -37,6 +37,7 @@ endpoints', and so are the counts of priorities; shares are the whole pool's.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
+from re import compile as compile_pattern
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -47,7 +48,12 @@ from extproc.errors import Overloaded, OverShare, Sheddable
 OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
+TTL: Final = "x-llm-d-inference-ttl"
+
 _NO_CLIENT: Final = 0
+# The parts of Go's durations, as `1500ms` or `1m30s`.
+_PART: Final = compile_pattern(r"([0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(ns|us|µs|ms|s|m|h)")
+_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _Key = TypeVar("_Key")
 
@@ -123,7 +129,7 @@ class Admission:
 
     def standing(self, headers: Mapping[str, str]) -> Standing | None:
         """What a request with these headers counts as; `None` for an ordinary one."""
-        priority = self.priorities.get(_first(headers, OBJECTIVE), 0) if self.priorities else 0
+        priority = self.priorities.get(objective_of(headers), 0) if self.priorities else 0
         name = _first(headers, FAIRNESS_ID) if self.has_shares else ""
         if not priority and not name:
             return None
@@ -190,6 +196,19 @@ class Admission:
             else:
                 others += ordinary > 0 and _NO_CLIENT not in by_client
         return held, others
+
+
+def objective_of(headers: Mapping[str, str]) -> str:
+    """The objective that a request names; empty: none."""
+    return _first(headers, OBJECTIVE)
+
+
+def ttl_s(headers: Mapping[str, str]) -> float | None:
+    """How long a request says that it may wait, seconds; `None`: nothing, or nothing above zero."""
+    text = headers.get(TTL, "")
+    parts = _PART.findall(text)
+    is_whole = "".join(map("".join, parts)) == text
+    return (sum(float(number) * _SECONDS[unit] for number, unit in parts) or None) if is_whole else None
 
 
 def _with_headroom(limit: int) -> int:

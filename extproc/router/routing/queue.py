@@ -28,8 +28,8 @@ one away where a limit was lowered; a timer for each request keeps thousands tha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
@@ -90,6 +90,12 @@ class QueueLimits:
     wait_s: float = 30.0
     requests: int = 1_000
     settle_s: float = 1.0
+    wait_s_by_objective: Mapping[str, float] = field(default_factory=dict)
+
+    def longest_s(self, objective: str, ttl_s: float | None) -> float:
+        """How long a request of `objective` may wait; its own `ttl_s` makes that shorter, never longer."""
+        wait_s = self.wait_s_by_objective.get(objective, self.wait_s)
+        return wait_s if ttl_s is None else min(wait_s, ttl_s)
 
 
 class Queue:
@@ -135,13 +141,16 @@ class Queue:
         """Whether its time has ended: it was neither let in, nor made to go before."""
         return 0 < waiter.until_s <= self._clock()
 
-    def enter(self, waiter: Waiter) -> bool:
-        """Holds a request from now on, if there is room for it; whether there is."""
+    def enter(self, waiter: Waiter, wait_s: float | None = None) -> bool:
+        """Holds a request from now on, if there is room for it; whether there is.
+
+        `wait_s` is what `QueueLimits.longest_s` allows it; `None`: what all are allowed.
+        """
         if self._is_shut or not self._make_room(waiter):
             return False
         self._number += 1
         waiter.number, waiter.since_s = self._number, self._clock()
-        waiter.until_s = waiter.since_s + self.limits.wait_s
+        waiter.until_s = waiter.since_s + (self.limits.wait_s if wait_s is None else wait_s)
         self._waiting.setdefault(waiter.lane.priority, {})[waiter.number] = waiter
         self._lanes[waiter.lane] += 1
         self._start_ticking()

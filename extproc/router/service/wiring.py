@@ -57,7 +57,7 @@ class PoolWiring:
         hold = settings.hold
         if hold is None:
             return None
-        limits = QueueLimits(hold.wait_s, hold.requests, hold.settle_s)
+        limits = QueueLimits(hold.wait_s, hold.requests, hold.settle_s, hold.wait_s_by_objective)
         return Queue(limits, budget, clock=self._outside.clock, later=later)
 
     def source(self, settings: PoolSettings) -> Source:

@@ -36,6 +36,9 @@ class HoldSettings(Section):
     wait_s: float = Field(default=30, gt=0, le=600)
     """How long, seconds; then the 429 or 503 that they would have got at once. An Envoy has to wait as long:
     it is told so, and takes it up to `max_message_timeout` (605 s in ours)."""
+    wait_s_by_objective: dict[ObjectiveName, Annotated[float, Field(gt=0, le=600)]] = Field(default={})
+    """How long instead, seconds, by the objective that a request names. Its own `x-llm-d-inference-ttl`, as
+    `1500ms`, makes either shorter."""
     requests: int = Field(default=1_000, ge=1, le=100_000)
     """How many at a time, in each of these services; one more is refused. Their bodies may hold half of
     `server.budget_bytes`, those of all pools together."""

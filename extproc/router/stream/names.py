@@ -44,6 +44,7 @@ KNOWN_ORDERS: Final = frozenset(
         "x-gateway-inference-fairness-id",
         "x-llm-d-inference-objective",
         "x-llm-d-inference-fairness-id",
+        "x-llm-d-inference-ttl",
     }
 )
 

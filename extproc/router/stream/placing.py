@@ -5,6 +5,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from extproc.errors import NoEndpoint, Overloaded
+from extproc.router.routing.admission import objective_of, ttl_s
 from extproc.router.routing.picker import Found, Query
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.queue import Queue, QueueEnd, Waiter
@@ -60,7 +61,7 @@ def seek(queue: Queue, ask: Query, found: Found, route: Route) -> list[Reply] | 
         if not pool.may_pass(refusal):
             raise
     waiter = Waiter(lane, len(ask.body or b""))
-    if not queue.enter(waiter):
+    if not queue.enter(waiter, queue.limits.longest_s(objective_of(ask.headers), ttl_s(ask.headers))):
         return route(ask, found)  # says why not
     return Wait(queue, waiter, ask, found, route)
 

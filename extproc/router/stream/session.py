@@ -51,7 +51,7 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   its trailers. Where a proxy does not tell, until the stream is closed. A proxy that told neither its modes
 #   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
 # - A client's orders to a picker end here: guarded headers are removed, but those that the operator names.
-#   Two of them are read before: an objective and a fairness id count in a full pool (`routing.admission`).
+#   Three are read before: an objective, a fairness id and a time to live (`routing.admission`).
 # - What a buffering proxy holds of a body is the proxy's memory, and it knows no budget: over HTTP/1.1 Envoy
 #   does not even know which request holds what (measured: `reset_high_memory_stream` has no effect there). So
 #   bodies count from their headers on, by what they announce, until they are here. One that there is no room

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import Overloaded, OverShare, Sheddable
-from extproc.router.routing.admission import Admission, Crowd, Standing
+from extproc.router.routing.admission import Admission, Crowd, Standing, ttl_s
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
@@ -81,6 +81,26 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
     told = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
 
     assert Admission(PRIORITIES).standing(told) == Standing(-10)
+
+
+@table(
+    ("told", "seconds"),
+    [
+        *[
+            ("1500ms", 1.5),
+            ("2s", 2),
+            ("1m30s", 90),
+            ("1.5h", 5_400),
+            (".5s", 0.5),
+            ("2.s", 2),
+            ("7µs", 7e-6),
+        ],
+        *[(wrong, None) for wrong in ("", "2", "s", ".s", "-1s", "0s", "2 s", "2sx", "x2s", "1e3s", "٢s")],
+        ("9" * 1_000 + "s", None),
+    ],
+)
+def test_how_long_a_request_may_wait_is_a_duration_as_go_writes_it(told: str, seconds: float | None) -> None:
+    assert ttl_s({"x-llm-d-inference-ttl": told}) == (None if seconds is None else pytest.approx(seconds))
 
 
 @table(

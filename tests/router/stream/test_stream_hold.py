@@ -271,6 +271,33 @@ def test_held_requests_stay_bounded() -> None:
     assert picker.routes["llama"].pool.book.total == 0
 
 
+@table(
+    ("told", "waits_s"),
+    [
+        ({}, 30),
+        ({"x-llm-d-inference-ttl": "1500ms"}, 1.5),
+        ({"x-llm-d-inference-ttl": "90s"}, 30),
+        ({"x-llm-d-inference-ttl": "soon"}, 30),
+        ({"x-llm-d-inference-objective": "batch"}, 300),
+        ({"x-gateway-inference-objective": "batch", "x-llm-d-inference-ttl": "1m30s"}, 90),
+    ],
+)
+def test_a_request_waits_as_long_as_its_objective_and_its_own_word_allow(
+    told: dict[str, str], waits_s: float
+) -> None:
+    picker = one_pool(())
+    with full(picker) as [queue]:
+        queue.limits.wait_s_by_objective = {"batch": 300}
+        session = open_session(picker)
+        [held] = session.on(
+            replace(headers(end=True), headers={":method": "GET", ":path": "/v1/models"} | told)
+        )
+        session.close()
+
+    assert isinstance(held, events.Queued)
+    assert held.wait_s == waits_s
+
+
 @table("mode", [events.BodyMode.BUFFERED, DUPLEX])
 def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: events.BodyMode) -> None:
     picker = one_pool(())
