@@ -85,8 +85,8 @@ def models(evidence: Evidence) -> Iterator[Finding]:
         for name in (*(pool.models or ()), *pool.adapters):
             lack = [engine for engine in engines if not fnmatch.filter(engine.models or (), name)]
             if lack and ("*" not in name or lack == engines):
-                seen = f"pool {pool.name} names {name}, and {_some(lack)} of {len(engines)}"
-                yield Finding("model_not_served", f"{seen} serves {served[lack[0].address]}", name)
+                seen = f"pool {pool.name} names {name}; in {_some(lack)} of {len(engines)} there is"
+                yield Finding("model_not_served", f"{seen} {served[lack[0].address]}", name)
             named.add(name)
         bases = {
             frozenset(name for name, parent in (each.models or {}).items() if not parent) for each in engines

@@ -76,7 +76,7 @@ def test_the_command_tells_what_mends_it_as_text_and_as_json(fleet: list[str], t
 
     assert told.exit_code == 1
     assert (
-        f"critical  model_not_served: pool tiny names gpt, and {fleet[0]} of 1 serves tiny\n" in told.output
+        f"critical  model_not_served: pool tiny names gpt; in {fleet[0]} of 1 there is tiny\n" in told.output
     )
     assert "     fix  vllm serve … --served-model-name gpt" in told.output
     assert [each["rule"] for each in said["findings"]] == ["model_not_served", "port_open", "model_unrouted"]
