@@ -2,12 +2,16 @@
 
 import os
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 from docs.generate import stale
+from extproc.router.settings.reading import parse_settings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -90,3 +94,16 @@ def test_pages_are_written_as_the_site_reads_them() -> None:
     text = "\n".join(page.read_text() for page in PAGES[1:])
 
     assert [found for form in wrong for found in re.findall(form, text, re.MULTILINE)] == []
+
+
+def test_every_configuration_can_be_used() -> None:
+    found = 0
+    for page in PAGES:
+        for block in re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+            [tree, *_] = yaml.safe_load_all(textwrap.dedent(block))
+            if isinstance(tree, dict) and tree.keys() <= {"server", "pools", "share"}:
+                whole = {"pools": [{"name": "a", "endpoints": {"static": ["10.0.0.1:8000"]}}], **tree}
+                assert parse_settings(yaml.safe_dump(whole), {}).pools, page
+                found += 1
+
+    assert found > 6
