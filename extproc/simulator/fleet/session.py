@@ -24,11 +24,12 @@ _LETTERS: Final = bytes(b"etaoin shrdlu "[byte % 14] for byte in range(256))
 class PlannedMessage(Struct, frozen=True, gc=False):
     """What one speaker says: `tokens` for the engine, `chars` for a router, which sees no tokens.
 
-    `text` names it and all before it: equal names are equal text behind equal text. Without a `role` it goes
-    on with the message before.
+    `name` is that of its own text; `text` names it and all before it, as a cache sees it. Without a `role` it
+    goes on with the message before.
     """
 
     role: str
+    name: int
     text: int
     tokens: int
     chars: int
@@ -62,10 +63,10 @@ class Transcript(Struct, frozen=True):
         `name` begins with whose text it is, up to a dot: all of it has as many characters per token.
         """
         before, count = self.messages[-1].text if self.messages else self.seed, max(1, round(tokens))
-        text = xxh3_64_intdigest(name.encode(), before)
+        own, text = (xxh3_64_intdigest(name.encode(), seed) for seed in (self.seed, before))
         error = xxh3_64_intdigest(name.partition(".")[0].encode(), self.seed) / 2**63 - 1
         chars = round(count * CHARS_PER_TOKEN * (1 + _ERROR * error))
-        return Transcript(self.seed, (*self.messages, PlannedMessage(role, text, count, chars)))
+        return Transcript(self.seed, (*self.messages, PlannedMessage(role, own, text, count, chars)))
 
     def ask(self, answer: str, tokens: float, think_s: float = 0.0) -> PlannedTurn:
         """Returns the request with this prompt, whose answer has this name and so many tokens."""
@@ -97,7 +98,7 @@ def write_body(turn: PlannedTurn) -> bytes:
     for message in turn.messages[:-1]:
         if message.role:
             said.append(b'%b{"role":"%b","content":"' % (b'"},' if said else b"", message.role.encode()))
-        said.append(make_text(b"%x" % message.text, message.chars))
+        said.append(make_text(b"%x" % message.name, message.chars))
     return b'{"messages":[%b"}]}' % b"".join(said)
 
 
