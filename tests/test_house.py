@@ -12,11 +12,16 @@ from tests.tables import table
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "extproc"
 
-# What is reached so far; it only ever goes down. A feature that goes over a budget brings its own saving.
-# The aims: router 20,000, bench 10,500, operator 2,500, tests 52,000, 300 files.
-LINES = {"router": 19_976, "bench": 10_500, "simulator": 8_000, "operator": 2_500, "pages": 450}
-LINES |= {"doctor": 700}
-TEST_LINES = 59_700
+# The budgets only ever go down. A feature that goes over one brings its own saving.
+LINES = {
+    "router": 19_976,
+    "bench": 10_500,
+    "simulator": 8_000,
+    "operator": 2_500,
+    "doctor": 700,
+    "pages": 450,
+}
+TEST_LINES = 52_000
 FILES = 300
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
