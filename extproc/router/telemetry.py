@@ -79,27 +79,19 @@ class Metrics(Collector):
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
         self._pick_seconds = Histogram(_PICK_BUCKETS)
-        self._served_elsewhere = self._counter(
-            "picks_served_elsewhere", "Picks that another endpoint answered, as the gateway told.", "pool"
-        )
-        self._prompt_errors = self._counter(
-            "prompt_errors", "Requests routed without their body, which could not be read.", "why"
-        )
+        self._served_elsewhere = self._counter("picks_served_elsewhere", "Picks answered elsewhere.", "pool")
+        self._prompt_errors = self._counter("prompt_errors", "Requests whose body could not be read.", "why")
         self._stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
-        self.watch_restarts = self._counter(
-            "watch_restarts", "Lost or refused watches of a source.", "pool", "why"
-        )
+        self.watch_restarts = self._counter("watch_restarts", "Lost watches of a source.", "pool", "why")
         self.objectives_restarts = self._counter(
             "objectives_watch_restarts", "Lost or refused watches of a pool's objectives.", "pool", "why"
         )
         self._reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
         self._config_refused = Gauge(
-            "extproc_config_refused",
-            "1 while the configuration in force is not the file's.",
-            registry=self.registry,
+            "extproc_config_refused", "1 while the configuration is not the file's.", registry=self.registry
         )
         self.access_log_faults = self._counter(
-            "access_log_faults", "Messages of a proxy's access log that could not be used.", "why"
+            "access_log_faults", "Unusable messages of access logs.", "why"
         )
         self._spans = self._counter("spans", "Spans by what became of them.", "result")
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
@@ -154,9 +146,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self._expect()
-        picks = counters(
-            "extproc_picks", "Picks by why the endpoint was chosen.", "pool", "strategy", "reason"
-        )
+        picks = counters("extproc_picks", "Picks by reason.", "pool", "strategy", "reason")
         requests = counters("extproc_requests", "Requests by what became of them.", "pool", "outcome")
         routed = Counts[str](dict.fromkeys((pool.name for pool, _ in self._pools()), 0))
         for kind, count in self._picks.items():
@@ -166,9 +156,7 @@ class Metrics(Collector):
             requests.add_metric([pool, "routed"], count)
         for outcome, count in self._answers.items():
             requests.add_metric(outcome, count)
-        streams = GaugeMetricFamily(
-            "extproc_streams_open", "ext_proc streams open: requests in flight.", value=self.streams_open
-        )
+        streams = GaugeMetricFamily("extproc_streams_open", "Open ext_proc streams.", value=self.streams_open)
         yield from (requests, picks, streams, self._pick_duration())
 
     def _expect(self) -> None:

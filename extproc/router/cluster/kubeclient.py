@@ -52,7 +52,7 @@ class KubeClients:
             raise _unusable(describe_error(error)) from error
 
     async def _load(self, configuration: Configuration) -> None:
-        if self._is_in_cluster:
+        if self.kubeconfig is None and SERVICE_HOST_ENV_NAME in self.environment:
             self._load_service_account(configuration)
         else:
             await load_kube_config(self.kubeconfig, client_configuration=configuration, persist_config=False)
@@ -63,10 +63,6 @@ class KubeClients:
             return (self.service_account / "namespace").read_text(encoding="utf-8").strip() or "default"
         except OSError:
             return "default"
-
-    @property
-    def _is_in_cluster(self) -> bool:
-        return self.kubeconfig is None and SERVICE_HOST_ENV_NAME in self.environment
 
     def _load_service_account(self, configuration: Configuration) -> None:
         loader = InClusterConfigLoader(

@@ -78,7 +78,7 @@ class ListWatch(Generic[T]):
         """Follows the objects over one connection; returns why it ended."""
         self._backoff = self._lists if self._version is None else self._watches
         # A watch that is taken again says that the server is there, and that what we know holds.
-        on_accept = follower.confirmed if self._version is not None else _nothing
+        on_accept = (lambda: None) if self._version is None else follower.confirmed
         try:
             async with await self._access.open_client() as client:
                 api = KubeApi(client, self._resource, self._access.patience)
@@ -135,7 +135,3 @@ class ListWatch(Generic[T]):
                 follower.deleted(object_)
             case "BOOKMARK":
                 follower.confirmed()
-
-
-def _nothing() -> None:
-    """A list has just said it."""

@@ -45,7 +45,8 @@ def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> ObjectR
     `terminating` say it: it gets no picks and finishes what it has.
     """
     address = _address(pod.status, family)
-    is_ready, is_going = _is_ready(pod.status), pod.metadata.deletion_timestamp is not None
+    is_ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or ())
+    is_going = pod.metadata.deletion_timestamp is not None
     if pod.status.phase != "Running" or not address or (is_going and not is_ready):
         return ObjectReading()
     try:
@@ -62,10 +63,6 @@ def _endpoint(pod: Pod, address: str, port: int, *, is_alone: bool) -> Endpoint:
         is_ready=pod.metadata.deletion_timestamp is None,
         zone=(pod.metadata.labels or {}).get(ZONE_LABEL),
     )
-
-
-def _is_ready(status: PodStatus) -> bool:
-    return any(entry.type == "Ready" and entry.status == "True" for entry in status.conditions or ())
 
 
 def _address(status: PodStatus, family: AddressFamily) -> str:

@@ -74,7 +74,8 @@ def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> ObjectRea
     found = {port: find_port(slice_.ports or [], port) for port in ports}
     numbers = list(dict.fromkeys(number for number in found.values() if number is not None))
     lacking = [port for port, number in found.items() if number is None]
-    fault = _describe_lack(lacking, slice_.ports or []) if lacking else None
+    why = f"has no TCP port {', '.join(map(repr, lacking))}, only {_describe(slice_.ports or [])}"
+    fault = why if lacking else None
     endpoints: list[Endpoint] = []
     unready: list[Endpoint] = []
     for entry in slice_.endpoints:
@@ -91,10 +92,6 @@ def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> ObjectRea
         except AddressError as error:
             fault = str(error)
     return ObjectReading(family, tuple(endpoints), tuple(unready), fault, lacks_port=not numbers)
-
-
-def _describe_lack(lacking: Sequence[int | str], ports: list[EndpointPort]) -> str:
-    return f"has no TCP port {', '.join(map(repr, lacking))}, only {_describe(ports)}"
 
 
 def is_ready(conditions: EndpointConditions) -> bool | None:

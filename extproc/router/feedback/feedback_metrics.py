@@ -23,9 +23,7 @@ class FeedbackCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         answers = counters("extproc_answers", "What became of requests.", "pool", "endpoint", "class")
-        coolings = counters(
-            "extproc_endpoint_coolings", "Times that an endpoint was cooled down.", "pool", "endpoint"
-        )
+        coolings = counters("extproc_endpoint_coolings", "How often it was cooled down.", "pool", "endpoint")
         first_byte = histograms(
             "extproc_first_byte_seconds",
             "From a request's first byte at the proxy to its answer's; of a stream the head's.",
@@ -34,24 +32,13 @@ class FeedbackCollector(Collector):
             "class",
         )
         predicted = counters(
-            "extproc_predicted_tokens",
-            "Tokens of prompts, by whether their endpoint was believed to hold them.",
-            "pool",
-            "reason",
-            "cached",
+            "extproc_predicted_tokens", "Prompts' tokens, believed cached or not.", "pool", "reason", "cached"
         )
         saved = counters(
-            "extproc_saved_prefill_seconds",
-            "Engines' time for tokens believed to be cached, had they been computed.",
-            "pool",
-            "reason",
+            "extproc_saved_prefill_seconds", "Prefill that tokens believed cached saved.", "pool", "reason"
         )
         measured = counters(
-            "extproc_measured_tokens",
-            "Tokens of prompts, by whether their endpoint found them in its cache, as it says.",
-            "pool",
-            "endpoint",
-            "cached",
+            "extproc_measured_tokens", "Prompts' tokens, found cached or not.", "pool", "endpoint", "cached"
         )
         for desk in self._desks():
             strategy = desk.pool.reads_signals

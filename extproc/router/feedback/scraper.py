@@ -101,6 +101,7 @@ async def fetch_signals(session: ClientSession, url: str) -> EndpointSignals | N
 # Names as of vLLM 0.32; older ones have them, too, but for `kv_cache_size_tokens`.
 _RUNNING: Final = b"vllm:num_requests_running"
 _WAITING: Final = b"vllm:num_requests_waiting"
+_USAGE: Final = b"vllm:kv_cache_usage_perc"
 _QUERIED: Final = b"vllm:prefix_cache_queries_total"
 _HIT: Final = b"vllm:prefix_cache_hits_total"
 _PROMPT: Final = b"vllm:prompt_tokens_total"
@@ -131,7 +132,8 @@ def read_signals(page: bytes) -> EndpointSignals:
     running = reader.sum(_RUNNING)
     if running is None:
         raise ProtocolError("no metrics of vLLM")
-    waiting, queried, hit, prompt = map(reader.sum, (_WAITING, _QUERIED, _HIT, _PROMPT))
+    waiting, usage = reader.sum(_WAITING), [*map(_number, reader.lines(_USAGE))]
+    queried, hit, prompt = map(reader.sum, (_QUERIED, _HIT, _PROMPT))
     prefills, prefill_s = map(reader.sum, (_PREFILLS, _PREFILL_S))
     answers, answer_s = map(reader.sum, (_ANSWERS, _ANSWER_S))
     config = reader.lines(_CONFIG)
@@ -148,6 +150,7 @@ def read_signals(page: bytes) -> EndpointSignals:
         max((int(block[1]) for line in config if (block := _BLOCK.search(line))), default=0),
         answers or 0.0,
         answer_s or 0.0,
+        sum(usage) / (len(usage) or 1),
     )
 
 

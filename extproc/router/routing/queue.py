@@ -74,13 +74,9 @@ class Waiter:
     def __init__(self, lane: Lane, size_bytes: int = 0) -> None:
         self.lane = lane
         self.size_bytes = size_bytes
-        self.ask: Callable[[bool], None] = _nobody
+        self.ask: Callable[[bool], None] = lambda _: None  # until whoever waits has said how it is asked
         self.number = 0
         self.since_s = self.until_s = 0.0
-
-
-def _nobody(_: bool) -> None:
-    """Until whoever waits has said how it is asked."""
 
 
 @dataclass(slots=True)

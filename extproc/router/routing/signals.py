@@ -13,7 +13,7 @@ class EndpointSignals(Struct, frozen=True):
     does not say); `queried_tokens` were looked up in the cache and `hit_tokens` found; `prompt_tokens` were
     read. `prefills` requests took `prefill_s` seconds together from their first step to their first token,
     and `answers` requests `answer_s` seconds from their arrival to their end. `started_s` is when its process
-    began, 0 if it does not say.
+    began, 0 if it does not say. `kv_usage` is the part of its cache that running requests hold, 0 to 1.
     """
 
     running: float = 0.0
@@ -28,6 +28,7 @@ class EndpointSignals(Struct, frozen=True):
     block_tokens: int = 0
     answers: float = 0.0
     answer_s: float = 0.0
+    kv_usage: float = 0.0
 
     def is_after(self, before: "EndpointSignals") -> bool:
         """Whether the same process said both, this one later: its counters have not started again."""

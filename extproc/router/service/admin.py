@@ -26,6 +26,7 @@ from extproc.router.service.explain import explain_decision
 from extproc.router.service.live.build_state import LiveService
 from extproc.router.service.live.page import LivePage, build_page
 from extproc.router.service.live.publisher import StatePublisher
+from extproc.router.service.pool_metrics import collect_llmd
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.share.pool_share import Share
 from extproc.router.share.share_metrics import describe_share
@@ -53,12 +54,13 @@ def build_admin(service: LiveService, registry: CollectorRegistry, limit: Connec
 
     middlewares = [limit.middleware, refuse_foreign_names]
     app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=middlewares)
-    publisher, admin = StatePublisher(service, limit), _Admin(service, registry)
+    publisher, admin = StatePublisher(service, limit), _Admin(service)
     app.on_shutdown.append(publisher.close)
     app.router.add_get("/", _show(build_page()))
     app.router.add_get("/live", publisher.serve)
     app.router.add_get("/config", admin.config)
-    app.router.add_get("/metrics", admin.metrics)
+    app.router.add_get("/metrics", _show_metrics(registry.collect))
+    app.router.add_get("/metrics/llm-d", _show_metrics(lambda: collect_llmd(service.pools)))
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", admin.readyz)
     app.router.add_get("/pools", admin.pools)
@@ -89,25 +91,10 @@ def _show(page: LivePage) -> Callable[[web.Request], Awaitable[web.Response]]:
     return show
 
 
-async def _healthz(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
-
-
-class _Admin:
-    def __init__(self, service: LiveService, registry: CollectorRegistry) -> None:
-        self._service = service
-        self._registry = registry
-        self._explaining = asyncio.Lock()
-        self._waiting = 0
-
-    async def config(self, _: web.Request) -> web.Response:
-        """The settings in force."""
-        text = await asyncio.to_thread(self._service.configuration.text)
-        return web.Response(text=text, headers={"x-content-type-options": "nosniff"})
-
-    async def metrics(self, request: web.Request) -> web.Response:
+def _show_metrics(collect: Callable[[], Iterable[Metric]]) -> Handler:
+    async def show(request: web.Request) -> web.Response:
         """In the format and encoding that the scraper prefers. What was collected is written in a thread."""
-        families = list(self._registry.collect())
+        families = list(collect())
         accept = ",".join(request.headers.getall("accept", []))
         is_zipped = gzip_accepted(",".join(request.headers.getall("accept-encoding", [])))
         content_type, body = await asyncio.to_thread(_expose, families, accept, is_zipped=is_zipped)
@@ -115,6 +102,24 @@ class _Admin:
         if is_zipped:
             headers["content-encoding"] = "gzip"
         return web.Response(body=body, headers=headers)
+
+    return show
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+class _Admin:
+    def __init__(self, service: LiveService) -> None:
+        self._service = service
+        self._explaining = asyncio.Lock()
+        self._waiting = 0
+
+    async def config(self, _: web.Request) -> web.Response:
+        """The settings in force."""
+        text = await asyncio.to_thread(self._service.configuration.text)
+        return web.Response(text=text, headers={"x-content-type-options": "nosniff"})
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = self._service.faults()

@@ -2,12 +2,18 @@
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
+from statistics import fmean
+from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.telemetry import buckets, gauges, histograms
+
+# An engine is full where so many requests wait, or so much of its cache is in use (llm-d's defaults).
+_FULL_WAITING: Final = 5
+_FULL_USAGE: Final = 0.8
 
 
 class PoolCollector(Collector):
@@ -19,19 +25,12 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         in_flight = gauges("extproc_endpoint_in_flight", "Requests in flight.", "pool", "endpoint")
         endpoints = gauges("extproc_pool_endpoints", "Endpoints by state.", "pool", "state")
+        full = gauges("extproc_pool_saturation", "How full the pool is; 1: full, or no endpoint.", "pool")
         age = gauges("extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool")
         held = gauges("extproc_held_requests", "Requests that wait for the pool to have room.", "pool")
-        stays = histograms(
-            "extproc_held_seconds", "How long requests were held, by how that ended.", "pool", "end"
-        )
-        fault = gauges(
-            "extproc_pool_fault", "1 while a pool's source has no good list to tell.", "pool", "why"
-        )
-        objectives = gauges(
-            "extproc_objectives_age_seconds",
-            "Since the API server last confirmed a pool's objectives.",
-            "pool",
-        )
+        stays = histograms("extproc_held_seconds", "How long requests were held.", "pool", "end")
+        fault = gauges("extproc_pool_fault", "1 while a pool's source has no good list.", "pool", "why")
+        objectives = gauges("extproc_objectives_age_seconds", "Since objectives were last confirmed.", "pool")
         for running in self._pools:
             pool, name = running.pool, running.name
             if pool.queue is not None:
@@ -43,10 +42,58 @@ class PoolCollector(Collector):
             states = Counts(state for _, state in pool.states())
             for state in ("ready", "unknown", "cooling", "busy", "unhealthy", "draining"):
                 endpoints.add_metric([name, state], states[state])
+            saturation = measure_saturation(running)
+            if saturation is not None:
+                full.add_metric([name], saturation)
             if running.keeper.age_s is not None:
                 age.add_metric([name], running.keeper.age_s)
             if running.keeper.fault is not None:
                 fault.add_metric([name, running.keeper.fault.why], 1)
             if running.objectives.age_s is not None:
                 objectives.add_metric([name], running.objectives.age_s)
-        yield from (in_flight, endpoints, age, held, stays, fault, objectives)
+        yield from (in_flight, endpoints, full, age, held, stays, fault, objectives)
+
+
+def measure_saturation(running: RunningPool) -> float | None:
+    """How full a pool is, 1 at most: in flight over `max_in_flight`; without that what its engines say.
+
+    `None`: nobody says anything. A pool without an endpoint is full.
+    """
+    candidates, each = running.pool.candidates(), running.pool.max_in_flight
+    if not candidates:
+        return 1.0
+    if each is not None:
+        return min(1.0, candidates.total / (each * len(candidates)))
+    told = [running.feedback.signals.get(name) for name in candidates.names]
+    parts = [max(one.waiting / _FULL_WAITING, one.kv_usage / _FULL_USAGE) for one in told if one is not None]
+    return min(1.0, fmean(parts)) if parts else None
+
+
+def collect_llmd(pools: Iterable[RunningPool]) -> Iterable[Metric]:
+    """The same by the names that llm-d's dashboards and autoscalers read, the older ones, too."""
+    families = dict[str, Metric]()
+    for running in pools:
+        for name, labels, value in _llmd_samples(running):
+            family = families.setdefault(name, Metric(name, "As llm-d's router names it.", "gauge"))
+            family.add_sample(name, labels, value)
+    return families.values()
+
+
+def _llmd_samples(running: RunningPool) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yields family, labels and value. No label is a client's word: a fairness id stays empty."""
+    pool, saturation, told = running.pool, measure_saturation(running), running.feedback.signals.values()
+    name, inference_pool = {"name": pool.name}, {"inference_pool": pool.name}
+    model = {"model_name": min(running.route(running.settings).names(), default="")}
+    held = {0: 0} | Counts(waiter.lane.priority for waiter in pool.queue or ())
+    for family in ("llm_d_epp_flow_control", "inference_extension_flow_control"):
+        if saturation is not None:
+            yield f"{family}_pool_saturation", inference_pool, saturation
+        for priority, count in held.items():
+            labels = {**inference_pool, **model, "priority": str(priority), "fairness_id": ""}
+            yield f"{family}_queue_size", labels, count
+    for family, ready in (("llm_d_epp", "ready_endpoints"), ("inference_pool", "ready_pods")):
+        yield f"{family}_{ready}", name, len(pool.snapshot.names)
+        if told:
+            yield f"{family}_average_kv_cache_utilization", name, fmean(one.kv_usage for one in told)
+            yield f"{family}_average_queue_size", name, fmean(one.waiting for one in told)
+    yield "llm_d_epp_request_running", model, sum(pool.book.ours().values())

@@ -231,6 +231,7 @@ def test_every_figure_is_found_in_its_place_and_names_that_begin_alike_are_other
     figures = {
         "num_requests_running": 1,
         "num_requests_waiting": 2,
+        "kv_cache_usage_perc": 0.5,
         "prefix_cache_queries_total": 30,
         "prefix_cache_hits_total": 4,
         "prompt_tokens_total": 50,
@@ -243,7 +244,7 @@ def test_every_figure_is_found_in_its_place_and_names_that_begin_alike_are_other
     page = b"".join(f"# HELP vllm:{name} Text.\n".encode() + labelled(name, named[name]) for name in named)
 
     assert read_signals(page + b"process_start_time_seconds 8.0\n") == EndpointSignals(
-        1, 2, None, 30, 4, 50, 6, 0.7, 8, 0, 9, 11
+        1, 2, None, 30, 4, 50, 6, 0.7, 8, 0, 9, 11, 0.5
     )
 
 
@@ -252,8 +253,10 @@ def test_engines_of_one_server_are_added_up() -> None:
     page = (
         labelled("num_requests_running", 3) + labelled("num_requests_running", 4, 1) + config % 0 + config % 1
     )
+    usage = labelled("kv_cache_usage_perc", 0.25) + labelled("kv_cache_usage_perc", 0.5, 1)
 
     assert read_signals(page) == EndpointSignals(running=7, kv_tokens=3_200, block_tokens=16)
+    assert read_signals(page + usage).kv_usage == 0.375
 
 
 @table(

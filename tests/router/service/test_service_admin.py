@@ -45,6 +45,8 @@ async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> N
             text = await plain.text()
         async with live.session.get("/metrics", headers=PLAIN | {"accept": OPENMETRICS}) as asked:
             openmetrics = await asked.text()
+        async with live.session.get("/metrics/llm-d", headers=PLAIN) as theirs:
+            llmd = await theirs.text()
         async with live.session.get("/metrics", headers={"accept-encoding": "br, gzip"}) as zipped:
             unzipped = await zipped.text()
 
@@ -53,6 +55,8 @@ async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> N
         "application/openmetrics-text",
     ]
     assert openmetrics.endswith("# EOF\n")
+    assert [line for line in llmd.splitlines() if line.startswith("llm_d_epp_ready_endpoints{")]
+    assert "extproc" not in llmd
     families = openmetrics_parser.text_string_to_metric_families(openmetrics)  # type: ignore[no-untyped-call]
     names = {family.name for family in families}
     # An Info is `extproc` in the one, `extproc_info` in the other.

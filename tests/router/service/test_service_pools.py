@@ -8,10 +8,14 @@ import pytest
 from extproc.errors import NoEndpoint
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pool
+from extproc.router.routing.queue import Lane, Waiter
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Strategy
+from extproc.router.service.pool_metrics import PoolCollector, collect_llmd
 from tests.clock import Clock
 from tests.router.service.running import build_pools, configure, running, synced
 from tests.stack.client import ask
+from tests.tables import table
 from tests.waiting import until
 
 
@@ -47,6 +51,61 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
     assert ordinary.standing is None
     assert [-1, 0] == [pick.standing.priority for pick in (low, other) if pick.standing]
     assert len(pools["a"].pool.admission) == 0
+
+
+READY = ("llm_d_epp_ready_endpoints", "inference_pool_ready_pods")
+FULL = "pools: [{{name: a, models: [m], {}, hold: {{}}, endpoints: {{static: [{}]}}}}]"
+TWO = "'10.0.0.1:80', '10.0.0.2:80'"
+# Of two endpoints: their names, waiting requests and cache usage, as the engines say.
+BUSY = {"10.0.0.1:80": EndpointSignals(waiting=5), "10.0.0.2:80": EndpointSignals(kv_usage=0.4, waiting=1)}
+FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
+
+
+@table(
+    ("limit", "endpoints", "in_flight", "told", "saturation"),
+    [
+        ("max_in_flight: 4", TWO, 0, {}, 0),
+        ("max_in_flight: 4", TWO, 2, FULLER, 0.25),
+        ("max_in_flight: 1", TWO, 2, {}, 1),
+        ("max_in_flight: 1, objectives: {batch: -1}", TWO, 2, {}, 1),
+        ("max_in_flight: 4", "", 0, {}, 1),
+        ("fallbacks: 1", "", 0, {}, 1),
+        ("fallbacks: 1", TWO, 2, {}, None),
+        ("fallbacks: 1", TWO, 2, BUSY, 0.75),
+        ("fallbacks: 1", TWO, 0, FULLER, 1),
+    ],
+)
+async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_names_tell_the_same(
+    limit: str, endpoints: str, in_flight: int, told: dict[str, EndpointSignals], saturation: float | None
+) -> None:
+    async with running(FULL.format(limit, endpoints)) as pools:
+        await synced(pools)
+        each = pools["a"]
+        for name, signals in told.items():
+            each.feedback.apply_signals(each.pool.snapshot.ready[name], signals)
+        for _ in range(in_flight):
+            pools.picker.pick(Query("GET", "/", {}))
+        assert each.pool.queue is not None
+        each.pool.queue.enter(Waiter(Lane(-10)))
+        families = [*PoolCollector(pools).collect(), *collect_llmd(pools)]
+    samples = {
+        (one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples
+    }
+
+    names = ("extproc_pool_saturation", "llm_d_epp_flow_control_pool_saturation")
+    assert {samples.get((name, "a")) for name in names} == {saturation}
+    ready = 2 if endpoints else 0
+    assert {samples[f"{name}", "a"] for name in READY} == {ready}
+    assert samples["llm_d_epp_request_running", "m"] == in_flight
+    queued = [samples["llm_d_epp_flow_control_queue_size", "", number, "a", "m"] for number in ("-10", "0")]
+    assert queued == [1, 0]
+    averages = [
+        samples.get((f"{family}_average_queue_size", "a")) for family in ("llm_d_epp", "inference_pool")
+    ]
+    waiting = sum(one.waiting for one in told.values()) / 2 if told else None
+    assert averages == [waiting] * 2
+    usage = 0.2 if told is BUSY else 0 if told else None
+    assert samples.get(("llm_d_epp_average_kv_cache_utilization", "a")) == usage
 
 
 A = "{name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}}"

@@ -112,11 +112,8 @@ def _segments(path: str) -> tuple[str, ...]:
     return _short_segments(path) if len(path) <= _SHORT else _split(path)
 
 
-# Each request asks three times.
-@lru_cache(maxsize=64)
-def _short_segments(path: str) -> tuple[str, ...]:
-    return _split(path)
-
-
 def _split(path: str) -> tuple[str, ...]:
     return tuple(segment for segment in path.partition("?")[0].split("/") if segment)
+
+
+_short_segments = lru_cache(maxsize=64)(_split)  # each request asks three times
