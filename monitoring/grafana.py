@@ -8,7 +8,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as options
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, Threshold, ThresholdsMode, VariableRefresh
 from grafana_foundation_sdk.models.dashboard import Panel as Built
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
@@ -80,14 +80,24 @@ def _panel(panel: Panel, number: int) -> Builder[Built]:
     return built
 
 
+def _thresholds(panel: Panel) -> builders.ThresholdsConfig:
+    steps = [(panel.least, "green"), (panel.doubtful, "orange"), (panel.bad, "red")]
+    known = [Threshold(value, colour) for value, colour in steps if value is not None]
+    first = "text" if panel.least is None else "red"
+    return builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(None, first), *known])
+
+
 def _kind(panel: Panel) -> _Any:
     if panel.kind == "figure":
-        return stat.Panel()
+        return stat.Panel().thresholds(_thresholds(panel)).color_mode(options.BigValueColorMode.VALUE)
     if panel.kind == "table":
         return table.Panel()
     if panel.kind == "heat":
         return heatmap.Panel().calculate(calculate=False)
     lines = timeseries.Panel().min(0).show_points(options.VisibilityMode.NEVER)
+    if {panel.doubtful, panel.bad, panel.least} != {None}:
+        style = common.GraphThresholdsStyleConfig().mode(options.GraphThresholdsStyleMode.DASHED)
+        lines.thresholds(_thresholds(panel)).thresholds_style(style)
     if panel.unit == "percentunit":
         lines.max(1)
     if panel.kind == "stack":

@@ -7,7 +7,7 @@ from monitoring.dashboards.board import Board, Panel, Query, Row, quantiles, rat
 
 def _so_far(metric: str) -> str:
     """The pace of a count that is a gauge, since it begins anew with each run."""
-    return f"deriv({metric}[30s])"
+    return f"deriv({metric}[$__rate_interval])"
 
 
 BENCHMARK: Final = Board(
@@ -27,11 +27,18 @@ BENCHMARK: Final = Board(
                     ),
                     "reqps",
                 ),
-                Panel("In flight", "Sent and not ended.", (Query("extproc_bench_in_flight", "in flight"),)),
+                Panel(
+                    "In flight",
+                    "Sent and not ended.",
+                    (Query("extproc_bench_in_flight", "in flight"),),
+                    "suffix: requests",
+                ),
                 Panel(
                     "Failures",
                     "So far, by kind.",
                     (Query("extproc_bench_failures", "{{kind}}", may_be_empty=True),),
+                    "suffix: requests",
+                    bad=1,
                 ),
                 Panel(
                     "Time to first token",
@@ -58,12 +65,15 @@ BENCHMARK: Final = Board(
                     "Tokens",
                     "Of completed requests, a second.",
                     (Query(_so_far("extproc_bench_tokens"), "{{kind}}"),),
+                    "suffix: tok/s",
                 ),
                 Panel(
                     "Client lag",
                     "Beyond some milliseconds the run measures itself.",
                     quantiles("extproc_bench_lag_seconds", labels=""),
                     "s",
+                    doubtful=0.01,
+                    bad=0.05,
                 ),
                 Panel(
                     "Picks by the router",

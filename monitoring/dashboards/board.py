@@ -25,7 +25,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One question. `unit` is one of Grafana's names, `width` in 24ths of the page."""
+    """One question. `unit` is one of Grafana's names, `width` in 24ths of the page.
+
+    From `doubtful` on it is amber, from `bad` on red; below `least` it is red. `None`: nobody can say.
+    """
 
     title: str
     text: str
@@ -33,6 +36,9 @@ class Panel:
     unit: str = "short"
     kind: Kind = "lines"
     width: int = 8
+    doubtful: float | None = None
+    bad: float | None = None
+    least: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ ENVOY: Final = Board(
             "Requests",
             (
                 Panel(
-                    "At Envoy",
+                    "Requests at Envoy",
                     "Clients' requests a second, by Envoy.",
                     (Query(rate("envoy_http_downstream_rq_total", CLIENTS, "instance"), "{{instance}}"),),
                     "reqps",
                     width=12,
                 ),
                 Panel(
-                    "At the service",
+                    "Picks at the router",
                     "Picks a second, by replica.",
                     (Query(rate("extproc_picks_total", by="instance"), "{{instance}}"),),
                     "reqps",
@@ -50,7 +50,7 @@ ENVOY: Final = Board(
             ),
         ),
         Row(
-            "Between the two",
+            "Between Envoy and the router",
             (
                 Panel(
                     "Fail-open requests",
@@ -65,7 +65,7 @@ ENVOY: Final = Board(
                     "reqps",
                 ),
                 Panel(
-                    "Healthy replicas of the service",
+                    "Healthy replicas of the router",
                     "As each Envoy sees them. 0: requests pass unrouted (fail-open).",
                     (
                         Query(
@@ -73,9 +73,11 @@ ENVOY: Final = Board(
                             "{{instance}}",
                         ),
                     ),
+                    "suffix: replicas",
+                    least=1,
                 ),
                 Panel(
-                    "Streams",
+                    "ext_proc streams",
                     "Begun a second, and those that failed, by Envoy.",
                     (
                         Query(rate(f"{EXT_PROC}_streams_started", CLIENTS, "instance"), "{{instance}}"),
@@ -131,6 +133,7 @@ ENVOY: Final = Board(
                             "{{envoy_cluster_name}}",
                         ),
                     ),
+                    "suffix:/s",
                 ),
             ),
         ),
@@ -138,7 +141,7 @@ ENVOY: Final = Board(
             "Envoy itself",
             (
                 Panel(
-                    "Heap",
+                    "Envoy heap",
                     "In use, in per cent of the bound of the overload manager, by Envoy.",
                     (
                         Query(
@@ -147,6 +150,8 @@ ENVOY: Final = Board(
                         ),
                     ),
                     "percent",
+                    doubtful=80,
+                    bad=95,
                 ),
                 Panel(
                     "Refused by the overload manager",

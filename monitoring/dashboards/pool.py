@@ -27,6 +27,8 @@ ONE_POOL: Final = Board(
                     "In flight",
                     "Requests on each endpoint, of all replicas.",
                     (Query(f"pool_endpoint:extproc_in_flight:sum{{{POOLS}}}", "{{endpoint}}"),),
+                    "suffix: requests",
+                    width=6,
                 ),
                 Panel(
                     "Answers",
@@ -34,11 +36,24 @@ ONE_POOL: Final = Board(
                     (Query(rate("extproc_answers_total", POOLS, "endpoint"), "{{endpoint}}"),),
                     "reqps",
                     "stack",
+                    6,
                 ),
                 Panel(
-                    "Balance",
+                    "First byte, p95",
+                    "From a request's first byte at Envoy to its answer's (a stream's headers); good ones.",
+                    (Query(quantile(0.95, "extproc_first_byte_seconds", f'{POOLS},class="2xx"'), "p95"),),
+                    "s",
+                    width=6,
+                    doubtful=1,
+                    bad=5,
+                ),
+                Panel(
+                    "Busiest endpoint, over the mean",
                     "Requests in flight on the busiest endpoint, over the mean. 1 is even.",
                     (Query(f"pool:extproc_in_flight:max_to_mean{{{POOLS}}}", "{{pool}}"),),
+                    "suffix: times the mean",
+                    width=6,
+                    doubtful=2,
                 ),
             ),
         ),
@@ -62,13 +77,15 @@ ONE_POOL: Final = Board(
                             "{{reason}}",
                         ),
                     ),
+                    "suffix: tok/s",
                     kind="stack",
                     width=6,
                 ),
                 Panel(
                     "Prefill saved, by reason",
-                    "Engine seconds a second that those tokens would have taken to compute.",
+                    "Engines' seconds a second that those tokens would have taken to compute.",
                     (Query(rate("extproc_saved_prefill_seconds_total", POOLS, "reason"), "{{reason}}"),),
+                    "suffix: engines",
                     kind="stack",
                     width=6,
                 ),
@@ -89,7 +106,7 @@ ONE_POOL: Final = Board(
             ),
         ),
         Row(
-            "Time",
+            "Latency",
             (
                 Panel(
                     "Time to first byte",
@@ -99,14 +116,14 @@ ONE_POOL: Final = Board(
                     width=6,
                 ),
                 Panel(
-                    "By class",
+                    "Time to first byte by class, p95",
                     "The same by the answer's class, p95: refusals that are quick, failures that are slow.",
                     (Query(quantile(0.95, "extproc_first_byte_seconds", POOLS, "class, le"), "{{class}}"),),
                     "s",
                     width=6,
                 ),
                 Panel(
-                    "How it is spread",
+                    "Time to first byte, distribution",
                     "Requests by their time to the first byte.",
                     (Query(rate("extproc_first_byte_seconds_bucket", POOLS, "le"), "{{le}}"),),
                     "s",
@@ -123,6 +140,8 @@ ONE_POOL: Final = Board(
                     "Share of each endpoint's: 5xx, no connection, broken off.",
                     (Query(f"pool_endpoint:extproc_answers_failed:ratio_rate5m{{{POOLS}}}", "{{endpoint}}"),),
                     "percentunit",
+                    doubtful=0.05,
+                    bad=0.2,
                 ),
                 Panel(
                     "Answers by class",
@@ -132,7 +151,7 @@ ONE_POOL: Final = Board(
                     "stack",
                 ),
                 Panel(
-                    "Cooled down",
+                    "Endpoints left out for failures (cooling)",
                     "Times in the last five minutes.",
                     (
                         Query(
@@ -140,6 +159,8 @@ ONE_POOL: Final = Board(
                             "{{endpoint}}",
                         ),
                     ),
+                    "suffix: times",
+                    doubtful=1,
                 ),
                 Panel(
                     "Endpoints by state",
@@ -150,10 +171,11 @@ ONE_POOL: Final = Board(
                             "{{state}}",
                         ),
                     ),
-                    kind="stack",
+                    "suffix: endpoints",
+                    "stack",
                 ),
                 Panel(
-                    "Refused",
+                    "Requests refused",
                     "Requests a second that the pool had no room or no endpoint for.",
                     (
                         Query(
@@ -165,7 +187,7 @@ ONE_POOL: Final = Board(
                     "stack",
                 ),
                 Panel(
-                    "Served elsewhere",
+                    "Picks that another endpoint answered",
                     "Picks a second that another endpoint answered, as a gateway told.",
                     (Query(rate("extproc_picks_served_elsewhere_total", POOLS, "pool"), "{{pool}}"),),
                     "reqps",

@@ -23,7 +23,7 @@ _NOW: Final = Row(
             "What fires or is about to. docs/how-to/runbook.md says what to do.",
             (Query(f'ALERTS{{alertname=~"Extproc.*",{IN}}}', may_be_empty=True),),
             kind="table",
-            width=8,
+            width=6,
         ),
         Panel(
             "Requests",
@@ -31,7 +31,27 @@ _NOW: Final = Row(
             (Query(rate("extproc_requests_total")),),
             "reqps",
             "figure",
-            4,
+            3,
+        ),
+        Panel(
+            "First token, p95",
+            "As vLLM counts it, where this Prometheus scrapes it. Amber from 1 s, red from 5 s: edit that.",
+            (Query(quantile(0.95, "vllm:time_to_first_token_seconds", ""), may_be_empty=True),),
+            "s",
+            "figure",
+            3,
+            doubtful=1,
+            bad=5,
+        ),
+        Panel(
+            "First byte, p95",
+            "From a request's first byte at Envoy to its answer's; of a stream the headers. Good answers.",
+            (Query(quantile(0.95, "extproc_first_byte_seconds", GOOD)),),
+            "s",
+            "figure",
+            3,
+            doubtful=1,
+            bad=5,
         ),
         Panel(
             "Prefix cache hit rate",
@@ -39,15 +59,17 @@ _NOW: Final = Row(
             (Query(f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}}"),),
             "percentunit",
             "figure",
-            4,
+            3,
         ),
         Panel(
-            "Shed",
-            "Share of a pool's requests that were refused with 429.",
+            "Requests shed (429)",
+            "Share of a pool's requests that were refused with 429. From 1 % on there is an alert.",
             (Query(f"pool:extproc_requests_shed:ratio_rate5m{{{IN}}}", "{{pool}}"),),
             "percentunit",
             "figure",
-            4,
+            3,
+            doubtful=0.001,
+            bad=0.01,
         ),
         Panel(
             "Fail-open requests",
@@ -55,7 +77,9 @@ _NOW: Final = Row(
             (Query(f"namespace:envoy_requests_passed_by:ratio_rate5m{{{IN}}}"),),
             "percentunit",
             "figure",
-            4,
+            3,
+            doubtful=0.001,
+            bad=0.01,
         ),
     ),
 )
@@ -90,36 +114,40 @@ _WHERE: Final = Row(
 
 
 _PAYS: Final = Row(
-    "Whether it pays",
+    "Does routing pay?",
     (
         Panel(
-            "Predicted and found",
+            "Hit rate, predicted and measured",
             "Share of the prompts' tokens that was believed to be in a cache, and that vLLM found there. "
             "The two should be close.",
             (
                 Query(f"pool:extproc_predicted_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} predicted"),
-                Query(f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} found"),
+                Query(f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} measured"),
             ),
             "percentunit",
         ),
         Panel(
             "Prefill saved",
-            "Engine seconds a second that tokens believed to be cached would have taken to compute: "
+            "Engines' seconds a second that tokens believed to be cached would have taken to compute: "
             "so many engines would be busy with nothing else.",
             (Query(rate("extproc_saved_prefill_seconds_total", by="pool"), "{{pool}}"),),
+            "suffix: engines",
         ),
         Panel(
-            "Balance",
+            "Busiest endpoint, over the mean",
             "Requests in flight on the busiest endpoint, over the mean. 1 is even. "
             "Of a few requests it says nothing.",
             (Query(f"pool:extproc_in_flight:max_to_mean{{{IN}}}", "{{pool}}"),),
+            "suffix: times the mean",
+            doubtful=2,
         ),
         Panel(
             "Time to first byte",
-            "From a request's first byte at the proxy to its answer's; of good answers.",
+            "From a request's first byte at Envoy to its answer's; of a stream the headers. Good answers.",
             quantiles("extproc_first_byte_seconds", GOOD, by="pool", legend="{{pool}}"),
             "s",
-            width=12,
+            doubtful=1,
+            bad=5,
         ),
         Panel(
             "Time to first byte by zone",
@@ -132,14 +160,28 @@ _PAYS: Final = Row(
                 ),
             ),
             "s",
-            width=12,
+        ),
+        Panel(
+            "Time to first token",
+            "As vLLM counts it, by model; empty where this Prometheus does not scrape vLLM.",
+            tuple(
+                Query(
+                    quantile(share, "vllm:time_to_first_token_seconds", "", "model_name, le"),
+                    f"{{{{model_name}}}} {name}",
+                    may_be_empty=True,
+                )
+                for share, name in ((0.5, "p50"), (0.95, "p95"))
+            ),
+            "s",
+            doubtful=1,
+            bad=5,
         ),
     ),
 )
 
 
 _KNOWN: Final = Row(
-    "What is known",
+    "Endpoints and where they come from",
     (
         Panel(
             "Endpoints by state",
@@ -150,9 +192,10 @@ _KNOWN: Final = Row(
                     "{{pool}} {{state}}",
                 ),
             ),
+            "suffix: endpoints",
         ),
         Panel(
-            "Age of the lists",
+            "Age of endpoint lists",
             "Since a source last confirmed the endpoints, or the objectives where they are followed.",
             (
                 Query(f"max by (pool) (extproc_pool_age_seconds{{{IN}}})", "{{pool}}"),
@@ -163,28 +206,34 @@ _KNOWN: Final = Row(
                 ),
             ),
             "s",
+            doubtful=60,
+            bad=300,
         ),
         Panel(
-            "Sources that fail",
-            "1 while a source has no good list to tell.",
+            "Failing endpoint sources",
+            "Yes while a source has no good list to tell.",
             (
                 Query(
                     f"max by (pool, why) (extproc_pool_fault{{{IN}}})", "{{pool}} {{why}}", may_be_empty=True
                 ),
             ),
+            "bool_yes_no",
+            bad=1,
         ),
     ),
 )
 
 
 _COSTS: Final = Row(
-    "What it costs",
+    "What the router itself costs",
     (
         Panel(
-            "Time of a pick",
+            "Pick duration",
             "From a request's last message read to its answer ready.",
             quantiles("extproc_pick_duration_seconds"),
             "s",
+            doubtful=0.01,
+            bad=0.1,
         ),
         Panel(
             "CPU",
@@ -196,6 +245,8 @@ _COSTS: Final = Row(
                     "{{instance}}",
                 ),
             ),
+            "suffix: cores",
+            doubtful=0.8,
         ),
         Panel(
             "Memory",
@@ -207,20 +258,23 @@ _COSTS: Final = Row(
                 ),
             ),
             "bytes",
+            doubtful=0.8 * 512 * 1024 * 1024,
+            bad=512 * 1024 * 1024,
         ),
         Panel(
-            "Streams open",
+            "Open ext_proc streams",
             "Requests in flight, by replica.",
             (Query(f"extproc_streams_open{{{IN}}}", "{{instance}}"),),
+            "suffix: streams",
         ),
         Panel(
-            "Bodies that could not be read",
+            "Unreadable request bodies",
             "Requests routed without their body, by why.",
             (Query(rate("extproc_prompt_errors_total", by="why"), "{{why}}"),),
             "reqps",
         ),
         Panel(
-            "Faults",
+            "Errors",
             "Streams, access logs, watches, configurations that went wrong, a second.",
             (
                 Query(rate("extproc_stream_errors_total", by="why"), "stream {{why}}"),
@@ -235,12 +289,14 @@ _COSTS: Final = Row(
                 Query(rate("extproc_config_reloads_total", by="result"), "configuration {{result}}"),
                 Query(f"max(extproc_config_refused{{{IN}}})", "file is not in force"),
             ),
+            "suffix:/s",
         ),
         Panel(
             "Spans",
             "A second: `sent`; `refused` by their receiver, or not taken in time; `dropped` since too many "
             "waited. 0 where no traces are made.",
             (Query(rate("extproc_spans_total", by="result"), "{{result}}"),),
+            "suffix: spans/s",
         ),
     ),
 )

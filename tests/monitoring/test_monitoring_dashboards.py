@@ -2,8 +2,9 @@
 
 import json
 import re
+from typing import Any
 
-from monitoring.dashboards import BOARDS, Board
+from monitoring.dashboards import BOARDS, Board, Panel
 from monitoring.grafana import render
 from tests.tables import table
 
@@ -41,3 +42,32 @@ def test_panels_stand_side_by_side_and_have_numbers_and_titles_of_their_own(boar
     assert max(x for x, _ in cells) == 23
     assert len({each["id"] for each in panels}) == len(panels)
     assert len(titles) == len({*titles})
+
+
+def test_latency_is_in_the_first_row_and_figures_have_units_and_colours() -> None:
+    made = {board.uid: json.loads(render(board))["panels"] for board in BOARDS}
+    first = [panel.unit for uid in ("extproc-router", "extproc-pool") for panel in _rows(uid)]
+    bare = [(uid, each["title"]) for uid, panels in made.items() for each in panels if _is_bare(each)]
+    shed = next(each for each in made["extproc-router"] if each["title"] == "Requests shed (429)")
+
+    assert first.count("s") == 3
+    assert bare == [("extproc-router", "Alerts")]
+    steps = [
+        (step["color"], step["value"]) for step in shed["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    ]
+    assert steps == [("text", None), ("orange", 0.001), ("red", 0.01)]
+    assert all("[$__rate_interval]" in expr for board in BOARDS for expr in _asked(board, "deriv(", "rate("))
+
+
+def _rows(uid: str) -> tuple[Panel, ...]:
+    [board] = [board for board in BOARDS if board.uid == uid]
+    return board.rows[0].panels
+
+
+def _is_bare(panel: dict[str, Any]) -> bool:
+    return panel["type"] != "row" and bool(panel["fieldConfig"]["defaults"]["unit"] == "short")
+
+
+def _asked(board: Board, *words: str) -> list[str]:
+    queries = [query.expr for panel in board.panels for query in panel.queries]
+    return [expr for expr in queries if any(word in expr for word in words)]

@@ -80,7 +80,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 LAST = (
     'extproc_bench_finished > 0 and on (instance) up{job="benchmark"} == 1',
     "pool:extproc_measured_tokens_cached:ratio_rate10m > 0",
-    "deriv(extproc_bench_sent[30s])",
+    "deriv(extproc_bench_sent[2m])",
 )
 
 
