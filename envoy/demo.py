@@ -7,6 +7,7 @@ written anew when a key asks for another strategy; the service sees that and cha
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -39,11 +40,13 @@ LINE_S: Final = 2.0
 TOLD: Final = f"""
   see it live   {PAGE}
 
-  five requests a second, in conversations, soon go to four simulated vLLM endpoints
+  conversations with four simulated vLLM endpoints: one or two requests a second at first, five after some
+  minutes. Caches fill as slowly: give each strategy some minutes before you judge it
 
   s   another strategy, live: {", ".join(STRATEGIES)}
   k   kill an endpoint; again: bring it back
-  Ctrl-C stops everything
+  ?   these lines again
+  q   stop everything; so does Ctrl-C
 """
 
 
@@ -97,6 +100,10 @@ class _Demo:
         elif key == "k":
             self._endpoint = simulate(self._stack, KILLED)
             _say(f"127.0.0.1:{KILLED[0]} is back, with an empty cache")
+        elif key == "?":
+            print(f"\r\x1b[K{TOLD}", flush=True)
+        elif key == "q":
+            signal.raise_signal(signal.SIGTERM)
 
     def _start_load(self) -> subprocess.Popen[bytes]:
         words = ["bench", "run", "--quiet", "--output", str(FOLDER / "load"), str(shipped("demo-load.yaml"))]
