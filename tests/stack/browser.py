@@ -62,7 +62,7 @@ class Browser(Process):
         width: int = 1200,
         height: int = 900,
         scheme: Literal["light", "dark"] = "light",
-        ready: str = "#status[data-state=ready], #status[data-state=bad]",
+        ready: str = "#status:not([data-state=wait])",
     ) -> AsyncGenerator[Visit]:
         """Opens a page in a profile of its own, and waits until it says how the service is."""
         async with async_playwright() as playwright:

@@ -22,14 +22,13 @@ class Counters:
     """What was counted since the pool exists.
 
     `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone, empty where
-    nobody tells it, and the answer's class; `first_byte_sums` by endpoint: how many, their seconds added up.
+    nobody tells it, and the answer's class.
     """
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], int] = {}
         self.coolings: dict[str, int] = {}
         self.first_bytes: dict[tuple[str, str], Histogram] = {}
-        self.first_byte_sums: dict[str, tuple[int, float]] = {}
 
     def count(self, name: str, outcome: Outcome, zone: str = "") -> None:
         class_ = class_of(outcome)
@@ -39,8 +38,6 @@ class Counters:
             if times is None:
                 times = self.first_bytes[zone, class_] = Histogram(FIRST_BYTE_BOUNDS_S)
             times.count(outcome.first_byte_s)
-            seen, sum_s = self.first_byte_sums.get(name, (0, 0.0))
-            self.first_byte_sums[name] = (seen + 1, sum_s + outcome.first_byte_s)
 
     def count_change(self, name: str, change: Change) -> None:
         if change is Change.COOLED:
@@ -50,7 +47,6 @@ class Counters:
         """Forgets endpoints that are gone: with pods that come and go the counts would only grow."""
         self.answers = {key: count for key, count in self.answers.items() if key[0] in names}
         self.coolings = {name: count for name, count in self.coolings.items() if name in names}
-        self.first_byte_sums = {name: sums for name, sums in self.first_byte_sums.items() if name in names}
 
 
 class PoolFeedback:

@@ -107,6 +107,7 @@ _HIT: Final = b"vllm:prefix_cache_hits_total"
 _PROMPT: Final = b"vllm:prompt_tokens_total"
 _PREFILLS: Final = b"vllm:request_prefill_time_seconds_count"
 _PREFILL_S: Final = b"vllm:request_prefill_time_seconds_sum"
+_FIRST: Final = tuple(b"vllm:time_to_first_token_seconds_" + end for end in (b"count", b"sum"))
 _ANSWERS: Final = b"vllm:e2e_request_latency_seconds_count"
 _ANSWER_S: Final = b"vllm:e2e_request_latency_seconds_sum"
 _CONFIG: Final = b"vllm:cache_config_info"
@@ -135,7 +136,7 @@ def read_signals(page: bytes) -> EndpointSignals:
     waiting, usage = reader.sum(_WAITING), [*map(_number, reader.lines(_USAGE))]
     queried, hit, prompt = map(reader.sum, (_QUERIED, _HIT, _PROMPT))
     prefills, prefill_s = map(reader.sum, (_PREFILLS, _PREFILL_S))
-    answers, answer_s = map(reader.sum, (_ANSWERS, _ANSWER_S))
+    first_tokens, first_token_s, answers, answer_s = map(reader.sum, (*_FIRST, _ANSWERS, _ANSWER_S))
     config = reader.lines(_CONFIG)
     return EndpointSignals(
         running,
@@ -151,6 +152,8 @@ def read_signals(page: bytes) -> EndpointSignals:
         answers or 0.0,
         answer_s or 0.0,
         sum(usage) / (len(usage) or 1),
+        first_tokens or 0.0,
+        first_token_s or 0.0,
     )
 
 

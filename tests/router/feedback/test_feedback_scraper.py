@@ -237,6 +237,8 @@ def test_every_figure_is_found_in_its_place_and_names_that_begin_alike_are_other
         "prompt_tokens_total": 50,
         "request_prefill_time_seconds_count": 6,
         "request_prefill_time_seconds_sum": 0.7,
+        "time_to_first_token_seconds_count": 12,
+        "time_to_first_token_seconds_sum": 1.3,
         "e2e_request_latency_seconds_count": 9,
         "e2e_request_latency_seconds_sum": 11,
     }
@@ -244,7 +246,7 @@ def test_every_figure_is_found_in_its_place_and_names_that_begin_alike_are_other
     page = b"".join(f"# HELP vllm:{name} Text.\n".encode() + labelled(name, named[name]) for name in named)
 
     assert read_signals(page + b"process_start_time_seconds 8.0\n") == EndpointSignals(
-        1, 2, None, 30, 4, 50, 6, 0.7, 8, 0, 9, 11, 0.5
+        1, 2, None, 30, 4, 50, 6, 0.7, 8, 0, 9, 11, 0.5, 12, 1.3
     )
 
 

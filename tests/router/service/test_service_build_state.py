@@ -65,8 +65,10 @@ class Stage:
         self.recording.note(decision)
         return decision.pick.endpoint.name
 
-    def answer(self, number: int, first_byte_s: float) -> None:
-        self.desk.observe(Outcome(f"10.0.0.{number}:80", Verdict.ANSWERED, 200, 1.0, first_byte_s))
+    def answer(self, number: int, first_token_s: float) -> None:
+        before = self.desk.signals.get(f"e{number}", EndpointSignals())
+        counts = before.first_tokens + 1, before.first_token_s + first_token_s
+        self.desk.signals[f"e{number}"] = EndpointSignals(first_tokens=counts[0], first_token_s=counts[1])
 
     def draw(self) -> State:
         return finish(self.steps())
@@ -99,16 +101,16 @@ def test_shares_reasons_and_refusals_are_those_since_somebody_looks() -> None:
 def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it() -> None:
     stage = Stage()
     stage.answer(0, 9.0)
-    assert stage.rows()["e0"].first_byte_s == 9.0  # all there is
+    assert stage.rows()["e0"].first_token_s == 9.0  # all there is
     stage.clock.now_s += 1
     stage.answer(0, 1.0)
-    assert stage.rows()["e0"].first_byte_s == 1.0
+    assert stage.rows()["e0"].first_token_s == 1.0
     stage.clock.now_s += WINDOW_S + 1
     stage.draw()
 
     # Nothing in this minute: all that ever was.
-    assert stage.rows()["e0"].first_byte_s == 5.0
-    assert stage.rows()["e1"].first_byte_s is None
+    assert stage.rows()["e0"].first_token_s == 5.0
+    assert stage.rows()["e1"].first_token_s is None
 
 
 def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None:
@@ -211,7 +213,7 @@ def test_shares_add_up_and_means_lie_between_the_extremes(picks: list[int], step
         shares = [row.share for row in state.pools[0].endpoints]
 
         assert None in shares or abs(sum(share or 0 for share in shares) - 1) < 0.001
-        assert all(row.first_byte_s in (None, 1.0 + at) for at, row in enumerate(state.pools[0].endpoints))
-        mean_s = state.pools[0].first_byte_s
+        assert all(row.first_token_s in (None, 1.0 + at) for at, row in enumerate(state.pools[0].endpoints))
+        mean_s = state.pools[0].first_token_s
         assert mean_s is not None
         assert 1.0 <= mean_s <= 3.0

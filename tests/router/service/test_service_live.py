@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extproc.router.feedback.outcome import Verdict
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service import admin
 from extproc.router.service.connection_limit import ConnectionLimit
 from extproc.router.service.live.publisher import StatePublisher
@@ -50,7 +50,8 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
         await next_state(told)
         live.request(pool_name="a")
         live.request(pool_name="b")
-        live.outcome("a", "127.0.0.1:8001", Verdict.ANSWERED, 0.25)
+        told_by = live.app.pools["a"].feedback.signals
+        told_by["127.0.0.1:8001"] = EndpointSignals(first_tokens=4, first_token_s=1.0)
         live.fail("a", "127.0.0.1:8002")
         state = await next_state(told)
         while len(state.decisions) < 2:
@@ -63,7 +64,7 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
     assert pools_shown == [[one[name] for name in POOL] for one in said]
     shown = [[getattr(row, name) for name in ROW] for one in state.pools for row in one.endpoints]
     assert shown == [[row[name] for name in ROW] for one in said for row in one["endpoints"]]
-    assert state.pools[0].endpoints[0].first_byte_s == 0.25
+    assert state.pools[0].endpoints[0].first_token_s == 0.25
     assert {row.pool for row in state.decisions} == {"a", "b"}
     assert (state.is_ready, state.faults) == (True, [])
     assert first_event["event"] == "history", "who comes later is told what was"

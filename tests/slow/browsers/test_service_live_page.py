@@ -54,10 +54,11 @@ def listed(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[
 
 
 def spread(live: Live, name: str = "a") -> None:
-    """Some requests, and answers to them."""
+    """Some requests, and what endpoints say of their first tokens."""
     for number in range(8):
         decision = live.request(f"what is {number}?", name)
-        live.outcome(name, decision.pick.endpoint.address, Verdict.ANSWERED, 0.25)
+        told = live.app.pools[name].feedback.signals
+        told[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
 
 
 async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser) -> None:
@@ -75,7 +76,7 @@ async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser)
             loads = [int(row[2].partition("/")[0]) for row in rows]
 
             heading = visit.page.locator(f"#pools section:nth-of-type({number}) h2")
-            assert await heading.inner_text() == told["name"]
+            assert await heading.inner_text() == f"pool {told['name']}"
             assert [row[:2] for row in rows] == [[row["name"], row["state"]] for row in told["endpoints"]]
             assert loads == [row["in_flight"] for row in told["endpoints"]]
         rows = await visit.table(ROWS.format(1))
@@ -190,7 +191,7 @@ async def test_an_endpoints_load_is_shown_against_what_limits_it(tmp_path: Path,
         loads = [(await visit.table(ROWS.format(number)))[0][2] for number in (1, 2, 3)]
         facts = await visit.page.locator("#pools .facts").all_inner_texts()
 
-    said = ["no limit to what an endpoint gets" in " ".join(each.split()) for each in facts]
+    said = ["no limit on the requests of an endpoint" in " ".join(each.split()) for each in facts]
     assert (loads, said) == (["1 / 4", "1 / 7", "1"], [False, False, True])
 
 
@@ -227,8 +228,8 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
     # What is said aloud is the verdict alone.
     assert re.findall(r"- status:((?:\n +.*heading.*)+)\n *- term", tree) != []
     assert rows == {name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows}
-    assert "50 % hits predicted" in facts
-    assert "20 % found" in facts
+    assert "50 % of prompts predicted" in facts
+    assert "20 % of tokens found" in facts
 
 
 async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
@@ -327,7 +328,7 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
 
     for landmark in ("banner:", "main:", "contentinfo:", 'region "All pools together"', "status: ready"):
         assert landmark in tree
-    figures = ("In flight", "Share of picks", "First byte", "Hits predicted", "Hits measured")
+    figures = ("In flight", "Share of picks")
     for header in ("Endpoint", "State", *figures):
         assert f'columnheader "{header}"' in tree
     assert 'rowheader "127.0.0.1:8001"' in tree

@@ -58,12 +58,12 @@ _NOTHING: Final = (0.0, 0.0)
 class EndpointCounts(Struct, frozen=True):
     """What was counted of a pool's endpoints up to one moment, by name.
 
-    Pairs: answers and their seconds to the first byte; bytes sent and predicted in the cache; tokens looked
+    Pairs: answers and their seconds to the first token; bytes sent and predicted in the cache; tokens looked
     for and found there.
     """
 
     picks: Mapping[str, int]
-    first_bytes: Mapping[str, Pair]
+    first_tokens: Mapping[str, Pair]
     sent: Mapping[str, Pair]
     found: Mapping[str, Pair]
 
@@ -97,7 +97,6 @@ class StateBuilder:
             remarks=service.pools.remarks(),
             configuration=_build_configuration(service.configuration, now_s),
             reasons={pool: dict(reasons) for pool, reasons in self._recording.reasons.items()},
-            pools=(),
             decisions=self._decisions(now_s),
         )
         yield
@@ -108,10 +107,13 @@ class StateBuilder:
 
     def _count(self, desk: PoolFeedback) -> EndpointCounts:
         found = {name: (signals.queried_tokens, signals.hit_tokens) for name, signals in desk.signals.items()}
+        first = {
+            name: (signals.first_tokens, signals.first_token_s) for name, signals in desk.signals.items()
+        }
         picks = dict(self._recording.picks.get(desk.pool.name, {}))
         strategy = desk.pool.reads_signals
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
-        return EndpointCounts(picks, dict(desk.counters.first_byte_sums), sent, found)
+        return EndpointCounts(picks, first, sent, found)
 
     def _remember(self, now_s: float, counts: dict[str, EndpointCounts]) -> dict[str, EndpointCounts]:
         """Returns the oldest counts of the window."""
@@ -159,7 +161,7 @@ def _read_pool(
     pool = keeper.pool
     states = list(pool.states())
     in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()
-    loads = [in_flight[name] for name in pool.snapshot.names]
+    cache, loads = pool.reads_signals, [in_flight[name] for name in pool.snapshot.names]
     left_s = {
         endpoint.name: desk.cooling.cooled_for_s(endpoint.name)
         for endpoint, state in states
@@ -176,10 +178,7 @@ def _read_pool(
         balance=_ratio(max(loads, default=0) * len(loads), sum(loads)),
         picks=sum(now.picks.values()) - sum(then.picks.values()),
         states=Counter(state for _, state in states),
-        first_byte_s=None,
-        predicted=None,
-        found=None,
-        endpoints=(),
+        saved_s=None if cache is None else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
     )
     return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then)
 
@@ -189,13 +188,13 @@ def _build_pool(seen: _PoolMoment) -> Generator[None, None, PoolState]:
     for start in range(0, len(seen.states), STEP):
         rows += [_build_row(seen, endpoint, state) for endpoint, state in seen.states[start : start + STEP]]
         yield
-    first_byte_s = _mean_of_all(seen.now.first_bytes, seen.then.first_bytes)
+    first_token_s = _mean_of_all(seen.now.first_tokens, seen.then.first_tokens)
     yield
     predicted = _mean_of_all(seen.now.sent, seen.then.sent)
     yield
     found = _mean_of_all(seen.now.found, seen.then.found)
     yield
-    return replace(seen.pool, first_byte_s=first_byte_s, predicted=predicted, found=found, endpoints=rows)
+    return replace(seen.pool, first_token_s=first_token_s, predicted=predicted, found=found, endpoints=rows)
 
 
 def _build_row(seen: _PoolMoment, endpoint: Endpoint, state: str) -> EndpointRow:
@@ -208,7 +207,7 @@ def _build_row(seen: _PoolMoment, endpoint: Endpoint, state: str) -> EndpointRow
         seen.in_flight.get(name, 0),
         _ratio(now.picks.get(name, 0) - then.picks.get(name, 0), seen.pool.picks),
         None if left_s is None else round(left_s, 1),
-        _mean(now.first_bytes, then.first_bytes, name),
+        _mean(now.first_tokens, then.first_tokens, name),
         _mean(now.sent, then.sent, name),
         _mean(now.found, then.found, name),
         endpoint.zone,

@@ -1,11 +1,13 @@
 "use strict";
 // Draws what /live tells. Whatever it tells becomes text, never markup: names are others' to choose.
 
-const HISTORY = 120, SHOWN = 40, DECISIONS = 12;
+const HISTORY = 120, SHOWN = 40, DECISIONS = 12, TREND_S = 600, MINUTE_S = 60, MARKS = 5;
 // Filled in by page.py: for each reason its colour class and its meaning.
 const REASONS = {/* reasons */};
 const byId = (id) => document.getElementById(id);
 const history = [];
+// What the page itself remembers: of each pool the figures of every state, and what changed.
+const trend = [], marks = [];
 let picture = null, source = null, paused = false, shownConfig = 0;
 const shownAll = new Set();
 
@@ -56,7 +58,11 @@ function drawHead() {
   const { faults, remarks, configuration } = picture;
   const but = [remarks.length && "with remarks", configuration.refusal && "a change refused"].filter(Boolean);
   if (paused) say("wait", "paused");
-  else if (picture.is_ready) say("ready", ["ready", ...but].join(", "));
+  else if (picture.is_ready) {
+    const out = sum(picture.pools.map(outOf));
+    if (out) but.unshift(`${count(out)} ${out === 1 ? "endpoint" : "endpoints"} out`);
+    say(but.length ? "partly" : "ready", ["ready", ...but].join(", "));
+  }
   else say("bad", faults.includes("draining") ? "draining" : "not ready");
   const told = picture.is_ready ? remarks : faults;
   const trouble = byId("trouble");
@@ -64,7 +70,7 @@ function drawHead() {
   const text = picture.is_ready ? "Ready, but" : "Not ready";
   if (trouble.dataset.told === JSON.stringify([text, told])) return;
   trouble.dataset.told = JSON.stringify([text, told]);
-  const box = element("div", "banner bad"), list = element("ul");
+  const box = element("div", `banner ${picture.is_ready ? "doubtful" : "bad"}`), list = element("ul");
   told.forEach((line) => list.append(element("li", "", line)));
   box.append(element("strong", "", text), list);
   trouble.replaceChildren(box);
@@ -80,13 +86,15 @@ function drawTiles() {
     const weights = told.map((pool) => Math.max(1, pool.picks));
     return told.length ? sum(told.map((pool, at) => pool[field] * weights[at])) / sum(weights) : null;
   };
+  const saved = latest("", "saved"), first = weighed("first_token_s"), found = weighed("found"), predicted = weighed("predicted");
   const tiles = [
     ["requests a second", rate < 10 ? rate.toFixed(1) : count(Math.round(rate))],
     ["in flight", count(sum(pools.map((pool) => pool.in_flight)))],
     ["endpoints ready", count(ready), ` of ${count(endpoints)}`],
-    ["of prompts predicted to be cached", percent(weighed("predicted"))],
-    ["found there, as endpoints say", percent(weighed("found"))],
-    ["to the first byte", seconds(weighed("first_byte_s"))],
+    ...(known(found) ? [["of prompt tokens found in caches", percent(found)]] : []),
+    ...(known(predicted) ? [["of prompts predicted to be cached", percent(predicted)]] : []),
+    ...(known(saved) ? [["of prefill saved in a minute", seconds(saved)]] : []),
+    ...(known(first) ? [["to the first token", seconds(first)]] : []),
   ];
   each(byId("tiles"), tiles, () => {
     const tile = element("div", "tile"), value = element("b");
@@ -122,7 +130,9 @@ function total(one, pool) {
 
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(4, value)));
-  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value);
+  // The half of each is a round number, too.
+  const steps = power < 10 ? [1, 2, 4, 6, 8, 10] : [1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10];
+  return steps.map((step) => Math.round(step * power)).find((step) => step >= value);
 }
 
 function drawChart() {
@@ -171,10 +181,122 @@ function drawLegend(seen, names) {
   byId("chart").setAttribute("aria-label", `Picks of the last two minutes by reason: ${told}`);
 }
 
+// ---- does routing pay: hits and saved prefill over time, and what changed
+
+const OUT = ["cooling", "unhealthy"];
+const outOf = (pool) => sum(OUT.map((state) => pool.states[state] || 0));
+
+// Adds a state to what the page remembers, and a mark where it differs from the one before.
+function remember(told) {
+  const at = Date.now() / 1000, last = trend.at(-1);
+  const pools = Object.fromEntries(told.pools.map((pool) => [pool.name, {
+    predicted: pool.predicted, found: pool.found, saved: pool.saved_s, picks: pool.picks,
+    strategy: pool.strategy, usable: pool.endpoints.length - outOf(pool), names: pool.endpoints.map((row) => row[0]).join(),
+  }]));
+  trend.push({ at, pools });
+  while (trend[0].at < at - TREND_S - MINUTE_S) trend.shift();
+  while (marks.length && marks[0].at < at - TREND_S) marks.shift();
+  for (const [name, now] of Object.entries(pools)) {
+    const was = last && last.pools[name];
+    if (!was) continue;
+    if (now.strategy !== was.strategy) marks.push({ at, name, text: `strategy ${was.strategy} → ${now.strategy}` });
+    if (now.usable !== was.usable) marks.push({ at, name, text: `endpoints in use ${was.usable} → ${now.usable}` });
+    else if (now.names !== was.names) marks.push({ at, name, text: "other endpoints" });
+  }
+}
+
+// What a pool's point tells, or all pools' together: shares are weighed by picks, seconds added up.
+function figure(point, pool, field) {
+  const told = Object.entries(point.pools).filter(([name, one]) => (!pool || name === pool) && known(one[field])).map(([, one]) => one);
+  if (!told.length) return null;
+  if (field === "saved") return sum(told.map((one) => one.saved));
+  const weights = told.map((one) => Math.max(1, one.picks));
+  return sum(told.map((one, at) => one[field] * weights[at])) / sum(weights);
+}
+
+// Seconds of prefill saved in the minute before each point; none where counting began anew.
+function savedPerMinute(points, pool) {
+  const totals = points.map((point) => figure(point, pool, "saved"));
+  let first = 0, began = 0;
+  return points.map((point, at) => {
+    if (!known(totals[at]) || (at && totals[at] < totals[at - 1]) || (at && !known(totals[at - 1]))) began = at;
+    while (points[first].at < point.at - MINUTE_S) first += 1;
+    const from = Math.max(first, began), span = point.at - points[from].at;
+    return known(totals[at]) && span >= 5 ? MINUTE_S * (totals[at] - totals[from]) / span : null;
+  });
+}
+
+function latest(pool, field) {
+  if (field !== "saved") return trend.length ? figure(trend.at(-1), pool, field) : null;
+  const values = savedPerMinute(trend.filter((point) => point.at >= trend.at(-1).at - 2 * MINUTE_S), pool);
+  return values.length ? values.at(-1) : null;
+}
+
+function drawPays() {
+  const pool = byId("which").value, end = trend.at(-1).at;
+  const series = {
+    found: trend.map((point) => figure(point, pool, "found")),
+    predicted: trend.map((point) => figure(point, pool, "predicted")),
+    saved: savedPerMinute(trend, pool),
+  };
+  const isKnown = Object.values(series).some((values) => values.some(known));
+  byId("pays").hidden = !isKnown; byId("pays-not").hidden = isKnown;
+  if (!isKnown) return;
+  // As much as was seen, two minutes at least, so that a page just opened is not empty.
+  const span = Math.min(TREND_S, Math.max(2 * MINUTE_S, end - trend[0].at));
+  put(byId("pays-from"), span < 2 * MINUTE_S + 1 ? "2 minutes ago" : `${Math.round(span / 60)} minutes ago`);
+  const x = (at) => 600 * (1 - (end - at) / span);
+  const shown = marks.filter((one) => (!pool || one.name === pool) && one.at >= end - span).slice(-MARKS);
+  const high = roundUp(Math.max(4, ...series.saved.filter(known)));
+  curves(byId("hits"), [["hit-predicted", series.predicted, 1], ["hit-found", series.found, 1]], x, shown);
+  curves(byId("saved"), [["hit-saved", series.saved, high]], x, shown);
+  put(byId("saved-high"), `${count(high)} s`); put(byId("saved-half"), `${count(high / 2)} s`);
+  const now = { found: percent(series.found.at(-1)), predicted: percent(series.predicted.at(-1)), saved: seconds(series.saved.at(-1)) };
+  for (const [name, value] of Object.entries(now)) {
+    put(byId(`now-${name}`), value === "–" ? "" : value);
+    byId(`now-${name}`).parentElement.hidden = name === "predicted" && !series.predicted.some(known);
+  }
+  byId("hits").setAttribute("aria-label", `Of prompt tokens found in caches ${now.found}, predicted ${now.predicted}`);
+  byId("saved").setAttribute("aria-label", `Prefill saved in the last minute: ${now.saved}`);
+  byId("saved").closest(".halves > div").hidden = !series.saved.some(known);
+  each(byId("marks"), shown, () => { const one = element("li"); one.append(element("b"), element("span")); return one; }, (one, { at, name, text }) => {
+    put(one.children[0], `${age(end - at)} ago`);
+    put(one.children[1], ` ${picture.pools.length > 1 ? `pool ${name}: ` : ""}${text}`);
+  });
+}
+
+// A line for each of [class, values, the value at the top]; nothing where a value is not known; a stroke for each mark.
+function curves(svg, wanted, x, shown) {
+  const node = (tag, css) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    made.setAttribute("class", css);
+    svg.append(made);
+    return made;
+  };
+  if (!svg.children.length) {
+    for (const y of [0.5, 50]) for (const [name, value] of Object.entries({ x1: 0, x2: 600, y1: y, y2: y })) {
+      (svg.children[y < 1 ? 0 : 1] || node("line", "")).setAttribute(name, value);
+    }
+    wanted.forEach(([css]) => node("path", `curve ${css}`));
+    node("path", "marked");
+  }
+  wanted.forEach(([, values, high], at) => {
+    let path = "", isDown = false;
+    values.forEach((value, i) => {
+      const left = x(trend[i].at);
+      if (!known(value) || left < 0) { isDown = false; return; }
+      path += `${isDown ? "L" : "M"}${left.toFixed(1)} ${(100 - 99 * Math.min(1, value / high)).toFixed(2)}`;
+      isDown = true;
+    });
+    svg.children[2 + at].setAttribute("d", path);
+  });
+  svg.lastElementChild.setAttribute("d", shown.map((one) => `M${x(one.at).toFixed(1)} 0V100`).join(""));
+}
+
 // ---- pools
 
 const HEADS = [
-  ["Endpoint", ""], ["State", ""], ["In flight", "n"], ["Share of picks", "n"], ["First byte", "n"],
+  ["Endpoint", ""], ["State", ""], ["In flight", "n"], ["Share of picks", "n"], ["First token", "n"],
   ["Hits predicted", "n"], ["Hits measured", "n"],
 ];
 
@@ -223,20 +345,20 @@ function options(select, names) {
 function drawPool(section, pool) {
   const [head, facts, card] = section.children;
   mark(section, "name", pool.name);
-  put(head.children[0], pool.name); put(head.children[1], pool.strategy);
+  put(head.children[0], `pool ${pool.name}`); put(head.children[1], pool.strategy);
   card.firstElementChild.setAttribute("aria-label", `Endpoints of ${pool.name}`);
   const states = Object.entries(pool.states).map(([state, many]) => `${count(many)} ${state}`).join(", ");
   const told = [
     [states || "no endpoints", ""],
     [count(pool.in_flight), " in flight"],
-    ...(known(pool.balance) ? [[pool.balance.toFixed(1), " × the mean on the busiest"]] : []),
-    ...(known(pool.bound) ? [[count(pool.bound), " fill an endpoint"]] : []),
-    ...(known(pool.max_in_flight) ? [[count(pool.max_in_flight), " each fill the pool"]] : []),
-    ...(known(pool.bound) || known(pool.max_in_flight) || !pool.endpoints.length ? [] : [["no limit", " to what an endpoint gets"]]),
-    ...(known(pool.predicted) ? [[percent(pool.predicted), " hits predicted"]] : []),
-    ...(known(pool.found) ? [[percent(pool.found), " found"]] : []),
-    ...(known(pool.first_byte_s) ? [[seconds(pool.first_byte_s), " to the first byte"]] : []),
-    [age(pool.age_s), known(pool.age_s) ? " since its list was confirmed" : " no list yet"],
+    ...(known(pool.balance) ? [[pool.balance.toFixed(1), " × as many on the busiest endpoint as on average"]] : []),
+    ...(known(pool.bound) ? [[`at most ${count(pool.bound)}`, " in flight on an endpoint"]] : []),
+    ...(known(pool.max_in_flight) ? [[`full at ${count(pool.max_in_flight)}`, " in flight for each endpoint"]] : []),
+    ...(known(pool.bound) || known(pool.max_in_flight) || !pool.endpoints.length ? [] : [["no limit", " on the requests of an endpoint"]]),
+    ...(known(pool.predicted) ? [[percent(pool.predicted), " of prompts predicted to be cached"]] : []),
+    ...(known(pool.found) ? [[percent(pool.found), " of tokens found in caches"]] : []),
+    ...(known(pool.first_token_s) ? [[seconds(pool.first_token_s), " to the first token"]] : []),
+    ...(known(pool.age_s) ? [[age(pool.age_s), " since its list of endpoints was confirmed"]] : [["no list", " of endpoints yet"]]),
     ...(pool.fault ? [[pool.fault, ""]] : []),
   ];
   each(facts, told, () => { const one = element("span"); one.append(element("b"), element("span")); return one; },
@@ -246,6 +368,11 @@ function drawPool(section, pool) {
   const most = Math.max(1, ...pool.endpoints.map((row) => row[3]));
   const share = Math.max(0.01, ...pool.endpoints.map((row) => row[4] || 0));
   each(table.tBodies[0], rows, makeRow, (tr, row) => drawRow(tr, row, pool, most, share));
+  // A column that nothing is known for is not shown.
+  for (const column of [4, 5, 6]) {
+    const isEmpty = !pool.endpoints.some((row) => known(row[column + 2]));
+    for (const tr of table.rows) if (tr.children[column].hidden !== isEmpty) tr.children[column].hidden = isEmpty;
+  }
   more.hidden = pool.endpoints.length <= SHOWN;
   const all = `Show all ${count(pool.endpoints.length)}`;
   put(more, shownAll.has(pool.name) ? `Show ${SHOWN}: in trouble, then busiest` : all);
@@ -289,7 +416,7 @@ function gauge(td, value, text) {
 }
 
 function drawRow(tr, row, pool, most, share) {
-  const [name, address, state, inFlight, part, left, firstByte, predicted, found, zone] = row;
+  const [name, address, state, inFlight, part, left, firstToken, predicted, found, zone] = row;
   const [th, ...cells] = tr.children, bound = known(pool.bound) ? pool.bound : pool.max_in_flight;
   put(th.children[0], name);
   put(th.children[1], [name === address ? "" : address, zone].filter(Boolean).join(" · "));
@@ -299,7 +426,7 @@ function drawRow(tr, row, pool, most, share) {
   gauge(cells[1], inFlight / (bound || most), known(bound) ? `${inFlight} / ${bound}` : `${inFlight}`);
   cells[1].firstElementChild.classList.toggle("full", known(bound) && inFlight >= bound);
   gauge(cells[2], (part || 0) / share, percent(part));
-  put(cells[3].firstElementChild, seconds(firstByte));
+  put(cells[3].firstElementChild, seconds(firstToken));
   gauge(cells[4], predicted, percent(predicted));
   gauge(cells[5], found, percent(found));
 }
@@ -420,7 +547,7 @@ function tableOf(name, rows, chosenName) {
 function draw() {
   drawHead();
   if (paused) return;
-  drawTiles(); drawChart(); drawPools(); drawDecisions(); drawConfiguration();
+  drawTiles(); drawChart(); drawPools(); drawPays(); drawDecisions(); drawConfiguration();
 }
 
 function open() {
@@ -431,6 +558,7 @@ function open() {
     const told = JSON.parse(event.data);
     history.push(told.reasons);
     history.splice(0, history.length - HISTORY - 1);
+    remember(told);
     if (!paused || !picture) picture = told;
     draw();
   });
@@ -448,7 +576,7 @@ byId("pause").addEventListener("click", () => {
   byId("pause").setAttribute("aria-pressed", String(paused));
   if (picture) draw();
 });
-byId("which").addEventListener("change", () => picture && drawChart());
+byId("which").addEventListener("change", () => { if (picture) { drawChart(); drawPays(); } });
 byId("config").addEventListener("toggle", () => picture && drawConfiguration());
 byId("explain").addEventListener("submit", explain);
 byId("body").value = JSON.stringify({ model: "your-model", messages: [{ role: "user", content: "Tell me about prefix caches." }] }, null, 2);

@@ -23,7 +23,7 @@ class EndpointRow(Struct, frozen=True, array_like=True):
     in_flight: int
     share: float | None
     left_s: float | None
-    first_byte_s: float | None
+    first_token_s: float | None
     predicted: float | None
     found: float | None
     zone: str | None
@@ -44,7 +44,8 @@ class DecisionRow(Struct, frozen=True, array_like=True):
 class PoolState(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
-    `bound` is with how many requests in flight an endpoint is full, by the strategy.
+    `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
+    engines' time for tokens believed to be cached, of all requests.
     """
 
     name: str
@@ -57,10 +58,11 @@ class PoolState(Struct, frozen=True):
     balance: float | None
     picks: int
     states: Mapping[str, int]
-    first_byte_s: float | None
-    predicted: float | None
-    found: float | None
-    endpoints: Sequence[EndpointRow]
+    saved_s: float | None
+    first_token_s: float | None = None
+    predicted: float | None = None
+    found: float | None = None
+    endpoints: Sequence[EndpointRow] = ()
 
 
 class RefusalState(Struct, frozen=True):
@@ -96,5 +98,5 @@ class State(Struct, frozen=True):
     remarks: Sequence[str]
     configuration: ConfigurationState
     reasons: Reasons
-    pools: Sequence[PoolState]
     decisions: Sequence[DecisionRow]
+    pools: Sequence[PoolState] = ()

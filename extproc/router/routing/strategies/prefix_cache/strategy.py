@@ -53,7 +53,9 @@ _POSITIONS: Final = 64
 
 SESSION: Final = Reason("session", "where the conversation's earlier turns went (`prefix_cache`)", "green")
 PREFIX: Final = Reason("prefix", "none of those compared holds more of the prompt (`prefix_cache`)", "blue")
-COLD: Final = Reason("cold", "none of those compared holds any of it: the cheapest (`prefix_cache`)", "red")
+COLD: Final = Reason(
+    "cold", "none of those compared holds any of it: the cheapest (`prefix_cache`)", "yellow"
+)
 _BY_PROMPT: Final = (SESSION, PREFIX, COLD, HOME, SPILL)
 
 
