@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.load import LoadBook
+from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.ring import SEPARATOR, Ring
 from extproc.router.routing.strategies.balanced import (
     LEAST_LOAD,
@@ -19,7 +21,7 @@ from extproc.router.routing.strategies.balanced import (
     RoundRobin,
 )
 from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside
-from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
+from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash, PrefixHashSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
 from tests.tables import table
 
@@ -168,6 +170,42 @@ def test_an_explanation_shows_the_walk_and_who_is_within_the_bound() -> None:
         ],
     }
     assert LeastLoad(OUTSIDE).explain(candidates({"a": 0})) == {}
+
+
+S = {"x-session-affinity": "s"}
+
+
+@table(
+    ("headers", "field", "others", "other_field", "is_same"),
+    [
+        (S, "", S, "", True),
+        (S, "", {"x-session-affinity": "t"}, "", False),
+        *[({name: "s"}, "", {name: "s"}, "", True) for name in ("x-claude-code-session-id", "session-id")],
+        ({}, "s", {}, "s", True),
+        ({}, "s", {}, "t", False),
+        (S, "s", S | {"session-id": "t", "x-claude-code-session-id": "t"}, "t", True),
+        ({"session-id": "s"}, "s", {"session-id": "s"}, "t", True),
+        ({}, "", {}, "", False),
+    ],
+)
+def test_prefix_hash_without_a_key_follows_an_agents_session_then_the_first_user_message(
+    headers: dict[str, str], field: str, others: dict[str, str], other_field: str, is_same: bool
+) -> None:
+    """Two requests of one session with another text: a sub-agent, or a prompt that was written anew."""
+
+    def key_of(headers: dict[str, str], field: str, text: str) -> int | None:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], "prompt_cache_key": field}
+        prompt = parse("/v1/chat/completions", "application/json", orjson.dumps(body))
+        return strategy.read(prompt, headers, "").key
+
+    strategy = STRATEGIES.build("prefix_hash", {}, OUTSIDE)
+    configured = PrefixHashSettings(name="prefix_hash").options()
+
+    assert set(S) < set(strategy.headers)
+    assert (key_of(headers, field, "a") == key_of(others, other_field, "b")) is is_same
+    assert key_of(headers, field, "a") == key_of(headers, field, "a")
+    strategy = STRATEGIES.build("prefix_hash", configured, OUTSIDE)
+    assert (key_of(headers, field, "a") == key_of(others, other_field, "b")) is is_same
 
 
 def test_the_factory_names_what_there_is_not() -> None:

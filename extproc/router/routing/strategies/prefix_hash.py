@@ -32,13 +32,18 @@ SPILL: Final = Reason(
 )
 
 
+# What agents call a session: so their sub-agents and rewritten prompts go where it was.
+_HEADERS: Final = ("x-session-affinity", "x-claude-code-session-id", "session-id")
+_KEYS: Final = (*(f"header:{name}" for name in _HEADERS), "field:prompt_cache_key", "first_user_message")
+
+
 class PrefixHashSettings(StrategySettings):
     """Consistent hashing with bounded loads."""
 
     name: Literal["prefix_hash"]
-    key: list[str] = Field(default=["first_user_message"], min_length=1)
-    """What is hashed; the first one that the request has. `first_user_message`, `prompt_head`,
-    `conversation`, `header:<name>`, `field:<name>`."""
+    key: list[str] = Field(default=[*_KEYS], min_length=1)
+    """What is hashed; the first one that the request has. `first_user_message` (KubeAI's), `prompt_head`,
+    `conversation`, `header:<name>`, `field:<name>`. Omitted: an agent's name for its session goes first."""
     prefix_chars: int = Field(default=100, ge=1, le=1_000_000)
     """How many characters of it. Shorter gathers more on one endpoint, longer scatters (KubeAI: 100)."""
     load_factor: float = Field(default=1.25, ge=1, le=100)
@@ -82,7 +87,7 @@ class PrefixHash(Strategy):
         self,
         outside: Outside,
         *,
-        key: Sequence[str] = ("first_user_message",),
+        key: Sequence[str] = _KEYS,
         prefix_chars: int = 100,
         load_factor: float = 1.25,
         load_floor: int = 4,
