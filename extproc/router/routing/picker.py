@@ -76,7 +76,7 @@ class Route:
     def names(self) -> set[str]:
         """Every model and adapter name known to be served, globs left out."""
         snapshot = self.pool.snapshot
-        configured = {name for name in self.models if not _is_glob(name)}
+        configured = {name for name in self.models if "*" not in name}
         return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
 
 
@@ -131,7 +131,7 @@ class Picker:
         )
         for route in self.routes.values():
             for name in [*route.models, *route.adapters]:
-                if _is_glob(name):
+                if "*" in name:
                     self._globs.append((compile_pattern(translate(name)), route))
                 else:
                     self._exact.setdefault(name, route)
@@ -230,7 +230,3 @@ def _read(ask: Query) -> tuple[Prompt | None, PromptError | None]:
         # Its frames, and those of what it came from, would hold the body.
         fault.__context__ = None
         return None, fault.with_traceback(None)
-
-
-def _is_glob(name: str) -> bool:
-    return "*" in name

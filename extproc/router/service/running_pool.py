@@ -10,12 +10,13 @@ from typing import Final
 
 from extproc.router.budget import Budget
 from extproc.router.cluster.objectives import ObjectivesSource
+from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.wiring import PoolWiring, build_probe, build_rules, build_scrape
+from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
 from extproc.router.telemetry import Metrics
@@ -174,7 +175,7 @@ class RunningPool:
         )
         has_strategy = not is_new and settings.strategy != before.strategy
         strategy = wiring.strategy(settings) if has_strategy else None
-        rules = build_rules(settings)
+        rules = Rules(settings.cool_after)
 
         def put_in_force() -> None:
             self.settings = settings

@@ -50,7 +50,7 @@ class PoolWiring:
         return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self._outside)
 
     def cooling(self, settings: PoolSettings) -> Cooling:
-        return Cooling(build_rules(settings), clock=self._outside.clock, rng=self._outside.rng)
+        return Cooling(Rules(settings.cool_after), clock=self._outside.clock, rng=self._outside.rng)
 
     def queue(self, settings: PoolSettings, budget: Budget, later: Later) -> Queue | None:
         """`None`: the pool holds nobody."""
@@ -76,10 +76,6 @@ class PoolWiring:
 
     def scraper(self, feedback: PoolFeedback, plan: ScrapePlan) -> Scraper:
         return Scraper(feedback, plan, rng=self._outside.rng)
-
-
-def build_rules(settings: PoolSettings) -> Rules:
-    return Rules(failures=settings.cool_after)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:
