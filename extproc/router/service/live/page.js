@@ -455,6 +455,8 @@ function drawDecisions() {
     if (why.firstElementChild.className !== `why ${css}`) why.firstElementChild.className = `why ${css}`;
     why.title = (REASONS[reason] || ["", ""])[1];
   });
+  const isEmpty = !told.some((one) => one[5]);
+  for (const tr of byId("decisions").parentElement.rows) if (tr.children[3].hidden !== isEmpty) tr.children[3].hidden = isEmpty;
 }
 
 // ---- configuration
