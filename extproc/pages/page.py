@@ -64,10 +64,8 @@ def anchored_heading(text: str, anchor: str) -> str:
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """A table under its title, if it has one; the keyboard reaches it, to move what is too wide."""
 
-    def link(cell: Cell) -> str:
-        if isinstance(cell, str):
-            return escape(cell)
-        return f'<a href="{escape(cell.href)}">{escape(cell.text)}</a>'
+    def link(at: Cell) -> str:
+        return escape(at) if isinstance(at, str) else f'<a href="{escape(at.href)}">{escape(at.text)}</a>'
 
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{link(cell)}</td>' for cell in row)}</tr>" for row in rows)
@@ -93,7 +91,5 @@ def escape(text: str) -> str:
 
     A name must not change how its neighbours read. The live page does the same (`page.js`).
     """
-    if text.isprintable():
-        return html.escape(text)
     shown = ("\ufffd" if category(char)[0] == "C" and char not in "\n\t" else char for char in text)
     return html.escape("".join(shown))

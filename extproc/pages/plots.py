@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from extproc.pages.page import escape
+from extproc.pages.page import escape, table
 
 _WIDTH, _HEIGHT = 640, 310
 # Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet sets them.
@@ -71,10 +71,11 @@ class Axis:
         low, high = self.low, self.high
         if self.is_log:
             powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            found = (
-                part * 10.0**power for power in powers for part in ((1, 2, 5) if high < 1000 * low else (1,))
-            )
-            return [tick for tick in found if low <= tick <= high]
+            parts = (1, 2, 5) if high < 1000 * low else (1,)
+            every = [part * 10.0**power for power in powers for part in parts]
+            found = [tick for tick in every if low <= tick <= high]
+            if len(found) > 2:
+                return found  # a narrow one has the ticks of a plain axis
         size = 10.0 ** math.floor(math.log10((high - low) / 5))
         step = next(part * size for part in (1, 2, 5, 10) if (high - low) / (part * size) <= 6)
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -97,13 +98,16 @@ def lines(
     points = [point for line in drawn for point in line]
     if not points:
         return _NOTHING
+    pairs = list(zip(series, drawn, strict=True))
+    if max(map(len, drawn)) < 5:  # no picture
+        rows = [(number(x), line.label, number(y)) for line, kept in pairs for x, y in kept]
+        return table("", (x_label, "", y_label), rows)
     x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
-    y_axis = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
-    pairs = zip(series, drawn, strict=True)
+    y_axis = _axis([y for _, y in points] + [0.0] * (not is_log_y), _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
     body = [_path(index, line.label, x_axis, y_axis, kept) for index, (line, kept) in enumerate(pairs)]
     ticks = [_tick(x_axis.px(tick), tick) for tick in x_axis.ticks()]
     keys = {_css(index): line.label for index, line in enumerate(series)}
-    parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)]
+    parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y)]
     return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
@@ -146,7 +150,7 @@ def dotted(
     ]
     body += [_tick(x_axis.px(place), place) for place in places]
     keys = {_css(index): label for index, label in enumerate(kept)}
-    parts = [*_rules(y_axis), *body, *_labels(x_label, y_label)]
+    parts = [*_rules(y_axis), *body, *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y)]
     return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
@@ -221,8 +225,7 @@ def _path(index: int, label: str, x_axis: Axis, y_axis: Axis, points: Sequence[t
 
 
 def _css(index: int) -> str:
-    """Six colours; whoever comes after them has dashes."""
-    return f"s{index % 6}" + (f" d{index // 6 % 3}" if index >= 6 else "")
+    return f"s{index % 6}" + (f" d{index // 6 % 3}" if index >= 6 else "")  # after six colours, dashes
 
 
 def _tick(x: float, value: float) -> str:
@@ -237,7 +240,8 @@ def _rules(y_axis: Axis) -> Iterator[str]:
         yield _text(_LEFT - 6, y + 5, number(tick), css="y")
 
 
-def _labels(x_label: str, y_label: str) -> Iterator[str]:
+def _labels(x_label: str, y_label: str, *, is_log_x: bool = False, is_log_y: bool = False) -> Iterator[str]:
+    x_label, y_label = x_label + ", log scale" * is_log_x, y_label + ", log scale" * is_log_y
     yield _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x_label, css="axis")
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     yield f'<g transform="translate(20 {middle}) rotate(-90)">{_text(0, 0, y_label, css="axis")}</g>'

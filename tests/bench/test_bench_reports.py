@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,6 +161,15 @@ def test_verdict_is_printed_with_its_reasons_literally() -> None:
 def hostile() -> RunResult:
     """Names from outside must not become markup."""
     return result([record(index, index / 10, endpoint="<script>alert(1)</script>") for index in range(30)])
+
+
+def test_html_has_words_for_its_figures_and_folds_the_tables_that_few_read() -> None:
+    run = hostile()
+    page = html_report(run, report.build(run)).partition("<summary>Spec")[0]
+
+    assert re.findall(r"ttft_sent|e2e_sent|ntpot|littles|lag p99|_s</td>", page) == []
+    assert page.partition("<details")[0].count("<table>") <= 5
+    assert "requests began late by, p99" in page.partition("<details")[2]
 
 
 def test_html_escapes_what_servers_say() -> None:

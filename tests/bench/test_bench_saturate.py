@@ -69,7 +69,7 @@ def test_ladder_ends_where_the_client_is_the_limit() -> None:
 
     assert rates == [1, 2, 4, 8]
     assert not found.is_bracketed
-    assert "at 8.00 req/s: invalid: client-limited: lag p99" in found.faults[0]
+    assert "at 8.00 req/s: invalid: client-limited: requests began up to" in found.faults[0]
     assert (rung(5, 10.0).littles_residual or 1) < 0.02
     assert (rung(20, 10.0).littles_residual or 0) > 0.1
 

@@ -94,7 +94,7 @@ def test_values_stand_above_all_bars_or_none() -> None:
 
 
 def test_a_screen_reader_hears_what_a_plot_shows_and_nothing_to_plot_is_said() -> None:
-    zeros = lines([Series("a", [0, 1], [0, 0])], x_label="<load>", y_label="ms")
+    zeros = lines([Series("a", range(5), [0] * 5)], x_label="<load>", y_label="ms")
     empty = [lines([], x_label="x", y_label="y"), bars([], y_label="y")]
     empty.append(dotted({"a": [Dot(1, float("nan"))]}, x_label="x", y_label="y"))
 
@@ -118,21 +118,31 @@ def test_whiskers_at_one_place_stand_side_by_side_and_end_with_the_plot() -> Non
 
 def test_few_points_are_marked_with_their_values_and_many_are_not() -> None:
     few, many = (
-        lines([Series("a", range(count), range(count))], x_label="x", y_label="y") for count in (3, 100)
+        lines([Series("a", range(count), range(count))], x_label="x", y_label="y") for count in (5, 100)
     )
-    single = lines([Series("a", [0.75], [3])], x_label="x", y_label="y")
-    ((x, y),) = re.findall(r'cx="([^"]*)" cy="([^"]*)"', single)
+    single = lines([Series("a", [0.75], [3])], x_label="s", y_label="ms")
 
-    assert few.count("<circle") == 3
+    assert few.count("<circle") == 5
     assert "a: 2 at 2" in few
     assert "<circle" not in many
-    # A single one stands in the middle.
-    assert 300 < float(x) < 380
-    assert 100 < float(y) < 160
+    # Less than five are no picture.
+    assert re.findall(r"<t[hd]>([^<]*)<", single) == ["s", "", "ms", "0.75", "a", "3"]
+
+
+def test_a_line_begins_at_zero_and_a_narrow_logarithmic_axis_has_ticks_and_says_so() -> None:
+    plain = lines([Series("a", range(6), [65, 70, 75, 80, 82, 85])], x_label="s", y_label="%")
+    narrow = lines(
+        [Series("a", range(6), [410, 430, 500, 520, 560, 600])], x_label="s", y_label="ms", is_log_y=True
+    )
+
+    assert ">0</text>" in plain
+    assert "log scale" not in plain
+    assert ">ms, log scale<" in narrow
+    assert all(f">{tick}</text>" in narrow for tick in (450, 500, 550, 600))
 
 
 def test_seventh_line_has_the_first_ones_colour_and_dashes() -> None:
-    plot = lines([Series(str(place), [0, 1], [0, 1]) for place in range(7)], x_label="x", y_label="y")
+    plot = lines([Series(str(place), range(5), range(5)) for place in range(7)], x_label="x", y_label="y")
 
     assert 'class="line s0"' in plot
     assert 'class="line s0 d1"' in plot

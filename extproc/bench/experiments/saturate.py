@@ -275,7 +275,7 @@ def _parts(found: Saturation) -> Iterator[str]:
             "Latency by rate": lines(
                 [Series("TTFT p50", rates, p50s), Series("TTFT p99", rates, p99s)],
                 x_label="asked req/s",
-                y_label="ms (logarithmic)",
+                y_label="ms",
                 is_log_y=True,
             ),
         }

@@ -136,7 +136,7 @@ _SHOWN = (
 # Only where a price is known.
 _SPENT = ("total_tok_per_dollar", "output_tok_per_dollar")
 SHARES = frozenset({"hit_rate", "goodput", "failed"})
-_LATENCIES = {
+LATENCIES = {
     "TTFT": "ttft",
     "TTFT, from sent": "ttft_sent",
     "TPOT": "tpot",
@@ -171,11 +171,11 @@ def name_part(said: Report) -> str:
 def headlines(said: Report) -> dict[str, str]:
     """Headings and figures of the measured part; failures are those of the whole run."""
     figures = read_figures(said)
-    shown = {FIGURES[name].heading: show(name, figures[name]) for name in _SHOWN}
-    shown |= {
-        FIGURES[name].heading: show(name, value) for name in _SPENT if (value := figures[name]) is not None
+    told = [(name, value) for name in (*_SHOWN, *_SPENT) if (value := figures[name]) is not None]
+    return {
+        **{FIGURES[name].heading: show(name, value) for name, value in told},
+        "failed, of the whole run": name_failed(said),
     }
-    return {**shown, "failed, of the whole run": name_failed(said)}
 
 
 def show(name: str, value: float | None) -> str:
@@ -209,10 +209,9 @@ def _lines(said: Report) -> Iterator[str]:
     for cause, count in counts.failures.items():
         yield _line("  failed", f"{cause} {count:,}")
     for heading, value in headlines(said).items():
-        if value != DASH:
-            yield _line(heading, value)
+        yield _line(heading, value)
     yield ""
-    for heading, measure in _LATENCIES.items():
+    for heading, measure in LATENCIES.items():
         if summary := said.measured.latency_ms.get(measure):
             shown = (f"{label}={milliseconds(getattr(summary, field))}" for label, field in _SUMMARY.items())
             yield _line(heading, " ".join(f"{each:<17}" for each in shown).rstrip())

@@ -14,6 +14,7 @@ from extproc.bench.measure.metrics import Measure, chunk_gaps, sample
 from extproc.bench.measure.stats import Floats
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
+from extproc.bench.report import headline
 from extproc.bench.report.headline import PHASE_HEADER, elasticity_figures, headlines, list_phase, name_part
 from extproc.bench.report.report import Report
 from extproc.pages import page
@@ -21,6 +22,21 @@ from extproc.pages.plots import Bar, Series, bars, lines
 
 _STATS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 _CURVE_POINTS = 200
+_OWN = {"ntpot": "E2E per output token", "lag": "delay of the client itself", "held": "wait at the cap"}
+_NAMES = {measure: name for name, measure in headline.LATENCIES.items()} | _OWN
+# What a run is judged by, in words.
+_JUDGED = {
+    "lag_p99_s": "requests began late by, p99",
+    "loop_lag_p99_s": "delay of the event loop, p99",
+    "cpu": "busiest load process, of a core",
+    "cap_full": "longest time at the cap, of the run",
+    "asked_rps": "asked for",
+    "offered_rps": "due in the window",
+    "achieved_rps": "completed",
+    "in_flight": "in flight, mean",
+    "on_time_in_flight": "in flight, had all been sent on time",
+    "littles_residual": "in flight, off from rate times latency",
+}
 
 
 def html_report(result: RunResult, said: Report) -> str:
@@ -44,18 +60,16 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     yield page.cards(_plots(result, said))
     yield _latency_table(said)
     yield _totals_table(said)
-    for title, rows in (
-        ("By turn", said.groups.turns),
-        ("By endpoint", said.groups.endpoints),
-    ):
-        yield page.table(title, _GROUP_HEADER, [_group_row(row) for row in rows])
+    yield '<details class="card"><summary>By turn and by endpoint, what serves, the client</summary>'
+    for title, rows in (("By turn", said.groups.turns), ("By endpoint", said.groups.endpoints)):
+        yield page.table(title, _GROUPS, [_group_row(row) for row in rows])
     if said.caches:
         caches = [(cache.endpoint, percent(cache.hit_rate)) for cache in said.caches]
         yield page.table("Prefix caches by the endpoints' own counters", ("", "hit rate"), caches)
     if said.stack or said.labels:
         facts = {**said.stack, **said.labels}
         yield page.table("What serves", ("", ""), [(name, str(value)) for name, value in facts.items()])
-    yield _account_table(said)
+    yield f"{_account_table(said)}</details>"
     yield page.definitions(said.definitions)
     yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
 
@@ -144,7 +158,7 @@ def _curve(label: str, values: Floats) -> Series:
 
 def _latency_table(said: Report) -> str:
     rows = [
-        (name, f"{summary.count:,}", *(fixed(getattr(summary, point)) for point in _STATS))
+        (_NAMES.get(name, name), f"{summary.count:,}", *(fixed(getattr(summary, point)) for point in _STATS))
         for name, summary in said.measured.latency_ms.items()
     ]
     return page.table(
@@ -152,6 +166,9 @@ def _latency_table(said: Report) -> str:
         ("", "count", *_STATS),
         rows,
     )
+
+
+_SUM = ("", "span", "due", "done", "failed", "sent/s", "done/s", "out tok/s", "tok/s", "in flight", "goodput")
 
 
 def _totals_table(said: Report) -> str:
@@ -172,28 +189,15 @@ def _totals_table(said: Report) -> str:
         )
         for title, part in (("Whole run", whole), ("Steady window", steady))
     ]
-    header = (
-        "",
-        "span",
-        "asked",
-        "done",
-        "failed",
-        "sent/s",
-        "done/s",
-        "out tok/s",
-        "tok/s",
-        "in flight",
-        "goodput",
-    )
-    return page.table("Load and throughput", header, rows)
+    return page.table("Load and throughput", _SUM, rows)
 
 
 def _account_table(said: Report) -> str:
     """What the verdict was judged by, and who counted the tokens."""
-    figures = {name.replace("_", " "): value for name, value in asdict(said.verdict.figures).items()}
+    figures = asdict(said.verdict.figures)
     tokens = said.measured.tokens
     sources = ", ".join(f"{source} {count:,}" for source, count in tokens.sources.items())
-    rows = [(name, fixed(value, 4)) for name, value in figures.items()]
+    rows = [(_JUDGED[name], _judged(name, value)) for name, value in figures.items() if value is not None]
     rows += [
         ("input tokens", f"{tokens.input:,}"),
         ("output tokens", f"{tokens.output:,}"),
@@ -203,17 +207,15 @@ def _account_table(said: Report) -> str:
     return page.table("The client", ("", "figure"), rows)
 
 
-_GROUP_HEADER = (
-    "",
-    "requests",
-    "failed",
-    "input tok",
-    "output tok",
-    "hit rate",
-    "TTFT p50",
-    "TTFT p99",
-    "E2E p50",
-)
+def _judged(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return milliseconds(1000 * value)
+    if name in {"cpu", "cap_full", "littles_residual"}:
+        return percent(value)
+    return f"{fixed(value)} {'requests/s' if name.endswith('_rps') else 'requests'}"
+
+
+_GROUPS = ("", "requests", "failed", "tok in", "tok out", "hit rate", "TTFT p50", "TTFT p99", "E2E p50")
 
 
 def _group_row(row: Row) -> tuple[str, ...]:
