@@ -88,24 +88,21 @@ async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_name
         assert each.pool.queue is not None
         each.pool.queue.enter(Waiter(Lane(-10)))
         families = [*PoolCollector(pools).collect(), *collect_llmd(pools)]
-    samples = {
-        (one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples
-    }
+    shown = {(one.name, *sorted(one.labels.values())): one.value for each in families for one in each.samples}
 
-    names = ("extproc_pool_saturation", "llm_d_epp_flow_control_pool_saturation")
-    assert {samples.get((name, "a")) for name in names} == {saturation}
-    ready = 2 if endpoints else 0
-    assert {samples[f"{name}", "a"] for name in READY} == {ready}
-    assert samples["llm_d_epp_request_running", "m"] == in_flight
-    queued = [samples["llm_d_epp_flow_control_queue_size", "", number, "a", "m"] for number in ("-10", "0")]
-    assert queued == [1, 0]
-    averages = [
-        samples.get((f"{family}_average_queue_size", "a")) for family in ("llm_d_epp", "inference_pool")
-    ]
-    waiting = sum(one.waiting for one in told.values()) / 2 if told else None
-    assert averages == [waiting] * 2
-    usage = 0.2 if told is BUSY else 0 if told else None
-    assert samples.get(("llm_d_epp_average_kv_cache_utilization", "a")) == usage
+    usage, waiting = (0.2, 3) if told is BUSY else (0, 20) if told else (None, None)
+    expected: dict[tuple[str, ...], float | None] = {
+        ("extproc_pool_saturation", "a"): saturation,
+        ("llm_d_epp_flow_control_pool_saturation", "a"): saturation,
+        **{(name, "a"): 2 if endpoints else 0 for name in READY},
+        ("llm_d_epp_request_running", "m"): in_flight,
+        ("llm_d_epp_flow_control_queue_size", "", "-10", "a", "m"): 1,
+        ("llm_d_epp_flow_control_queue_size", "", "0", "a", "m"): 0,
+        ("llm_d_epp_average_queue_size", "a"): waiting,
+        ("inference_pool_average_queue_size", "a"): waiting,
+        ("llm_d_epp_average_kv_cache_utilization", "a"): usage,
+    }
+    assert {name: shown.get(name) for name in expected} == expected
 
 
 A = "{name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}}"
