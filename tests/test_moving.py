@@ -13,16 +13,8 @@ DOCS = Path(__file__).parents[1] / "docs" / "how-to"
 # Of KubeAI's Model, kubeai.org/v1, as of 2026 (substratusai/kubeai, api/k8s/v1).
 KUBEAI = [
     *("url", "adapters[].name", "features", "engine", "resourceProfile", "cacheProfile", "image", "args"),
-    *(
-        "env",
-        "envFrom",
-        "replicas",
-        "minReplicas",
-        "maxReplicas",
-        "autoscalingDisabled",
-        "targetRequests",
-        "files",
-    ),
+    *("env", "envFrom", "replicas", "minReplicas", "maxReplicas", "autoscalingDisabled"),
+    *("targetRequests", "files"),
     *("env", "scaleDownDelaySeconds", "owner", "priorityClassName", "loadBalancing.strategy: PrefixHash"),
     *("prefixHash.meanLoadFactor", "prefixHash.replication", "prefixHash.prefixCharLength"),
     *("loadBalancing.strategy: LeastLoad", "status.replicas", "status.cache"),

@@ -124,9 +124,7 @@ async def test_lab_waits_until_the_strategy_is_in_force(router: Router) -> None:
     assert router.polls_until_seen == -1
 
 
-async def test_router_that_somebody_changed_and_changed_back_ends_the_comparison(
-    router: Router,
-) -> None:
+async def test_router_that_somebody_changed_and_changed_back_ends_the_comparison(router: Router) -> None:
     lab = lab_of(router)
     await lab.prepare(PREFIX_HASH)
     await lab.confirm(PREFIX_HASH)
@@ -188,9 +186,7 @@ async def test_router_without_an_address_has_nothing_in_force(http: aiohttp.Clie
     assert set(await resolve("localhost", 80)) <= {"127.0.0.1:80", "[::1]:80"}
 
 
-async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_unchanged(
-    router: Router,
-) -> None:
+async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_unchanged(router: Router) -> None:
     with pytest.raises(LabError, match=r"ab\.admin: router\.invalid:9090: "):
         await lab_of(router, admin="router.invalid:9090", switch_timeout=300).prepare(PREFIX_HASH)
 

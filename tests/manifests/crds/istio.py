@@ -5,78 +5,69 @@ What an EnvoyFilter puts into Envoy's configuration is Envoy's to judge: a test 
 
 from typing import Final
 
-from tests.manifests.crds.words import (
-    FLAG,
-    FREE,
-    GROUP,
-    INT32,
-    KIND,
-    NAME,
-    STRING,
-    TEXT,
-    UINT32,
-    Schema,
-    any_number,
-    at_most_one,
-    between,
-    one_of,
-    record,
-    resource,
-)
+from tests.manifests.crds import words as w
 
 # A protobuf Duration of at least a millisecond, as Go writes it.
-DURATION: Final[Schema] = {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"}
+DURATION: Final[w.Schema] = {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"}
 
-HTTP_POOL: Final = record(
-    "", http1MaxPendingRequests=INT32, http2MaxRequests=INT32, maxRetries=INT32, maxConcurrentStreams=INT32
-)
-DETECTION: Final = record(
+HTTP_POOL: Final = w.record(
     "",
-    splitExternalLocalOriginErrors=FLAG,
-    consecutiveLocalOriginFailures=UINT32,
-    consecutiveGatewayErrors=UINT32,
-    consecutive5xxErrors=UINT32,
+    http1MaxPendingRequests=w.INT32,
+    http2MaxRequests=w.INT32,
+    maxRetries=w.INT32,
+    maxConcurrentStreams=w.INT32,
+)
+DETECTION: Final = w.record(
+    "",
+    splitExternalLocalOriginErrors=w.FLAG,
+    consecutiveLocalOriginFailures=w.UINT32,
+    consecutiveGatewayErrors=w.UINT32,
+    consecutive5xxErrors=w.UINT32,
     interval=DURATION,
     baseEjectionTime=DURATION,
-    maxEjectionPercent=between(0, 100),
+    maxEjectionPercent=w.between(0, 100),
 )
-TLS: Final = record("", mode=one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"), insecureSkipVerify=FLAG)
-POLICY: Final = record("", connectionPool=record("", http=HTTP_POOL), outlierDetection=DETECTION, tls=TLS)
-DESTINATION_RULE: Final = record("host", host=TEXT, trafficPolicy=POLICY)
+TLS: Final = w.record(
+    "", mode=w.one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"), insecureSkipVerify=w.FLAG
+)
+POLICY: Final = w.record("", connectionPool=w.record("", http=HTTP_POOL), outlierDetection=DETECTION, tls=TLS)
+DESTINATION_RULE: Final = w.record("host", host=w.TEXT, trafficPolicy=POLICY)
 
-FILTER: Final = record("", name=STRING, subFilter=record("", name=STRING))
-LISTENER: Final = record(
-    "", portNumber=UINT32, name=STRING, filterChain=record("", name=STRING, filter=FILTER)
+FILTER: Final = w.record("", name=w.STRING, subFilter=w.record("", name=w.STRING))
+LISTENER: Final = w.record(
+    "", portNumber=w.UINT32, name=w.STRING, filterChain=w.record("", name=w.STRING, filter=FILTER)
 )
-PATCH_MATCH: Final = record(
+PATCH_MATCH: Final = w.record(
     "",
-    context=one_of("ANY", "SIDECAR_INBOUND", "SIDECAR_OUTBOUND", "GATEWAY", "WAYPOINT"),
+    context=w.one_of("ANY", "SIDECAR_INBOUND", "SIDECAR_OUTBOUND", "GATEWAY", "WAYPOINT"),
     listener=LISTENER,
-    cluster=record("", portNumber=UINT32, service=STRING, name=STRING),
-) | at_most_one("listener", "cluster")
-PATCH: Final = record(
+    cluster=w.record("", portNumber=w.UINT32, service=w.STRING, name=w.STRING),
+) | w.at_most_one("listener", "cluster")
+PATCH: Final = w.record(
     "",
-    applyTo=one_of(
+    applyTo=w.one_of(
         *("LISTENER", "FILTER_CHAIN", "NETWORK_FILTER", "HTTP_FILTER", "ROUTE_CONFIGURATION"),
         *("VIRTUAL_HOST", "HTTP_ROUTE", "CLUSTER", "EXTENSION_CONFIG", "BOOTSTRAP", "LISTENER_FILTER"),
     ),
     match=PATCH_MATCH,
-    patch=record(
+    patch=w.record(
         "",
-        operation=one_of(
+        operation=w.one_of(
             *("MERGE", "ADD", "REMOVE", "INSERT_BEFORE", "INSERT_AFTER", "INSERT_FIRST", "REPLACE")
         ),
-        value=FREE,
+        value=w.FREE,
     ),
 )
-ENVOY_FILTER: Final = record(
+ENVOY_FILTER: Final = w.record(
     "",
-    targetRefs=any_number(record("kind name", group=GROUP, kind=KIND, name=NAME, namespace=NAME), 16),
-    workloadSelector=record(""),
-    configPatches=any_number(PATCH),
-) | at_most_one("workloadSelector", "targetRefs")
+    targetRefs=w.any_number(
+        w.record("kind name", group=w.GROUP, kind=w.KIND, name=w.NAME, namespace=w.NAME), 16
+    ),
+    workloadSelector=w.record(""),
+    configPatches=w.any_number(PATCH),
+) | w.at_most_one("workloadSelector", "targetRefs")
 
 SCHEMAS: Final = {
-    ("networking.istio.io/v1alpha3", "EnvoyFilter"): resource(ENVOY_FILTER),
-    ("networking.istio.io/v1", "DestinationRule"): resource(DESTINATION_RULE),
+    ("networking.istio.io/v1alpha3", "EnvoyFilter"): w.resource(ENVOY_FILTER),
+    ("networking.istio.io/v1", "DestinationRule"): w.resource(DESTINATION_RULE),
 }

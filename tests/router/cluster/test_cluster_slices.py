@@ -74,10 +74,8 @@ HTTP_PORT = EndpointPort("http", 8000)
         ([EndpointPort(None, 8000)], "", 8000),
         *(([HTTP_PORT], other, None) for other in ("grpc", 80)),
         *(([EndpointPort("http", 8000, "UDP")], "http", None), ([], "http", None)),
-        *(
-            (ports, 8000, 8000)
-            for ports in ([EndpointPort("http", 8000, "TCP")], [], [EndpointPort("any", None)])
-        ),
+        ([EndpointPort("http", 8000, "TCP")], 8000, 8000),
+        *(([], 8000, 8000), ([EndpointPort("any", None)], 8000, 8000)),
     ],
 )
 def test_port_is_found_however_named(ports: list[EndpointPort], port: int | str, number: int | None) -> None:

@@ -253,21 +253,14 @@ def test_only_lists_silent_on_health_are_asked(endpoints: str, probe: str, plan:
 @table(
     ("strategy", "signals", "is_read"),
     [
-        *(
-            ("prefix_cache", None, True),
-            ("prefix_cache", {"scrape_s": 30}, True),
-            ("prefix_cache", False, False),
-        ),
+        *(("prefix_cache", None, True), ("prefix_cache", {"scrape_s": 30}, True)),
+        ("prefix_cache", False, False),
         *(("prefix_hash", None, False), ("prefix_hash", {}, True), ("least_load", None, False)),
     ],
 )
 def test_metrics_are_read_for_strategies_that_use_them(strategy: str, signals: object, is_read: bool) -> None:
-    fields = {
-        "name": "llama",
-        "endpoints": {"static": []},
-        "strategy": {"name": strategy},
-        "signals": signals,
-    }
+    said = {"strategy": {"name": strategy}, "signals": signals}
+    fields = {"name": "llama", "endpoints": {"static": []}, **said}
     given = {name: value for name, value in fields.items() if value is not None}
 
     assert (build_scrape(PoolSettings.model_validate(given)) is not None) is is_read
