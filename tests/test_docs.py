@@ -19,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 OTHERS = [
     *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")),
     ROOT / "extproc/router/README.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
 ]
 
 
@@ -105,5 +106,8 @@ def test_every_configuration_can_be_used() -> None:
                 whole = {"pools": [{"name": "a", "endpoints": {"static": ["10.0.0.1:8000"]}}], **tree}
                 assert parse_settings(yaml.safe_dump(whole), {}).pools, page
                 found += 1
+    for path in ROOT.glob("examples/*/*.yaml"):
+        if "pools:" in path.read_text():
+            assert parse_settings(path.read_bytes(), {}).pools, path
 
     assert found > 6

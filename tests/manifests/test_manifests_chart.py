@@ -28,7 +28,8 @@ from tests.tables import table
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="no helm for this machine")
 HELM = """
 import json, sys, helm_python as helm
-path, task, values, word = sys.argv[1], sys.argv[2], helm.parse_set_string(sys.argv[3]), sys.argv[4]
+path, task, given, word = sys.argv[1:]
+values = json.loads(given) if given.startswith("{") else helm.parse_set_string(given)
 if task == "render":
     result = helm.Chart.load(path).render(values, name=word, namespace="default")
 else:
@@ -56,12 +57,14 @@ PAGE = (MANIFESTS.parent / "docs/how-to/helm.md").read_text().replace("\\\n", ""
 SAID = [
     ",".join(re.findall(r"--set (\S+)", line)) for line in re.findall("^helm install .*", PAGE, re.MULTILINE)
 ]
+FILES = MANIFESTS.parent.glob("examples/helm-values/*.yaml")
+EXAMPLES = [json.dumps(yaml.safe_load(path.read_text())) for path in FILES]
 LEFT_OUT = {"Gateway", "GatewayClass", "PriorityClass", "EnvoyProxy", "ConfigMap"}  # yours, or read as files
 
 
 @cache
 def run_helm(task: str, values: str, word: str) -> Any:
-    """Does `lint`, `package` into a folder, or `render` of a release; values are as `--set` takes them."""
+    """Does `lint`, `package` into a folder, or `render` of a release; values as `--set` has them, or JSON."""
     command = [sys.executable, "-c", HELM, str(CHART), task, values, word]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
@@ -144,12 +147,12 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     subprocess.run(command, capture_output=True, check=True)
 
 
-@pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values()])
+@pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values(), *EXAMPLES])
 def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     objects = install(values)
     vllm: Object = {"kind": "Service", "metadata": {"name": "vllm"}, "spec": {"ports": [{"port": 8000}]}}
     given: list[Object] = [{"kind": "Gateway", "metadata": {"name": "llm"}}]
-    given += [vllm] if STANDALONE in values else []
+    given += [vllm] if STANDALONE in values or '"vllm", "port"' in values else []
     notes = run_helm("render", values, "vllm")["extproc-router/templates/NOTES.txt"]
     said = set(re.findall(r"(deployment|service|get gateway)[/ ](\S+)", notes))
 

@@ -1,6 +1,7 @@
 """An overlay of a user's own, as docs/how-to/kubernetes.md describes it: image, namespace, monitoring."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +11,7 @@ import yaml
 from extproc.router.settings.share_settings import ShareSettings
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
-from tests.manifests.rendering import MANIFESTS, Object, containers, pick, render, render_own
+from tests.manifests.rendering import MANIFESTS, Object, containers, pick, render, render_folder, render_own
 
 
 @pytest.fixture(scope="module", params=["sidecar", "gateway"])
@@ -79,3 +80,15 @@ def test_the_image_is_its_own_and_a_service_monitor_finds_the_services(rendered:
     jsonschema.validate(monitor, SCHEMAS["monitoring.coreos.com/v1", "ServiceMonitor"])
     assert found
     assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
+
+
+def test_the_examples_have_their_own_pools_and_ask_for_a_metric_that_is_there() -> None:
+    folder = MANIFESTS.parent / "examples"
+    objects = render_folder(folder / "own-overlay")
+    pools = pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
+    [metric] = re.findall(r"(extproc_\w+)\{pool=", (folder / "keda/scaledobject.yaml").read_text())
+
+    assert pools == (folder / "own-overlay" / "extproc.yaml").read_text()
+    assert {item["metadata"].get("namespace", "llm") for item in objects} == {"llm"}
+    assert "image: registry.example/team/extproc-router:" in yaml.safe_dump(objects)
+    assert f"`{metric}`" in (MANIFESTS.parent / "docs/reference/metrics.md").read_text()
