@@ -46,7 +46,7 @@ TOLD: Final = f"""
   s   another strategy, live: {", ".join(STRATEGIES)}
   k   kill an endpoint; again: bring it back
   ?   these lines again
-  q   stop everything; so does Ctrl-C
+  q or Ctrl-C stops everything
 """
 
 

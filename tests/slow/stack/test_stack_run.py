@@ -73,7 +73,7 @@ def played(script: str) -> Iterator[Played]:
             try:
                 stack = Played(process, offset, read_until(process, "Ctrl-C stops everything"))
                 # The first address of all is the page's, and it is there.
-                assert b"<title>extproc</title>" in page(re.findall(r"http://\S+", stack.text)[0])
+                assert b"<title>extproc-router</title>" in page(re.findall(r"http://\S+", stack.text)[0])
                 yield stack
                 stack.press(CTRL_C)
                 assert process.wait(60) == 0
