@@ -16,11 +16,7 @@ def table(
     *,
     ids: Iterable[Any] | Callable[[Any], object] | None = None,
 ) -> Callable[[F], F]:
-    """As `pytest.mark.parametrize`, for rows that need nothing fresh: all of them run in one case.
-
-    The first row that fails ends the test, and its failure names it. A thousand cases of a millisecond cost
-    pytest more than they cost themselves.
-    """
+    """As `pytest.mark.parametrize` in one case, for rows that need nothing fresh; a failure names its row."""
     fields = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     cases = [_values(row, len(fields)) for row in rows]
     labels = [ids(case[0]) for case in cases] if callable(ids) else list(ids or range(len(cases)))

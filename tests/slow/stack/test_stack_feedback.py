@@ -1,8 +1,4 @@
-"""An endpoint that fails at once gets no more requests; one that works again gets its share.
-
-Requests are sent at a pace, each `PAUSE_S` after the one before was sent, so a slow machine sends fewer at
-a time and never a burst; what is asked is how many of them failed.
-"""
+"""An endpoint that fails at once gets no more requests, one that works again its share."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
