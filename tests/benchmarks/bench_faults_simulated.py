@@ -1,10 +1,4 @@
-"""Sharing over a bus with each fault, in virtual time: hits and TTFT beside gateways that share nothing.
-
-The same sessions at the same times for each, four gateways before four endpoints. The fault begins in the
-middle, and what counts is the time from there on: its first 4 s, and all of the minute or two. `K` has turns
-half a second apart, `C` chats whose users think. Given: how many seeds, and which workloads.
-`python -m tests.benchmarks.bench_faults_simulated 5 K C`.
-"""
+"""Sharing with each fault, from then on, beside sharing nothing: `… bench_faults_simulated SEEDS K C`."""
 
 import gc
 import sys

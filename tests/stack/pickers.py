@@ -106,7 +106,7 @@ def override_host(tree: Tree) -> Tree:
 
 
 def istio(tree: Tree) -> None:
-    """FailOpen, with what the overlay's DestinationRule adds: TLS, and outlier detection on the picker."""
+    """FailOpen, with the overlay's DestinationRule: TLS, and outlier detection on the picker."""
     config = ask_in_full_duplex(tree, timeout="1000s", fails_open=True)
     config["metadata_options"] = {
         "receiving_namespaces": {"untyped": ["envoy.lb"]},

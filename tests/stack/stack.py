@@ -83,10 +83,9 @@ class Stack:
     def use(
         self, *pools: Pool, endpoints: Sequence[str] | None = None, share: Any = None, **server: Any
     ) -> None:
-        """Has the service run with these pools, and Envoy with these addresses, and waits for both.
+        """Has service and Envoy use these pools and addresses, and waits for both.
 
-        Without `pools` there is one of the `endpoints`, without those it has the simulated ones. Pools are
-        changed live; other settings of `server` start the service again.
+        Without them: one pool, the simulated endpoints. Other settings of `server` start the service again.
         """
         addresses = self.addresses if endpoints is None else list(endpoints)
         self._place(addresses)

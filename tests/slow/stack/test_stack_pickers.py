@@ -42,7 +42,7 @@ def stack(picked: Picked, shared_stack: Stack) -> Iterator[Stack]:
         **picked.server,
     )
     gateway = shared_stack.through(picked.listener)
-    gateway.gateway.wait_until(gateway.gateway.sees_service)
+    gateway.gateway.wait_until(gateway.gateway.sees_service_anew())
     yield gateway
     shared_stack.restore()
 
