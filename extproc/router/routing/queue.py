@@ -1,30 +1,30 @@
-"""The queue of one pool: requests that are held until there is room for them. Pure: the clock comes in.
+"""The queue of one pool: requests wait here until an endpoint has room. Pure: the clock comes in.
 
-Why. A full pool answers 429 at once and an empty one 503, though a request may end in a moment, and an
-autoscaler may be starting the first endpoint just because somebody asks.
+Why. Without a queue a full pool answers 429 at once and an empty one 503, though a request may end in a
+moment, and an autoscaler may be starting the first endpoint because of this very request.
 
 The rules:
 
-- **Whom.** Who is refused because the pool is full, or has no ready endpoint at all. Not who asks for what no
-  endpoint has.
-- **Order.** Higher priorities first, and those of one priority as they came. Whoever leaves is admitted by
-  `admission`, with what is in flight at that moment, as if it had just come. What admission cannot tell apart
-  (one priority, client, adapter, subset) is a *lane*: where its first is refused, so are the others. Who is
-  kept out by its client's share therefore stands in nobody's way.
-- **Nobody is handed a place.** Whatever may have made room (an end here, or one that a peer tells of; new
-  endpoints; another limit) only stirs the queue. Once for all of it the firsts are asked, until nobody is let
-  in; each that is counts at once. So one end lets one in, and no end is lost.
-- **Who comes** is asked behind those who wait, and not at all if one of its lane waits.
-- **Bounds.** So many requests, and so many bytes of bodies, here or in the proxy that waits. Where there is
-  no room, the last of the lowest priority makes way for a higher one; else who comes is refused, as without
-  a queue.
+- **Which requests wait.** Those refused because the pool is full, or has no ready endpoint at all. Not those
+  for a model or subset that no endpoint has.
+- **Order.** Higher priorities first, and those of one priority as they came. A request that leaves passes
+  `admission`, with what is in flight at that moment, as if it had just come. Requests that admission treats
+  alike (one priority, client, adapter, subset) are a *lane*: where its first is refused, so are the others. A
+  request that its client's share keeps out therefore blocks no other lane.
+- **No place is handed on.** Whatever may have made room (a request that ended here or at a peer; new
+  endpoints; another limit) only stirs the queue. Then, once for all of it, the first of each lane retries,
+  until none is let in; each that is counts at once. So one end lets one in, and no end is lost.
+- **A new request** tries behind those that wait, and not at all if one of its lane waits.
+- **Bounds.** So many requests, and so many bytes of bodies, here or in the proxy. Where there is no room,
+  the last of the lowest priority makes way for a higher one; else the new request is refused, as without a
+  queue.
 - **Ends.** A request leaves once: let in; refused, when its time is over or the queue is shut; or its client
-  left. One whose time is over is asked a last time, and so gets the refusal that holds now.
-- **From zero.** When an empty pool gets endpoints, the gateway hears of them elsewhere, and perhaps later: an
-  address that it does not know yet is answered 503. So the queue stays as it is for `settle_s`.
+  left. When its time is over it tries once more, and so gets the refusal that is right at that moment.
+- **From zero.** When an empty pool gets endpoints, the gateway learns them from another source, and perhaps
+  later: it answers 503 for an address that it has not got yet. So nobody leaves the queue for `settle_s`.
 
-What was tried: a place handed on at each end loses places where a client leaves at the same moment, and gives
-one away where a limit was lowered; a timer for each request keeps thousands that are long answered.
+What was tried: handing a place on at each end loses places where a client leaves at the same moment, and
+lets one in too many where a limit was lowered; a timer for each request keeps thousands that are answered.
 """
 
 from collections import Counter
@@ -39,12 +39,12 @@ from extproc.router.histogram import Histogram
 
 Later = Callable[[float, Callable[[], None]], object]
 
-# How often the queue is looked at while somebody waits: times end, and an endpoint that was left out is back.
+# How often a queue that is not empty retries: times end, and endpoints that failed come back.
 TICK_S: Final = 0.1
-# Of a queue with many lanes only so many are asked at a time, and only so many requests looked at for them.
-_ASKED: Final = 64
-_LOOKED_AT: Final = 1_024
-# So many leave in one turn of the loop: thousands would keep it from everybody else.
+# One `admit` retries at most so many lanes, and searches at most so many requests for their firsts.
+_LANES_AT_ONCE: Final = 64
+_WAITERS_AT_ONCE: Final = 1_024
+# So many leave in one turn of the loop: thousands would block it.
 _AT_ONCE: Final = 32
 
 STAY_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
@@ -58,7 +58,7 @@ class QueueEnd(StrEnum):
 
 
 class Lane(NamedTuple):
-    """What admission tells requests apart by."""
+    """The part of a request that admission decides by: requests of one lane are let in or refused alike."""
 
     priority: int = 0
     client: int = 0
@@ -67,14 +67,14 @@ class Lane(NamedTuple):
 
 
 class Waiter:
-    """One request that is held. `ask` lets it try to leave; with `True` for the last time."""
+    """One request that waits. `retry` tries to route it; with `True` for the last time."""
 
-    __slots__ = ("ask", "lane", "number", "since_s", "size_bytes", "until_s")
+    __slots__ = ("lane", "number", "retry", "since_s", "size_bytes", "until_s")
 
     def __init__(self, lane: Lane, size_bytes: int = 0) -> None:
         self.lane = lane
         self.size_bytes = size_bytes
-        self.ask: Callable[[bool], None] = lambda _: None  # until whoever waits has said how it is asked
+        self.retry: Callable[[bool], None] = lambda _: None  # until the request's stream sets it
         self.number = 0
         self.since_s = self.until_s = 0.0
 
@@ -97,8 +97,8 @@ class QueueLimits:
 class Queue:
     """Requests of one pool in the order in which they may leave.
 
-    `budget` bounds the bytes of their bodies, and may be shared with other queues. `clock` counts seconds;
-    `later` calls something after so many of them, with 0 when whoever calls now is done.
+    `budget` bounds the bytes of their bodies, and may be shared with other queues. `clock` returns seconds;
+    `later` calls an action after so many seconds; with 0, after the current callback.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Queue:
         return waiter.number in self._waiting.get(waiter.lane.priority, ())
 
     def precedes(self, lane: Lane) -> bool:
-        """Asks those who wait, if anything changed; whether one of `lane` still does."""
+        """Retries those that wait, if anything changed; whether one of `lane` still waits."""
         if not self._waiting:
             return False
         if self._is_stirred:
@@ -134,13 +134,13 @@ class Queue:
         return lane in self._lanes or (bool(self._waiting) and self._clock() < self._settled_s)
 
     def is_over(self, waiter: Waiter) -> bool:
-        """Whether its time has ended: it was neither let in, nor made to go before."""
+        """Whether the request's time has ended, and it was not dismissed before."""
         return 0 < waiter.until_s <= self._clock()
 
     def enter(self, waiter: Waiter, wait_s: float | None = None) -> bool:
-        """Holds a request from now on, if there is room for it; whether there is.
+        """Queues a request, if there is room for it; whether there is.
 
-        `wait_s` is what `QueueLimits.longest_s` allows it; `None`: what all are allowed.
+        `wait_s` is what `QueueLimits.longest_s` allows it; `None`: the pool's `wait_s`.
         """
         if self._is_shut or not self._make_room(waiter):
             return False
@@ -153,7 +153,7 @@ class Queue:
         return True
 
     def leave(self, waiter: Waiter, end: QueueEnd) -> None:
-        """Hears that a request is held no more; what is not held (any more) is left alone."""
+        """Takes a request out of the queue; does nothing if it is not (any more) in it."""
         if waiter not in self:
             return
         waiting = self._waiting[waiter.lane.priority]
@@ -167,7 +167,7 @@ class Queue:
         self.stays[end].count(self._clock() - waiter.since_s)
 
     def stir(self) -> None:
-        """Hears that there may be room; soon, those who wait are asked."""
+        """There may be room: retries those that wait, after the current callback."""
         if self._waiting and not self._is_stirred:
             self._is_stirred = True
             self._later(0.0, self.admit)
@@ -178,16 +178,16 @@ class Queue:
             self._later(self.limits.settle_s, self.stir)
 
     def admit(self) -> None:
-        """Asks those who wait, as long as one is let in."""
+        """Retries the first of each lane, as long as one is let in."""
         self._is_stirred = False
         if self._clock() < self._settled_s:
             return
         refused, left = set[Lane](), 0
-        while left < _AT_ONCE and len(refused) < min(len(self._lanes), _ASKED):
-            waiter = next((one for one in islice(self, _LOOKED_AT) if one.lane not in refused), None)
+        while left < _AT_ONCE and len(refused) < min(len(self._lanes), _LANES_AT_ONCE):
+            waiter = next((one for one in islice(self, _WAITERS_AT_ONCE) if one.lane not in refused), None)
             if waiter is None:
                 return
-            waiter.ask(False)
+            waiter.retry(False)
             if waiter in self:
                 refused.add(waiter.lane)
             else:
@@ -196,7 +196,7 @@ class Queue:
             self.stir()
 
     def shut(self) -> None:
-        """Refuses all who wait, and holds nobody any more."""
+        """Refuses all that wait, and takes no more."""
         self._is_shut = True
         for waiter in self:
             waiter.until_s = 0.0
@@ -213,7 +213,7 @@ class Queue:
         return True
 
     def _dismiss(self, waiter: Waiter) -> None:
-        waiter.ask(True)
+        waiter.retry(True)
         self.leave(waiter, QueueEnd.REFUSED)  # if nobody did
 
     def _expire(self) -> None:

@@ -31,8 +31,8 @@ def refuse(error: RequestError, path: str = "") -> Answer:
     """
     # A client's model name may hold what UTF-8 cannot: a lone surrogate.
     message = error.message.encode(errors="replace").decode()
-    told = {RETRY_AFTER: error.retry_after_s, DROPPED: error.dropped}
-    headers = {name: str(value) for name, value in told.items() if value is not None}
+    values = {RETRY_AFTER: error.retry_after_s, DROPPED: error.dropped}
+    headers = {name: str(value) for name, value in values.items() if value is not None}
     if "/v1/messages" in path.partition("?")[0]:  # or behind a prefix: `/llama/v1/messages?beta=true`
         other = "invalid_request_error" if error.status < 500 else "api_error"
         body = {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, other), "message": message}}

@@ -12,15 +12,15 @@ from extproc.router.stream import events, names
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.long_body import LENGTH, Place, find_body, varint
 
-# Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
+# Stands for the 16 digits of the routing key in a reply serialised ahead; no other string has a NUL.
 _PREFIX: Final = b"\0" * 16
-# And of a pick's number.
+# Stands for the 16 digits of a pick's number.
 _TICKET: Final = b"\0\1" * 8
 
-# How much longer a proxy is to wait than a request is held: its answer has to come.
+# The proxy waits this much longer than the queue holds the request: our answer must reach it first.
 _SPARE_S: Final = 2.0
 
-# A token that names a session may be so long; paths and names of models are shorter.
+# Longest value kept as it is. A token that names a session may be so long; paths and models are shorter.
 _VALUE_CHARS: Final = 1_024
 # No picker's header is longer, and no client needs more of them: a request waits for its body with them.
 _NAME_CHARS, _MAX_NAMES = 64, 32
@@ -80,22 +80,22 @@ def _continue(phase: events.Phase) -> bytes:
     return response.SerializeToString()
 
 
-def _continue_and_tell(body: events.BodyMode) -> bytes:
+def _continue_headers_only(body: events.BodyMode) -> bytes:
     response = pb.ProcessingResponse(mode_override=_override(body, pb.SEND))
     response.request_headers.SetInParent()
     return response.SerializeToString()
 
 
 _SKIP_BODY: Final = _override(events.BodyMode.NONE, pb.SKIP)
-_CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in events.BodyMode}
+_CONTINUE_HEADERS_ONLY: Final = {mode: _continue_headers_only(mode) for mode in events.BodyMode}
 _CONTINUE: Final = {phase: _continue(phase) for phase in events.Phase}
 
 
 def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> events.Event:
-    """Reads one `ProcessingRequest`; keeps of the headers only the guarded and `wanted_headers` (lower-case).
+    """Reads one `ProcessingRequest` with only its guarded headers and `wanted_headers` (lower-case).
 
-    A long `bytearray` becomes the body in it: nothing is copied. Raises `ProtocolError` for bytes that are
-    no such message or hold none of its alternatives.
+    A long `bytearray` is cut down to its body, which saves a copy. Raises `ProtocolError` for bytes that are
+    no such message or have none of its alternatives.
     """
     try:
         request, body = _read(message)
@@ -113,8 +113,8 @@ def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind 
     match reply:
         case events.Continue():
             return _CONTINUE[reply.phase]
-        case events.ContinueAndTell():
-            return _CONTINUE_AND_TELL[reply.request_body]
+        case events.ContinueHeadersOnly():
+            return _CONTINUE_HEADERS_ONLY[reply.request_body]
         case events.Served():
             return _CONTINUE[events.Phase.RESPONSE_HEADERS]
         case events.Routed():
@@ -126,7 +126,7 @@ def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind 
             response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
             return response.SerializeToString()
         case events.BodyToRead():
-            raise ProtocolError("nothing to be said yet")
+            raise ProtocolError("a body that is still read has no reply yet")
     return _answer(reply)
 
 
@@ -135,7 +135,7 @@ def _read(message: bytes | bytearray) -> tuple[pb.ProcessingRequest, bytes | byt
     place = find_body(message) if len(message) > _LONG_BYTES else None
     if place is not None:
         request = pb.ProcessingRequest.FromString(place.rest)
-        # Of parts that are told twice the last one counts, as protobuf has it.
+        # Where a part comes twice the last one counts, as in protobuf.
         if request.WhichOneof("request") == place.part and not getattr(request, place.part).body:
             return request, _cut(message, place)
     request = pb.ProcessingRequest.FromString(bytes(message))
@@ -185,18 +185,18 @@ def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | Non
 
 
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
-    kept: dict[str, str] = {}
+    found: dict[str, str] = {}
     for header in headers.headers:
         name = header.key.lower()  # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`
         if name in wanted or name in names.KNOWN_ORDERS:
-            kept[name] = _short(header.raw_value.decode("utf-8", "replace") or header.value)
-        elif name.startswith(names.GUARDED) and len(name) <= _NAME_CHARS and len(kept) < _MAX_NAMES:
-            kept[name] = ""  # nobody reads it: it is only removed
-    return kept
+            found[name] = _short(header.raw_value.decode("utf-8", "replace") or header.value)
+        elif name.startswith(names.GUARDED) and len(name) <= _NAME_CHARS and len(found) < _MAX_NAMES:
+            found[name] = ""  # nobody reads it: it is only removed
+    return found
 
 
 def _short(value: str) -> str:
-    """A request may wait for its body for minutes: of a long value the beginning is kept, and a hash."""
+    """Cuts a long value to its beginning and a hash: a request may wait for its body for minutes."""
     if len(value) <= _VALUE_CHARS:
         return value
     return value[:_VALUE_CHARS] + xxh3_64_hexdigest(value.encode(errors="replace"))
@@ -306,7 +306,7 @@ def _decided(reply: events.Routed) -> bytes:
     return built.replace(_PREFIX, prefix)
 
 
-# Nothing in its key is a client's choice: pools, endpoints and reasons are ours, header names are known.
+# No client chooses any part of the key: pools, endpoints and reasons are ours, the headers `KNOWN_ORDERS`.
 @lru_cache(maxsize=4_096)
 def _template(fixed: _Fixed) -> bytes:
     return _build(fixed, None)

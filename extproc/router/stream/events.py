@@ -1,4 +1,4 @@
-"""What a proxy tells us, and what we answer: the ext_proc protocol as plain values.
+"""A proxy's messages and our replies: the ext_proc protocol as plain values.
 
 Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here. Structs, because a
 request makes a dozen of them and a frozen dataclass takes eight times as long to make.
@@ -26,9 +26,9 @@ class BodyMode(IntEnum):
 
 
 class StreamConfig(Struct, frozen=True):
-    """How the proxy's filter runs, told once, with the first message (`protocol_config`).
+    """How the proxy's filter runs; the first message of a stream has it (`protocol_config`).
 
-    `None` for a mode means one that we do not know.
+    `None` stands for a mode that this version does not have.
     """
 
     request_body: BodyMode | None = None
@@ -36,12 +36,12 @@ class StreamConfig(Struct, frozen=True):
     sends_body_without_waiting: bool = False
 
 
-# The first message told no mode: the Endpoint Picker Protocol 1.0.0 asks for this one.
-UNTOLD: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+# For a first message without a configuration: the modes that the Endpoint Picker Protocol 1.0.0 requires.
+NO_CONFIG: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
 class Observed(Struct, frozen=True):
-    """A message of any kind that is only shown: the proxy goes on, and takes no answer."""
+    """A message of any kind in observability mode: the proxy goes on, and takes no answer."""
 
 
 class RequestHeaders(Struct, frozen=True):
@@ -61,17 +61,17 @@ class RequestBody(Struct, frozen=True):
 
 
 class BodySkipped(Struct, frozen=True):
-    """A message came that there was no room for, and it is gone: by its size, one with a body."""
+    """A message was dropped because there was no room for it; by its size, it had a body."""
 
 
 class BodyRead(Struct, frozen=True):
-    """The answer to a `BodyToRead`: what was found, or why nothing was. The driver's own event."""
+    """The driver's answer to a `BodyToRead`: what the picker found, or its error."""
 
     found: Found | RequestError
 
 
 class Room(Struct, frozen=True):
-    """There may be room for a request that waits. The driver's own event, when its `waiter` says so.
+    """The driver's event when the queue retries a request: there may be room for it.
 
     `is_last`: its time is over, so it is answered now, with an endpoint or a refusal.
     """
@@ -84,10 +84,10 @@ class RequestTrailers(Struct, frozen=True):
 
 
 class ResponseHeaders(Struct, frozen=True):
-    """`served` is the `ip:port` that answered, where the gateway tells it (EPP 1.0.0).
+    """`served` is the `ip:port` that answered, where the gateway sends it (EPP 1.0.0).
 
-    `status` is 0 where it is not told. `is_upstreams` says that an endpoint wrote this answer, for certain;
-    else it may be the proxy's own.
+    `status` is 0 where the gateway sends none. `is_upstreams`: an endpoint wrote this answer, for certain;
+    otherwise it may be the proxy's own.
     """
 
     served: str | None = None
@@ -137,8 +137,8 @@ class Continue(Struct, frozen=True):
     phase: Phase
 
 
-class ContinueAndTell(Struct, frozen=True):
-    """Go on with the request's headers, send its body as before, and of the response the headers alone."""
+class ContinueHeadersOnly(Struct, frozen=True):
+    """Go on with the request's headers; send its body as before, but only the headers of the response."""
 
     request_body: BodyMode
 
@@ -147,28 +147,28 @@ class BodyToRead(Struct, frozen=True):
     """Nothing to send yet: the body is long, and the driver calls `find` in a thread."""
 
     picker: Picker
-    ask: Query
+    query: Query
     plan: RequestPlan | None
 
     def find(self) -> Found:
-        return self.picker.find(self.ask, self.plan)
+        return self.picker.find(self.query, self.plan)
 
 
 class Queued(Struct, frozen=True):
     """No endpoint yet: the request waits for `wait_s` at most, and `waiter` says when to try it again.
 
-    `may_tell`: the proxy understands a message that it takes longer.
+    `can_wait_longer`: the proxy understands `override_message_timeout`.
     """
 
     waiter: Waiter
     wait_s: float
-    may_tell: bool
+    can_wait_longer: bool
 
 
 class Served(Struct, frozen=True):
-    """Go on with the response; this is what the gateway tells of it (EPP 1.0.0).
+    """Go on with the response; `response` is what the gateway sent of it (EPP 1.0.0).
 
-    `pool` is the name of the pick's pool, `address` who answered. `is_elsewhere`: another one than the pick.
+    `pool` is the name of the pick's pool, `address` the endpoint that answered. `is_elsewhere`: not the pick.
     `ticket` is the pick's number, 0 if it has none.
     """
 
@@ -188,11 +188,11 @@ class Piece(Struct, frozen=True):
 
 
 class Routed(Struct, frozen=True):
-    """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata.
+    """Go on, to the picked endpoint: headers set and removed, and the pick as dynamic metadata.
 
-    `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is what an
-    access log tells of the request by, 0 if nobody would listen. `is_unread`: the proxy is to keep nothing of
-    the body, and to look for a route that does not either.
+    `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is the
+    number by which an access log names the request, 0 without one. `is_unread`: the proxy must not buffer
+    the body, and looks for a route that does not either.
     """
 
     phase: Phase
@@ -219,4 +219,4 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | ContinueAndTell | BodyToRead | Queued | Served | Routed | Piece | Answer
+Reply = Continue | ContinueHeadersOnly | BodyToRead | Queued | Served | Routed | Piece | Answer

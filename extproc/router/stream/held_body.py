@@ -9,23 +9,23 @@ from extproc.router.budget import Budget
 from extproc.router.stream.events import Phase, Piece, RequestBody, RequestHeaders
 from extproc.router.stream.names import CONTENT_LENGTH
 
-# Bodies up to this size find room among the announced when larger ones do not, half as much again.
+# Bodies up to this size may exceed the limit of `announced` by half: small ones come in when larger do not.
 _SMALL_BYTES: Final = 131_072
 
 # Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
 PIECE_BYTES: Final = 62_000
 
-# Of more digits than any limit has, nothing needs to be known.
+# A length of more digits is above any limit.
 _LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 
 NO_REQUEST: Final = RequestHeaders({})
 
 
 class HeldBody:
-    """The headers, the subset, and what came of the body, in so many `messages`.
+    """The headers, the subset, and what has come of the body, in `messages` messages.
 
-    `budget` is the process's, for held bodies; `announced` likewise, for what proxies are to buffer; `None`
-    for either: there is room for all.
+    `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the process's.
+    `None` for either: no limit.
     """
 
     __slots__ = (
@@ -53,13 +53,13 @@ class HeldBody:
         self.request, self.subset = request, request.subset
 
     def announce(self) -> bool:
-        """Counts the body that a proxy is to buffer; whether there is room for it."""
+        """Counts the body that a proxy will buffer; whether there is room for it."""
         if self._announced is None:
             return True
         length = self.request.headers.get(CONTENT_LENGTH, "")
-        # One without a length may be as large as any. Most are small, and eight of them come at once.
-        # Of one that is too long the proxy holds no more than that, and refuses it in words of its own: an
-        # answer of ours, at the headers, reaches no client of HTTP/2 that still sends.
+        # A body without a length may be as large as any, but most are small: it counts half the limit. The
+        # proxy itself refuses a body that is too long, and buffers no more than the limit: a refusal of ours
+        # at the headers reaches no HTTP/2 client that still sends.
         size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
         size = min(size, self._max_body_bytes)
         extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
@@ -69,7 +69,7 @@ class HeldBody:
         return True
 
     def check(self, event: RequestBody) -> None:
-        """Takes the subset that a body's message tells; raises `BodyTooLarge`."""
+        """Takes the subset from a message of the body; raises `BodyTooLarge`."""
         if event.subset is not None:
             self.subset = event.subset
         if len(self.body) + len(event.data) > self._max_body_bytes:
@@ -78,7 +78,7 @@ class HeldBody:
     def put(self, data: bytes | bytearray) -> None:
         """Keeps all of a body, and counts it until it is read.
 
-        It is here already, so there is room for it, or less for others.
+        It is in memory already, so it counts even above the limit, and leaves less room for others.
         """
         self.body = data
         if self._budget is not None:
@@ -97,7 +97,7 @@ class HeldBody:
         return True
 
     def drop(self) -> None:
-        """Lets go of a body that was read and need not be given back. The proxy still holds what it has."""
+        """Drops a body that was read and need not be given back. The proxy still has its own copy."""
         if self._budget is not None:
             self._budget.give(len(self.body))
         self.body = b""
@@ -112,7 +112,7 @@ class HeldBody:
 
 
 def pieces(data: bytes | bytearray, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:
-    """Yields views of `data`: whoever sends 31 MB of them, a few at a time, copies each then."""
+    """Yields views of `data` without a copy: the sender copies each piece when it sends it."""
     view = memoryview(data)
     for start in range(0, len(data) or end_of_stream, PIECE_BYTES):
         end = start + PIECE_BYTES

@@ -1,7 +1,7 @@
-"""Finds a long body in the bytes of a `ProcessingRequest`, so that nobody has to copy it.
+"""Finds a long body in the bytes of a `ProcessingRequest`, which saves a copy of it.
 
-Only the writing of the message is known here (protobuf's "Encoding"), and only as proxies write it: a body
-is the first field of its part. Whatever else comes is left to protobuf.
+This module reads protobuf's wire format ("Encoding") only as proxies write it: a body is the first field
+of its part. It leaves every other message to protobuf.
 """
 
 from typing import Final, NamedTuple

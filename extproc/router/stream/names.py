@@ -7,15 +7,15 @@ DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = f"{DESTINATION}-subset"
 SERVED: Final = f"{DESTINATION}-served"
 
-# The pool that was chosen, told to the proxy; in a stream's own metadata, the operator's choice of one.
+# In a reply to the proxy: the pool that was chosen. In a stream's own metadata: the operator's choice.
 POOL: Final = "x-extproc-pool"
 
-# Told to the proxy: the request's body is to be kept nowhere, for a retry neither.
+# In a reply to the proxy: it must not buffer the request's body, not even for a retry.
 UNREAD: Final = "x-extproc-unread"
 
 REQUEST_ID: Final = "x-request-id"
 
-# W3C Trace Context: of a request's headers they are read only where traces are made.
+# W3C Trace Context: read from a request's headers only where traces are made.
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
@@ -29,8 +29,8 @@ GUARDED: Final = (
     "x-extproc-",
 )
 
-# Of these, the names that gateways and clients are known to send. A reply that removes no other is kept
-# serialised. Any other name is a client's choice, and nothing is kept of it.
+# The guarded names that gateways and clients send. A reply that removes only these is cached as bytes;
+# a client chooses any other name, so replies that remove one are not cached.
 KNOWN_ORDERS: Final = frozenset(
     {
         DESTINATION,
@@ -48,7 +48,7 @@ KNOWN_ORDERS: Final = frozenset(
     }
 )
 
-# llm-d's, in our refusals: why a request that was right was not served.
+# llm-d's, in our refusals: why a valid request was not served.
 DROPPED: Final = "x-llm-d-request-dropped-reason"
 
 # What a session reads of a request's headers, beside the guarded ones and those that a pool's keys name.
@@ -61,7 +61,7 @@ RETRY_AFTER: Final = "retry-after"
 UPSTREAM_TIME: Final = "x-envoy-upstream-service-time"
 READ_RESPONSE_HEADERS: Final = frozenset({STATUS, RETRY_AFTER, UPSTREAM_TIME})
 
-# Namespaces of dynamic metadata: EPP's two, and the one where operators see a decision.
+# Namespaces of dynamic metadata: EPP's two, and one with our decision, for operators.
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 LB_NAMESPACE: Final = "envoy.lb"
 DECISION_NAMESPACE: Final = "extproc"
@@ -74,7 +74,7 @@ DISCOVER: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Stream
 CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
 
-# Names that gRPC health answers under: the process lives; it can route (EPP 1.0.0, and the name that probes
-# of the Gateway API Inference Extension's manifests ask for).
+# Services of gRPC health: the process lives; it can route (EPP 1.0.0, and the service that the probes in
+# the Gateway API Inference Extension's manifests name).
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "readiness", EXT_PROC, "inference-extension")

@@ -13,19 +13,19 @@ from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.events import Continue, Phase, Reply, ResponseHeaders, Served
 
 Route = Callable[[Query, Found], list[Reply]]
-"""Routes a request, and says what to answer; raises `NoEndpoint` or `Overloaded` where there is no room."""
+"""Routes a request and returns the replies; raises `NoEndpoint` or `Overloaded` where there is no room."""
 
 
 class Wait:
-    """One stay of a request in `queue`, its pool's."""
+    """A request that waits in `queue`, its pool's."""
 
-    __slots__ = ("_ask", "_found", "_queue", "_route", "waiter")
+    __slots__ = ("_found", "_query", "_queue", "_route", "waiter")
 
-    def __init__(self, queue: Queue, waiter: Waiter, ask: Query, found: Found, route: Route) -> None:
+    def __init__(self, queue: Queue, waiter: Waiter, query: Query, found: Found, route: Route) -> None:
         self._queue = queue
         self.waiter = waiter
-        # What was found in the body is kept, not the body.
-        self._ask, self._found = replace(ask, body=None), found
+        # What the picker found in the body stays, the body goes.
+        self._query, self._found = replace(query, body=None), found
         self._route = route
 
     @property
@@ -33,9 +33,9 @@ class Wait:
         return self.waiter.until_s - self.waiter.since_s
 
     def again(self, *, is_last: bool) -> list[Reply]:
-        """Routes the request, if there is room for it now; empty: not yet. The last time raises a refusal."""
+        """Routes the request if there is room now, else returns no reply; `is_last` raises the refusal."""
         try:
-            replies = self._route(self._ask, self._found)
+            replies = self._route(self._query, self._found)
         except (NoEndpoint, Overloaded) as refusal:
             if not is_last and self._found.pool.may_pass(refusal):
                 return []
@@ -50,24 +50,24 @@ class Wait:
         self._queue.leave(self.waiter, end)
 
 
-def seek(queue: Queue, ask: Query, found: Found, route: Route) -> list[Reply] | Wait:
-    """Routes a request at once, or holds it in `queue`, its pool's; raises where neither can be."""
+def seek(queue: Queue, query: Query, found: Found, route: Route) -> list[Reply] | Wait:
+    """Routes a request at once, or holds it in `queue`, its pool's; raises where it can do neither."""
     pool = found.pool
-    lane = pool.lane(ask.headers, found.adapter, ask.subset)
+    lane = pool.lane(query.headers, found.adapter, query.subset)
     try:
         if not queue.precedes(lane):
-            return route(ask, found)
+            return route(query, found)
     except (NoEndpoint, Overloaded) as refusal:
         if not pool.may_pass(refusal):
             raise
-    waiter = Waiter(lane, len(ask.body or b""))
-    if not queue.enter(waiter, queue.limits.longest_s(objective_of(ask.headers), ttl_s(ask.headers))):
-        return route(ask, found)  # says why not
-    return Wait(queue, waiter, ask, found, route)
+    waiter = Waiter(lane, len(query.body or b""))
+    if not queue.enter(waiter, queue.limits.longest_s(objective_of(query.headers), ttl_s(query.headers))):
+        return route(query, found)  # says why not
+    return Wait(queue, waiter, query, found, route)
 
 
 class Counted:
-    """One pick at most, released once. `tickets` find it again when the proxy's access log tells of it."""
+    """One pick at most, released once. The proxy's access log names its ticket, `tickets` the pick."""
 
     __slots__ = ("_tickets", "has_response", "pick", "ticket")
 
@@ -81,8 +81,8 @@ class Counted:
         self.pick = pick
         self.ticket = 0 if self._tickets is None else self._tickets.give(pick)
 
-    def hear(self, event: ResponseHeaders) -> Reply:
-        """Takes what a gateway tells of the response first; the pick counts where it was answered."""
+    def on_response(self, event: ResponseHeaders) -> Reply:
+        """Takes the response's headers; from now on the pick counts on the endpoint that answered."""
         reply: Reply = Continue(Phase.RESPONSE_HEADERS)
         pick = self.pick
         if pick is not None and not self.has_response:

@@ -1,4 +1,4 @@
-"""The ext_proc service: tells a stream's messages to its session, and sends the session's replies.
+"""The ext_proc service: passes a stream's messages to its session, and sends the session's replies.
 
 Everything of a request that can fail is caught here: an exception's text, and with it pieces of a prompt,
 must reach neither the proxy nor a log.
@@ -40,13 +40,13 @@ from extproc.router.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)
 
-# Pieces in one turn of the loop: 2 MB of a body that is given back, in 1 to 2 ms.
+# Pieces sent in one turn of the loop: 2 MB of a body that is given back, in 1 to 2 ms.
 _AT_ONCE: Final = 32
 _MESSAGE: Final = (bytes, bytearray)
 
 
 class Observer(Protocol):
-    """Hears what became of streams and requests. Names of pools are configured ones, or empty."""
+    """Counts what becomes of streams and requests. Names of pools are configured ones, or empty."""
 
     def opened(self) -> None:
         """A stream is open."""
@@ -58,7 +58,7 @@ class Observer(Protocol):
         """A request has its endpoint; `elapsed_s` after the message that decided it."""
 
     def answered(self, pool: str, outcome: str) -> None:
-        """A request was answered by us: refused, or told the models."""
+        """We answered a request ourselves: with a refusal, or with the list of models."""
 
     def served_elsewhere(self, pool: str) -> None:
         """Another endpoint than the pick answered."""
@@ -70,15 +70,15 @@ class Observer(Protocol):
 class ExternalProcessor:
     """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream.
 
-    `picker` is asked for the picker in force when a stream opens, so a reload meets no stream halfway.
-    `budget` is the process's, for bodies that are held; `announced` for those that proxies are to buffer.
-    `on_served` hears what a gateway tells of a response, and how many seconds after the pick. `pass_headers`
-    are guarded headers that go on to the endpoint. A request whose response the gateway never tells of counts
-    as long as others of its pool take, or `unseen_s` where nobody says how long that is, by the loop's clock
-    or by `later`, which is called with a delay and what to do then.
-    `reader` reads long bodies, which would keep the loop from others for milliseconds; `None` reads them on
-    it. `tickets` find picks again by what an access log tells. `tracer` makes spans; without one no stream
-    looks for a trace. While it cannot route (`can_route`), streams end at once as unavailable.
+    `picker` returns the picker in force. A stream calls it when it opens and keeps the result to its end, so
+    a reload never changes a stream halfway. `budget` counts bodies that we hold, `announced` those that
+    proxies buffer. `on_served` gets the head of each response that a gateway sends us, and the seconds since
+    the pick. `pass_headers` are guarded headers that go on to the endpoint. A request whose response the
+    gateway never sends counts as long as its pool's requests usually take, or `unseen_s` where that has not
+    been measured; `later` runs an action after a delay (default: the loop's timer).
+    `reader` parses long bodies in a thread, since they would block the loop for milliseconds; `None` parses
+    them on the loop. `tickets` find picks by the numbers in an access log. `tracer` makes spans; without one
+    no stream looks for a trace. While `can_route` is false, streams end at once as unavailable.
     """
 
     def __init__(
@@ -268,13 +268,13 @@ class _Stream(_Inbox):
                 return
             case [Queued() as queued]:
                 self._flow = _Flow.QUEUED
-                queued.waiter.ask = self._try
-                if queued.may_tell:
+                queued.waiter.retry = self._try
+                if queued.can_wait_longer:
                     self._call.send(encode(queued))
                 return
-        # All of them or none: half an answer would be taken for one.
+        # Encode all before sending any: a proxy would take half an answer for a whole one.
         encoded = [encode(reply) for reply in replies[:_AT_ONCE]]
-        self._tell(replies, start_s)
+        self._observe(replies, start_s)
         for message in encoded:
             self._call.send(message)
         if len(replies) > _AT_ONCE:
@@ -282,7 +282,7 @@ class _Stream(_Inbox):
             asyncio.get_running_loop().call_soon(self._return, replies, _AT_ONCE)
 
     def _return(self, replies: Sequence[Reply], start: int) -> None:
-        """Gives a long body back, a few pieces in each of the loop's turns; others have theirs between."""
+        """Gives a long body back, a few pieces in each turn of the loop; other streams run in between."""
         if self._flow is _Flow.CLOSED:
             return
         end = start + _AT_ONCE
@@ -314,7 +314,7 @@ class _Stream(_Inbox):
             self._flow = _Flow.QUEUED
         self._resume()
 
-    def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
+    def _observe(self, replies: Sequence[Reply], start_s: float) -> None:
         observer = self._service.observer
         match replies:
             case [Routed(decision=decision, request_id=made), *_]:
@@ -339,9 +339,9 @@ class _Stream(_Inbox):
 
 
 class _UnreadyStream(_Stream):
-    """A stream that opened before we know any endpoint. A proxy that fails open knows some: we fail at once.
+    """A stream opened before any source listed endpoints: it fails at once, so proxies can fail open.
 
-    A proxy that did not see the service restart sends requests before it has asked for its health.
+    A proxy that did not notice our restart sends requests before its next health check.
     """
 
     __slots__ = ()
@@ -370,17 +370,17 @@ class _TracedStream(_Stream):
             self._origin = self._service.tracer.sampling.origin(self._call.metadata, event.headers)
         super()._answer(event, start_s)
         if self._decided is not None:
-            # Behind what is to be sent: nobody waits for a span.
+            # After the replies are sent: nobody waits for a span.
             asyncio.get_running_loop().call_soon(self._record, *self._decided)
             self._origin = self._decided = None
 
-    def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
-        super()._tell(replies, start_s)
+    def _observe(self, replies: Sequence[Reply], start_s: float) -> None:
+        super()._observe(replies, start_s)
         if self._origin is None:
             return
         match replies:
             case [Routed() as reply, *_] | [Answer() as reply]:
-                # Of a routed one the observer has heard the same figure.
+                # The observer got the same figure for a routed one.
                 self._decided = (self._origin, reply, (self._routed_s or perf_counter()) - start_s)
 
     def _record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:

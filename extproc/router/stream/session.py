@@ -8,12 +8,12 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # Envoy's (`ext_proc.proto` and "External Processing" in its documentation; measured on 1.36 to 1.40):
 # - Every message gets one reply of its own kind, in the messages' order. A reply too many or out of order
 #   fails the stream, and with it the request unless the filter fails open.
-# - How a request's body comes is the filter's `request_body_mode`, told with the first message. What we do:
+# - The filter's `request_body_mode`, sent with the first message, says how a body comes. What we do:
 #
 #   | mode                        | at the headers | a message of the body      | once it is routed      |
 #   | --------------------------- | -------------- | -------------------------- | ---------------------- |
 #   | BUFFERED, BUFFERED_PARTIAL, | go on          | the only one: route in     | go on, for each        |
-#   |   or one we do not know     |                | its reply                  |                        |
+#   |   or an unknown mode        |                | its reply                  |                        |
 #   | NONE                        | route          | none comes                 |                        |
 #   | STREAMED                    | route          | (comes after its headers   | go on, for each        |
 #   |                             |                | are answered)              |                        |
@@ -21,11 +21,11 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   |                             |                | in the headers' reply, then|                        |
 #   |                             |                | go on, for each held       |                        |
 #   | FULL_DUPLEX_STREAMED,       | hold           | hold; at the last: route   | given back, in pieces  |
-#   |   or no mode told at all    |                | in the headers' reply, then|                        |
+#   |   or no mode sent           |                | in the headers' reply, then|                        |
 #   |                             |                | the body, in pieces        |                        |
 #
-#   Where the filter skips the headers, the body comes first, and with it the mode; what would be said in
-#   the headers' reply is then said in the body's.
+#   Where the filter skips the headers, the body comes first, and the mode with it; the body's reply then
+#   has what the headers' reply would have had.
 #   Any mode routes at the headers where no body can change the decision, none comes, or it never ends
 #   (an upgrade to a websocket). To a buffering Envoy the reply then says not to send the body.
 # - FULL_DUPLEX_STREAMED alone: nothing is answered before the headers' reply; Envoy keeps no copy of the
@@ -35,44 +35,43 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # - In `observability_mode` the proxy goes on by itself: no answer, and nothing counts.
 #
 # The Endpoint Picker Protocol's, 1.0.0: the body and the response's body are streamed in full duplex, unless
-# the proxy tells other modes (agentgateway, NGINX Gateway Fabric and upstream's own tests tell none); the
-# subset may come with the headers or with the body; the response tells which endpoint answered; a refusal is
-# an immediate response.
+# the proxy sends other modes (agentgateway, NGINX Gateway Fabric and upstream's own tests send none); the
+# subset may come with the headers or with the body; the response names the endpoint that answered; a
+# refusal is an immediate response.
 #
 # NGINX Gateway Fabric's (`endpoint_picker.go`): no `:method` and no `:path`, so a request is taken for a
-# POST, and its fields tell which API it is; it reads the pick from the headers' reply and lets the rest go;
-# it ends its side of the stream with the request, and never tells of the response.
+# POST, and the body's fields show which API it is; it reads the pick from the headers' reply and ignores the
+# rest; it ends its side of the stream with the request, and never sends the response.
 #
 # agentgateway's (`ext_proc.rs`): the last message of a body is an empty one, also behind trailers, and it
 # waits for the answer to that.
 #
 # Ours:
 # - A request counts from its pick until its response has ended: end of stream in its headers or body, or
-#   its trailers. Where a proxy does not tell, until the stream is closed. A proxy that told neither its modes
-#   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
-# - A client's orders to a picker end here: guarded headers are removed, but those that the operator names.
+#   its trailers. Where a proxy sends none, until the stream is closed. A proxy that sent neither its modes
+#   nor a response never will: its request counts for a while after the stream's end (`leave`).
+# - A client cannot command the picker: guarded headers are removed, but those that the operator names.
 #   Three are read before: an objective, a fairness id and a time to live (`routing.admission`).
-# - What a buffering proxy holds of a body is the proxy's memory, and it knows no budget: over HTTP/1.1 Envoy
-#   does not even know which request holds what (measured: `reset_high_memory_stream` has no effect there). So
-#   bodies count from their headers on, by what they announce, until they are here. One that there is no room
-#   for is routed at its headers, and the reply says not to send it: the proxy streams it to the endpoint, by
-#   a route without retries, since for those it would keep the body all the same.
-# - A body that there is no room for is done without: routed as if there were none. But what nobody kept
-#   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
+# - A buffering proxy has no budget for the bodies in its memory: over HTTP/1.1 Envoy cannot even say which
+#   request uses how much (measured: `reset_high_memory_stream` has no effect there). So a body counts from
+#   its headers on, by the length they announce, until it is here. A body without room is routed at its
+#   headers, and the reply says not to send it: the proxy streams it to the endpoint, by a route without
+#   retries, because for retries it would buffer the body all the same.
+# - A request whose body has no room here is routed without its body. But where the body must be given back
+#   it is refused: half a body must not reach an endpoint.
 #
-# - A pool may hold requests that it has no room for (`routing.queue`). Such a one is decided, and its body
-#   read, but for the endpoint; it is tried again whenever there may be room, and answered as if it had just
-#   come. Nothing is said to the proxy meanwhile but, once, how long it may take (`override_message_timeout`),
-#   and only to one that told its modes: others fail at a message that answers nothing. A request whose body
-#   still comes, and that there is no room to keep, does not wait.
-# - Nothing of a response's body is of use. Where it would come although the request is buffered (Envoy AI
-#   Gateway's annotation, one mode for both), the headers' reply says not to send it: half the messages or
-#   more, and an answer that a proxy would hold back whole streams again.
+# - A pool may queue requests that it has no room for (`routing.queue`). The body of such a request is read
+#   once; then the queue tries to route it whenever there may be room. Meanwhile the proxy gets one message,
+#   how long it may take (`override_message_timeout`), and only if it sent its modes: other proxies fail at
+#   a message that answers nothing. A request whose body still comes, and has no room here, does not wait.
+# - A response's body is never read. Where it would come although the request is buffered (Envoy AI
+#   Gateway's annotation, one mode for both), the headers' reply says not to send it: that saves half the
+#   messages or more, and a proxy streams the answer again instead of buffering it.
 #
 # What was tried: turning FULL_DUPLEX_STREAMED off for the response by a mode override, which Envoy ignores
 # (envoy#40340; measured on 1.40); answering the headers of a streamed body at once gives no affinity at all;
-# BUFFERED without the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a
-# list lets a client of one-byte pieces hold forty times its bytes.
+# BUFFERED without the request's headers does not work (Envoy picks its host first: 503); a list of pieces
+# takes forty times the body's bytes where a client sends single bytes.
 
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
@@ -86,13 +85,13 @@ from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.answers import list_models, refuse
 from extproc.router.stream.events import (
-    UNTOLD,
+    NO_CONFIG,
     BodyMode,
     BodyRead,
     BodySkipped,
     BodyToRead,
     Continue,
-    ContinueAndTell,
+    ContinueHeadersOnly,
     Event,
     Phase,
     Piece,
@@ -113,7 +112,7 @@ from extproc.router.stream.names import GUARDED, REQUEST_ID
 from extproc.router.stream.placing import Counted, Wait, seek
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
-# One for all sessions that are routed, or over.
+# All sessions that are routed, or over, share this one.
 _NOTHING: Final = HeldBody(0, None, None)
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
@@ -121,13 +120,13 @@ _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 class Session:
     """One request's state. `close` ends it, as often as one likes; its pick is released once.
 
-    `pool` is the operator's choice of a pool, told with the stream. `new_request_id` makes an
-    `x-request-id` for a request that came without one. `budget` is the process's, for held bodies;
-    `announced` likewise, for what proxies are to buffer.
-    `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
-    session reads long bodies for it: a `BodyToRead` asks for that, and a `BodyRead` must be the next event.
-    `tickets` find the pick again when the proxy's access log tells of it. `request_id` is the proxy's, once
-    the headers are here; empty if it told none.
+    `pool` is the operator's choice of a pool, from the stream's metadata. `new_request_id` makes an
+    `x-request-id` for a request that came without one. `budget` counts bodies that we hold, `announced`
+    those that proxies buffer; both are the process's.
+    `pass_headers` are guarded ones that go on to the endpoint. `reads_apart`: the driver parses long bodies;
+    the session replies `BodyToRead`, and the next event must be a `BodyRead`. `tickets` find the pick by the
+    number in the proxy's access log. `request_id` is the proxy's `x-request-id`, empty before the headers
+    or without one.
     """
 
     __slots__ = (
@@ -135,7 +134,7 @@ class Session:
         "_config",
         "_counted",
         "_has_begun",
-        "_kept",
+        "_held_body",
         "_new_request_id",
         "_pass_headers",
         "_picker",
@@ -168,10 +167,10 @@ class Session:
         self._clear_route_cache = clear_route_cache
         self._pool = pool
         self._pass_headers = pass_headers
-        self._kept = HeldBody(max_body_bytes, budget, announced)
+        self._held_body = HeldBody(max_body_bytes, budget, announced)
         self._counted = Counted(tickets)
         self._state = _NEW
-        self._config = UNTOLD
+        self._config = NO_CONFIG
         self._has_begun = False
         self.request_id = ""
         self._reads_apart = reads_apart
@@ -192,18 +191,18 @@ class Session:
         try:
             return self._replies(event)
         except RequestError as error:
-            path = self._kept.request.headers.get(":path", "")
+            path = self._held_body.request.headers.get(":path", "")
             self._stop_waiting(QueueEnd.REFUSED)
             self.close()
             return [refuse(error, path)]
 
     def leave(self) -> Counted | None:
-        """Hears that the proxy says no more; returns the pick of a request whose response it never tells of.
+        """The proxy sends no more; returns the pick of a request whose response it never sends.
 
-        Whoever takes the pick must release it; the session does no more.
+        The caller must release that pick; the session no longer does.
         """
         left = self._counted
-        if left.has_response or left.pick is None or self._config is not UNTOLD:
+        if left.has_response or left.pick is None or self._config is not NO_CONFIG:
             return None
         self._counted = Counted(None)
         return left
@@ -234,7 +233,7 @@ class Session:
         return []  # observed: the proxy waits for nothing
 
     def _learn(self, config: StreamConfig | None) -> None:
-        """Takes the configuration from the first message, the only one that may tell it."""
+        """Takes the configuration from the first message; in later ones it is ignored."""
         if config is not None and not self._has_begun:
             self._config = config
         self._has_begun = True
@@ -252,7 +251,7 @@ class Session:
 
     def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
         self._learn(event.config)
-        reply = self._counted.hear(event)
+        reply = self._counted.on_response(event)
         if event.end_of_stream:
             self._counted.release()
         return [reply]
@@ -268,30 +267,30 @@ class Session:
     # Its headers.
 
     def _begin(self, event: RequestHeaders) -> list[Reply]:
-        self._kept.begin(event)
+        self._held_body.begin(event)
         self.request_id = event.headers.get(REQUEST_ID, "")
         self._learn(event.config)
-        ask = self._ask(None)
-        self._plan = plan = self._picker.plan(ask)
+        query = self._query(None)
+        self._plan = plan = self._picker.plan(query)
         if plan.lists_models:
             self.close()
             return [list_models(self._picker.model_names())]
         if self._is_decided_by_headers(plan):
-            return self._decide_by_headers(ask, plan)
+            return self._decide_by_headers(query, plan)
         if self._config.request_body in _BUFFERED:
-            if not self._kept.announce():
+            if not self._held_body.announce():
                 return [replace(self._route_without_body(Phase.REQUEST_HEADERS), is_unread=True)]
             self._state = _BUFFERING
             mode = self._config.request_body
             sends_answers = self._config.response_body not in {None, BodyMode.NONE}
             if mode is not None and sends_answers:
-                return [ContinueAndTell(mode)]
+                return [ContinueHeadersOnly(mode)]
             return [Continue(Phase.REQUEST_HEADERS)]
         self._state = _HOLDING
         return []
 
     def _is_decided_by_headers(self, plan: RequestPlan) -> bool:
-        request = self._kept.request
+        request = self._held_body.request
         if request.end_of_stream or "upgrade" in request.headers or not plan.needs_body:
             return True
         match self._config.request_body:
@@ -301,16 +300,16 @@ class Session:
                 return not self._config.sends_body_without_waiting
         return False
 
-    def _decide_by_headers(self, ask: Query, plan: RequestPlan) -> list[Reply]:
-        request = self._kept.request
+    def _decide_by_headers(self, query: Query, plan: RequestPlan) -> list[Reply]:
+        request = self._held_body.request
         is_body_on_its_way = not request.end_of_stream and (
             self._is_duplex or self._config.sends_body_without_waiting
         )
         if is_body_on_its_way and "upgrade" not in request.headers and plan.may_wait:
-            # Who waits keeps its body, too; that counts from its beginning.
+            # A request that waits keeps its body, too; so the body counts from its beginning.
             self._state = _HOLDING
             return []
-        return self._seek(Phase.REQUEST_HEADERS, ask, None, lambda routed: [routed])
+        return self._seek(Phase.REQUEST_HEADERS, query, None, lambda routed: [routed])
 
     def _go_on(self, _: RequestHeaders) -> list[Reply]:
         return [Continue(Phase.REQUEST_HEADERS)]
@@ -327,10 +326,10 @@ class Session:
     # A body that a proxy buffered.
 
     def _decide(self, event: RequestBody) -> list[Reply]:
-        self._kept.check(event)
+        self._held_body.check(event)
         is_partial = not event.end_of_stream and self._config.request_body is not BodyMode.BUFFERED
-        self._kept.put(event.data)
-        ask = self._ask(event.data, is_partial=is_partial)
+        self._held_body.put(event.data)
+        query = self._query(event.data, is_partial=is_partial)
 
         is_whole = event.end_of_stream
 
@@ -338,7 +337,7 @@ class Session:
             self._state = _PAST_BODY if is_whole else _ROUTED
             return [routed]
 
-        return self._read(ask, lambda found: self._seek(Phase.REQUEST_BODY, ask, found, go_on))
+        return self._read(query, lambda found: self._seek(Phase.REQUEST_BODY, query, found, go_on))
 
     def _decide_without(self) -> list[Reply]:
         routed = self._route_without_body(Phase.REQUEST_BODY)
@@ -348,8 +347,8 @@ class Session:
     # A body that is held until it has ended.
 
     def _hold(self, event: RequestBody) -> list[Reply]:
-        self._kept.check(event)
-        if not self._kept.add(event.data):
+        self._held_body.check(event)
+        if not self._held_body.add(event.data):
             return [*self._stop_holding(_no_room()), *self._pass_on(event)]
         if not event.end_of_stream:
             return []
@@ -358,35 +357,35 @@ class Session:
     def _stop_holding(
         self, fault: NoRoomForBody | None, *more: Reply, has_ended: bool = False
     ) -> list[Reply]:
-        """Answers everything that was held back: the headers, then the body, then `more`."""
-        held, messages = self._kept.body, self._kept.messages
-        phase = Phase.REQUEST_BODY if self._kept.request is NO_REQUEST else Phase.REQUEST_HEADERS
-        ask = self._ask(None if fault else held, fault=fault)
+        """Replies to all messages so far: the headers, then the body, then `more`."""
+        body, messages = self._held_body.body, self._held_body.messages
+        phase = Phase.REQUEST_BODY if self._held_body.request is NO_REQUEST else Phase.REQUEST_HEADERS
+        query = self._query(None if fault else body, fault=fault)
 
         def go_on(routed: Routed) -> list[Reply]:
             if has_ended:
                 self._state = _PAST_BODY
             if not self._is_duplex:
                 return [routed, *[Continue(Phase.REQUEST_BODY)] * messages, *more]
-            given_back = pieces(held, Phase.REQUEST_BODY, has_ended)
+            given_back = pieces(body, Phase.REQUEST_BODY, has_ended)
             if phase is Phase.REQUEST_BODY:
                 routed = replace(routed, piece=next(given_back, _NO_PIECE))
             return [routed, *given_back, *more]
 
-        if fault is not None:  # of a body that still comes nothing more can be kept, so it cannot wait
-            return go_on(self._route(phase, ask, self._find(ask)))
-        return self._read(ask, lambda found: self._seek(phase, ask, found, go_on))
+        if fault is not None:  # the rest of the body still comes and has no room here: it cannot wait
+            return go_on(self._route(phase, query, self._find(query)))
+        return self._read(query, lambda found: self._seek(phase, query, found, go_on))
 
     def _end_by_trailers(self) -> list[Reply]:
         return self._stop_holding(None, Continue(Phase.REQUEST_TRAILERS))
 
-    # A long body, read by somebody else: the loop serves others meanwhile.
+    # A long body, parsed by the driver in a thread: the loop serves other streams meanwhile.
 
-    def _read(self, ask: Query, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
-        if not self._reads_apart or not (self._plan or self._picker.plan(ask)).reads_long(ask.body):
+    def _read(self, query: Query, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
+        if not self._reads_apart or not (self._plan or self._picker.plan(query)).reads_long(query.body):
             return then(None)
         self._then, self._state = then, _READING
-        return [BodyToRead(self._picker, ask, self._plan)]
+        return [BodyToRead(self._picker, query, self._plan)]
 
     def _go_on_with(self, event: BodyRead) -> list[Reply]:
         then, self._then = self._then, None
@@ -399,19 +398,19 @@ class Session:
     # A pool without room: the request waits, where the pool holds some.
 
     def _seek(
-        self, phase: Phase, ask: Query, found: Found | None, then: Callable[[Routed], list[Reply]]
+        self, phase: Phase, query: Query, found: Found | None, then: Callable[[Routed], list[Reply]]
     ) -> list[Reply]:
-        found = found or self._find(ask)
+        found = found or self._find(query)
         queue = found.pool.queue
         if queue is None:
-            return then(self._route(phase, ask, found))
-        sought = seek(queue, ask, found, lambda ask, found: then(self._route(phase, ask, found)))
+            return then(self._route(phase, query, found))
+        sought = seek(queue, query, found, lambda query, found: then(self._route(phase, query, found)))
         if not isinstance(sought, Wait):
             return sought
         self._wait, self._state = sought, _WAITING
         if phase is Phase.REQUEST_BODY and not self._is_duplex:
-            self._kept.drop()
-        return [Queued(sought.waiter, sought.wait_s, self._config is not UNTOLD)]
+            self._held_body.drop()
+        return [Queued(sought.waiter, sought.wait_s, self._config is not NO_CONFIG)]
 
     def _stop_waiting(self, end: QueueEnd) -> None:
         wait, self._wait = self._wait, None
@@ -455,30 +454,30 @@ class Session:
     def _is_duplex(self) -> bool:
         return self._config.request_body is BodyMode.FULL_DUPLEX_STREAMED
 
-    # The decision, and what is kept for it.
+    # The decision, and the state it needs.
 
-    def _ask(
+    def _query(
         self, body: bytes | bytearray | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
     ) -> Query:
-        headers = self._kept.request.headers
+        headers = self._held_body.request.headers
         return Query(
             method=headers.get(":method", "POST"),
             path=headers.get(":path", ""),
             headers=headers,
             body=body,
             is_partial=is_partial,
-            subset=self._kept.subset,
+            subset=self._held_body.subset,
             pool=self._pool,
             fault=fault,
         )
 
-    def _find(self, ask: Query) -> Found:
-        return self._picker.find(ask, self._plan)
+    def _find(self, query: Query) -> Found:
+        return self._picker.find(query, self._plan)
 
-    def _route(self, phase: Phase, ask: Query, found: Found) -> Routed:
-        decision = self._picker.pick(ask, found)
+    def _route(self, phase: Phase, query: Query, found: Found) -> Routed:
+        decision = self._picker.pick(query, found)
         self._counted.take(decision.pick)
-        request = self._kept.request
+        request = self._held_body.request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
         skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED
         self._state = _ROUTED
@@ -498,13 +497,13 @@ class Session:
         )
 
     def _route_without_body(self, phase: Phase) -> Routed:
-        ask = self._ask(None, fault=_no_room())
-        return self._route(phase, ask, self._find(ask))
+        query = self._query(None, fault=_no_room())
+        return self._route(phase, query, self._find(query))
 
     def _forget(self) -> None:
-        """Keeps nothing of the request: an open stream may last for minutes after its decision."""
-        self._kept.forget()
-        self._kept, self._then, self._plan = _NOTHING, None, None
+        """Drops headers and body: an open stream may last for minutes after its decision."""
+        self._held_body.forget()
+        self._held_body, self._then, self._plan = _NOTHING, None, None
 
 
 class _State(NamedTuple):
@@ -517,7 +516,7 @@ class _State(NamedTuple):
     trailers: Callable[[Session], list[Reply]]
 
 
-# The table. A closed session is not asked: the client is answered, or gone.
+# The table. A closed session never reaches it: the client is answered, or gone.
 _S = Session
 # fmt: off
 #                                headers     its body         no room for it      trailers

@@ -1,4 +1,4 @@
-"""How a request belongs to a trace (W3C Trace Context), and what a span says of its decision. Pure.
+"""How a request belongs to a trace (W3C Trace Context), and what its decision's span has. Pure.
 
 No OpenTelemetry here: what a request that nobody samples costs is a look at one character of a header.
 """
@@ -18,9 +18,9 @@ _LENGTH: Final = 55
 _LAST_FLAG: Final = 54
 # The lowest bit of the flags is set where the last digit is odd (3.2.2.5.1).
 _ODD: Final = frozenset("13579bdf")
-# What a sender has to let through at least (3.3.1.5); longer ones are left out.
+# Every sender must pass on this much (3.3.1.5); longer states are left out.
 _STATE_CHARS: Final = 512
-# A client's word for a model, which may be as long as a body.
+# Longest name of a model in a span: the client chooses it, and it may be as long as a body.
 MODEL_CHARS: Final = 128
 
 Value = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -35,7 +35,7 @@ class Origin(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True):
-    """Which requests are worth asking the sampler about: those with a sampled caller in any case.
+    """Which requests the sampler decides on: those with a sampled caller in any case.
 
     `unsampled`: also those whose caller is not sampled; `roots`: also those without one.
     """
@@ -70,13 +70,13 @@ class Tracer(Protocol):
     sampling: Sampling
 
     def record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:
-        """Makes the span of a decision that was made just now and took so long."""
+        """Makes the span of a decision that was made just now and took `elapsed_s`."""
 
 
 def describe_span(reply: Routed | Answer, path: str) -> dict[str, Value]:
     """The attributes of a decision: the GenAI semantic conventions' where they have one, else `extproc.*`.
 
-    Never a prompt. Of what the client chose only the model's name, cut, its broken characters replaced.
+    Never a prompt. The client chooses one of them, the model's name: cut, its broken characters replaced.
     """
     operation = operation_of(path)
     attributes: dict[str, Value] = {"gen_ai.operation.name": operation} if operation else {}

@@ -1,8 +1,8 @@
 """The seam between a transport and the services on it: one gRPC call, seen from either side.
 
-A transport (ours, or grpcio's) opens a handler for each call and tells it what comes; the handler answers
-through the call, now or later. Every method is called on the event loop and returns at once: no coroutine
-per call, no await between a question and its answer.
+A transport (ours, or grpcio's) opens a handler for each call and passes it the messages; the handler answers
+through the call, now or later. Every method runs on the event loop and returns at once: no coroutine per
+call, no await between a message and its reply.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Status(IntEnum):
-    """gRPC's status codes, those that are said here (grpc/doc/statuscodes.md)."""
+    """The gRPC status codes that we send (grpc/doc/statuscodes.md)."""
 
     OK = 0
     CANCELLED = 1
@@ -44,19 +44,19 @@ class Call(Protocol):
 
 
 class Handler(Protocol):
-    """What a service does with one call. An exception ends the call as INTERNAL and is never told."""
+    """What a service does with one call. An exception ends the call as INTERNAL; its text is not sent."""
 
     def on_message(self, message: bytes | bytearray) -> None:
         """Takes one message; a long one may be a `bytearray`, the handler's own."""
 
     def on_skipped(self, size: int) -> None:
-        """A message of `size` bytes came that there was no room for; it is gone."""
+        """A message of `size` bytes was dropped: there was no room for it."""
 
     def on_half_close(self) -> None:
         """The client will send no more messages. Most services answer with `Call.finish`."""
 
     def on_close(self) -> None:
-        """The call is over: finished, cancelled, timed out, or its connection lost. Told exactly once."""
+        """The call is over: finished, cancelled, timed out, or its connection lost. Called exactly once."""
 
 
 Open = Callable[[Call], Handler]

@@ -16,7 +16,7 @@ from extproc.errors import SettingsError
 
 _PROTOCOLS: Final = ["h2"]  # RFC 9113 §3.2
 
-# Nobody can know when a client checks what: short lives find the ones that do while somebody still looks.
+# Some clients check a certificate's dates: a short life shows which, while somebody still looks.
 _LIFE: Final = timedelta(days=30)
 # Clocks of two machines differ.
 _SKEW: Final = timedelta(hours=1)
@@ -47,7 +47,7 @@ class Files:
 class SelfSigned:
     """A certificate of our own, which never leaves memory; another one when half its life is over.
 
-    For gateways that ask for TLS and take any certificate: it keeps readers out, not impostors.
+    For gateways that require TLS and accept any certificate: it keeps readers out, not impostors.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:

@@ -20,7 +20,7 @@ first, frames that the client sent before it knew are still on their way and mea
 is a stream error STREAM_CLOSED; HEADERS, whose ids may only rise, are a connection error (§5.1.1).
 
 **What was tried.** `h2` is right and costs ten times as much; the fuzzer holds us against it. A coroutine or
-a queue per stream costs more than all of this module. Events are made only for what a service must know.
+a queue per stream costs more than all of this module. Only what a service must act on becomes an event.
 
 **What is bounded** stands in `WireLimits`. Floods cost us and not the peer: frames that
 carry nothing are counted per second in one sum, streams reset before their answer in another.
@@ -71,9 +71,9 @@ class Connection(Incoming):
         self.has_more = False
         self._buffer = b""
         self._has_preface = self._is_greeted = False
-        self._began_s = self._heard_s = self._second_s = self._looked_s = now_s
+        self._began_s = self._received_s = self._second_s = self._looked_s = now_s
         self._pinged_s: float | None = None
-        # Leaving: asked to, and told the peer which stream was the last.
+        # Draining has begun; the GOAWAY with the last stream's id.
         self._is_draining = False
         self._final_id = frames.MAX_WINDOW
         self._readers = (
@@ -98,7 +98,7 @@ class Connection(Incoming):
         """
         if self.is_over:
             return
-        self._heard_s = now_s
+        self._received_s = now_s
         self._pinged_s = None
         self._count_time(now_s)
         try:
@@ -119,7 +119,7 @@ class Connection(Incoming):
             self._fail(Code.SETTINGS_TIMEOUT, "no HTTP/2 preface in time")
         elif self._pinged_s is not None and now_s - self._pinged_s > limits.answer_s:
             self._fail(Code.NO_ERROR, "no answer to a PING: the peer is gone")
-        elif self._pinged_s is None and now_s - self._heard_s > limits.idle_s:
+        elif self._pinged_s is None and now_s - self._received_s > limits.idle_s:
             self._ping(_STILL_THERE)
         if now_s - self._looked_s > limits.stalled_s / 4:
             self._looked_s = now_s
@@ -334,7 +334,7 @@ class Connection(Incoming):
         for stream in list(self.streams.values()):
             is_owing = (stream.is_waiting or stream.reader is not None) and not stream.is_half_closed
             is_stuck = stream.queue is not None and stream.sent_s < oldest_s
-            if is_stuck or (is_owing and stream.heard_s < oldest_s):
+            if is_stuck or (is_owing and stream.received_s < oldest_s):
                 self.reset(stream, Code.CANCEL)
 
 

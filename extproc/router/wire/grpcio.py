@@ -170,5 +170,5 @@ class _GrpcioCall:
     async def _write_news(self) -> None:
         try:
             await self._write()
-        except Exception as error:  # noqa: BLE001  # the client is gone: its own task will know
+        except Exception as error:  # noqa: BLE001  # the client is gone: its own task ends the call
             log.debug("news for %s were lost: %s", self.peer, type(error).__name__)

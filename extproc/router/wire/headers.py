@@ -39,8 +39,8 @@ _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 # A proxy has few kinds of calls, each of a few hundred bytes; a peer that has more shall not fill our memory.
-_KEPT_BLOCKS: Final = 32
-_KEPT_BYTES: Final = 1_024
+_CACHED_BLOCKS: Final = 32
+_CACHED_BYTES: Final = 1_024
 
 # What a proxy that traces says anew with each call, one behind the other: fields that go into no table, their
 # names Huffman-coded literals (RFC 7541 §6.2.2), as an encoder writes them that has none.
@@ -83,7 +83,7 @@ class Head(Struct, frozen=True):
 
 
 class HeaderCut(Struct, frozen=True):
-    """A block without what it says of a trace: what stands before and behind, and the values as coded."""
+    """A block cut at its trace's fields: the bytes before and behind them, and their values as coded."""
 
     front: bytes
     back: bytes
@@ -95,7 +95,7 @@ class HeaderCut(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """The head of blocks that differ in a trace's values alone; `room` is how long these may be."""
+    """The head of blocks that differ in a trace's values alone; these may have `room` bytes."""
 
     head: Head
     room: int
@@ -104,22 +104,22 @@ class Form(Struct, frozen=True):
 class HeadReader:
     """Reads header blocks by HPACK, each in its turn: one left out would spoil the table.
 
-    A proxy's blocks are byte-identical from its second call on, so heads are kept by their bytes. A kept
-    head is right only as long as the dynamic table is what it was; any block that changes it, by an entry
-    or by a new size, empties the cache.
+    A proxy's blocks are byte-identical from its second call on, so heads are cached by their bytes. A cached
+    head is right only while the dynamic table is unchanged; a block that changes the table, by an entry or
+    by a new size, empties the cache.
 
-    Blocks of a proxy that traces differ in an id. Where there is no table, which is what we ask for, a field
-    means the same wherever it stands: the ids are cut out, what is left is kept by its bytes, and a call
-    costs the decoding of its ids. Where the cut is right was proved when the form was kept: the bytes before
-    it were whole fields by themselves, so any decoder comes to the same place by them. All else, and all
-    that is wrong, goes to `hpack` as a whole, whose word is the last.
+    Blocks of a proxy that traces differ in the trace's ids. Where there is no table, which is what our
+    SETTINGS say, a field means the same wherever it stands: so the ids are cut out, the rest is cached as a
+    form, and a call costs the decoding of its ids. The cut was checked when the form was cached: the bytes
+    before it were whole fields by themselves, so any decoder stops at the same place. `hpack` decodes every
+    other block, and every faulty one, as a whole.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        # Of blocks that had to be decoded; whoever looks at it may set it back.
+        # Bytes of blocks that had to be decoded; the connection resets it each turn.
         self.decoded_bytes = 0
         self._decoder = Decoder(limit_bytes)
-        self._kept: dict[bytes, Head] = {}
+        self._heads: dict[bytes, Head] = {}
         self._forms: dict[tuple[bytes, bytes, int], Form] = {}
 
     def read(self, block: bytes) -> Head:
@@ -128,7 +128,7 @@ class HeadReader:
         Raises hpack's `HPACKError` where the connection's table is lost, `MalformedRequest` where only this
         request is.
         """
-        head = self._kept.get(block)
+        head = self._heads.get(block)
         if head is not None:
             return head
         cut = cut_trace(block)
@@ -136,7 +136,7 @@ class HeadReader:
         return head if head is not None else self._learn(block, cut)
 
     def _fill(self, cut: HeaderCut) -> Head | None:
-        """The head of a known form with these values; None if it has to be decoded as a whole."""
+        """The head of a cached form with these values; None if the block has to be decoded as a whole."""
         form = self._forms.get(cut.key)
         if form is None:
             return None
@@ -152,16 +152,16 @@ class HeadReader:
     def _learn(self, block: bytes, cut: HeaderCut | None) -> Head:
         fields, is_lasting = self._decode(block)
         head = read_head(fields)
-        if is_lasting and len(block) <= _KEPT_BYTES:
+        if is_lasting and len(block) <= _CACHED_BYTES:
             form = self._form_of(head, fields, cut) if cut is not None else None
             if cut is not None and form is not None:
-                _keep(self._forms, cut.key, form)
+                _add(self._forms, cut.key, form)
             else:
-                _keep(self._kept, block, head)
+                _add(self._heads, block, head)
         return head
 
     def _form_of(self, head: Head, fields: Fields, cut: HeaderCut) -> Form | None:
-        """What a block that was just read is with other values, if it was cut between its fields."""
+        """The form of a block that was just read; None unless it was cut between its fields."""
         decoder = self._decoder
         names = [name for name, _ in fields]
         if decoder.header_table.maxsize or any(names.count(name) != 1 for name in cut.values):
@@ -178,7 +178,7 @@ class HeadReader:
         return Form(head, decoder.max_header_list_size - used)
 
     def read_trailers(self, block: bytes) -> bool:
-        """Takes trailers in; whether they are well formed (§8.1). What they say is nobody's business."""
+        """Reads trailers; whether they are well formed (§8.1). Their values are not used."""
         fields, _ = self._decode(block)
         try:
             for name, value in fields:
@@ -188,7 +188,7 @@ class HeadReader:
         return not any(name.startswith(":") for name, _ in fields)
 
     def pass_over(self, block: bytes) -> None:
-        """Takes a block in whose stream is gone: the table needs it all the same (§5.1, closed)."""
+        """Reads a block whose stream is gone: it may change the table all the same (§5.1, closed)."""
         self._decode(block)
 
     def _decode(self, block: bytes) -> tuple[Fields, bool]:
@@ -200,13 +200,13 @@ class HeadReader:
         entries, size = table.dynamic_entries, table.maxsize
         count, newest = len(entries), entries[0] if entries else None
         fields = self._decoder.decode(block, raw=True)
-        # An entry comes in first and leaves last: the number, the newest and the size tell of any change.
-        # By identity, for an entry may come again.
+        # Entries are added in front and dropped at the back: any change shows in the count, the newest entry
+        # or the size. Compared by identity, for an equal entry may be added again.
         is_lasting = (
             len(entries) == count and (entries[0] if entries else None) is newest and table.maxsize == size
         )
         if not is_lasting:
-            self._kept.clear()
+            self._heads.clear()
             self._forms.clear()
         return [(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in fields], (
             is_lasting
@@ -214,7 +214,7 @@ class HeadReader:
 
 
 def cut_trace(block: bytes) -> HeaderCut | None:
-    """Cuts out the values of a trace's fields, where they seem to be: `HeadReader` knows whether they are."""
+    """Cuts out the values of a trace's fields, where they seem to be; `HeadReader` checks the cut."""
     start = end = block.find(_PARENT)
     if start < 0:
         return None
@@ -284,10 +284,10 @@ def refusal_block(status: int) -> bytes:
     return _literal(b":status", b"%d" % status)
 
 
-def _keep(kept: dict[K, V], key: K, value: V) -> None:
-    if len(kept) >= _KEPT_BLOCKS:
-        kept.clear()
-    kept[key] = value
+def _add(cache: dict[K, V], key: K, value: V) -> None:
+    if len(cache) >= _CACHED_BLOCKS:
+        cache.clear()
+    cache[key] = value
 
 
 def _read_string(string: bytes) -> str:

@@ -138,7 +138,7 @@ class Incoming(Outgoing):
                 self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9
                 return
             self._open_window(stream)
-        stream.heard_s = self._now_s
+        stream.received_s = self._now_s
         self._on_piece(stream, payload)
 
     def _on_piece(self, stream: Stream, payload: bytes) -> None:
@@ -169,12 +169,12 @@ class Incoming(Outgoing):
                 return
             reader = stream.reader = MessageReader(self._budget, self._limits.message_bytes)
         try:
-            for told in reader.feed(payload):
+            for message in reader.feed(payload):
                 stream.is_waiting = False
-                if isinstance(told, Skipped):
-                    self.events.append(MessageSkipped(stream, told.size))
+                if isinstance(message, Skipped):
+                    self.events.append(MessageSkipped(stream, message.size))
                 else:
-                    self.events.append(Message(stream, told))
+                    self.events.append(Message(stream, message))
         except Refused as refusal:
             self._refuse_message(stream, refusal)
         else:
@@ -183,7 +183,7 @@ class Incoming(Outgoing):
 
     def _refuse_message(self, stream: Stream, refusal: Refused) -> None:
         if refusal.is_compressed:
-            # gRPC's compression.md: an encoding that the server does not know.
+            # gRPC's compression.md: an encoding that the server does not support.
             details = "compressed messages are not read here"
             self.finish(stream, Status.UNIMPLEMENTED, details, encodings_block())
         else:

@@ -17,7 +17,7 @@ class WireLimits(Struct, frozen=True):
     all_streams: int = 50_000
     """Open at once on all connections together, 1.2 kB each; beyond it each connection has an equal share."""
     message_bytes: int = 51_380_224
-    """Longest message: a body and its framing. Refused by its length, before a byte of it is kept."""
+    """Longest message: a body and its framing. A longer one is refused by its length, unread."""
     header_bytes: int = 16_384
     """Of one header block, encoded and decoded: gRPC's own customary limit. Envoy sends a few hundred."""
     continuations: int = 8
@@ -37,12 +37,12 @@ class WireLimits(Struct, frozen=True):
     stalled_s: float = 30.0
     """How long a stream may owe the rest of a message, or its first one, or a window for what we send."""
     idle_s: float = 20.0
-    """Silence after which a PING asks whether the peer still lives."""
+    """Silence after which we send a PING, to see whether the peer still lives."""
     answer_s: float = 10.0
     """Time to answer that PING; and to read again, for a peer that stopped reading what we send."""
     tick_s: float = 1.0
     """How often the times above are looked at."""
     stream_window_bytes: int = 262_144
-    """What a stream may send before we take it in: most bodies never wait for a WINDOW_UPDATE, and what
-    others ask on the same connection never waits for more of a long one than this."""
+    """What a stream may send before we take it in: most bodies never wait for a WINDOW_UPDATE, and other
+    streams of the connection never wait for more of a long body than this."""
     connection_window_bytes: int = 16_777_216

@@ -1,4 +1,4 @@
-"""One socket of a listener: what asyncio says of it goes to its connection, what that says to the services.
+"""One socket of a listener: its bytes go to its connection, the connection's events to the services.
 
 A read is one step: the bytes go through the connection, its events to the services, their replies back, and
 one write ends it. No coroutine and no queue per call. What services send later is written in the loop's
@@ -31,20 +31,20 @@ from extproc.router.wire.streams import (
 
 log = logging.getLogger(__name__)
 
-# Of one read: bounds how long a peer's bytes, whatever they are, keep the loop from others.
+# Largest read: bounds how long one peer's bytes keep the loop from others.
 READ_BYTES: Final = 65_536
-# One peer's turn, whatever its bytes turn out to be: small messages cost far more than their length says.
+# Longest turn for one peer's events: small messages cost far more than their length says.
 _TURN_S: Final = 0.002
-# What is written last has so long to leave, a TLS connection to say goodbye.
+# Time to send the last bytes, and for a TLS connection its close_notify.
 _LAST_WORD_S: Final = 1.0
-# Output that a peer has not taken in before we stop reading from it.
+# Unsent output above which we stop reading from a peer.
 _HIGH_WATER_BYTES: Final = 1_048_576
 # One message for all that end by their own fault: a flood of them is a line a second (`logs.RateLimit`).
 _CLOSED: Final = "the connection of %s is closed: %s"
 
 
 class Host(Protocol):
-    """Whose links these are."""
+    """The listener of a link."""
 
     routes: Routes
     limits: WireLimits
@@ -158,7 +158,7 @@ class Link(asyncio.BufferedProtocol):
         self._is_at_work = True
         self.connection.abort()
         while self.connection.events:  # the calls are over: each event costs next to nothing
-            self._tell_all()
+            self._deliver_all()
 
     def pause_writing(self) -> None:
         """Reads no more from a peer that reads not: its next frames could only make more output."""
@@ -193,7 +193,7 @@ class Link(asyncio.BufferedProtocol):
                 self.refuse("no TLS handshake in time")
             return
         if self._stuck_s is not None and now_s - self._stuck_s > limits.answer_s:
-            log.warning(_CLOSED, self.peer, "it does not read what it asked for")
+            log.warning(_CLOSED, self.peer, "it does not read our replies")
             self._cut()
             return
         self._is_at_work = True
@@ -245,7 +245,7 @@ class Link(asyncio.BufferedProtocol):
         self._is_at_work = False
 
     def _work_off(self) -> None:
-        self._tell_all()
+        self._deliver_all()
         self._write()
         if self._has_more:
             self._give_way()
@@ -258,32 +258,32 @@ class Link(asyncio.BufferedProtocol):
             self._stuck_s = self._stuck_s or self._loop.time()
             self._transport.close()
 
-    # What the connection says.
+    # The connection's events.
 
-    def _tell_all(self) -> None:
-        """Tells the services what came, until all is told or this turn has lasted long enough."""
+    def _deliver_all(self) -> None:
+        """Passes the events to the services, until none is left or the turn has lasted long enough."""
         events = self.connection.events
-        told, until_s = 0, perf_counter() + _TURN_S
-        # Replies may add to the events: the last of them is told, too.
+        delivered, until_s = 0, perf_counter() + _TURN_S
+        # Replies may add events while we iterate: those are delivered, too.
         for event in events:
-            self._tell_one(event)
-            told += 1
+            self._deliver_one(event)
+            delivered += 1
             if perf_counter() > until_s:
                 break
-        del events[:told]
+        del events[:delivered]
 
-    def _tell_one(self, event: Event | Failed) -> None:
+    def _deliver_one(self, event: Event | Failed) -> None:
         if isinstance(event, Failed):
             log.warning(_CLOSED, self.peer, event.reason)
             return
         try:
-            self._tell(event, event.stream)
+            self._deliver(event, event.stream)
         except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the peer
             # No traceback either: it may quote a prompt.
             log.error("a call of %s failed: %s", event.stream.head.path, type(error).__name__)  # noqa: TRY400
             self.connection.finish(event.stream, Status.INTERNAL, "internal error")
 
-    def _tell(self, event: Event, stream: Stream) -> None:
+    def _deliver(self, event: Event, stream: Stream) -> None:
         kind = type(event)
         if kind is Opened:
             self._open(stream)

@@ -35,7 +35,7 @@ class Listener:
         self._empty.set()
 
     def listen(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> int:
-        """Serves who connects to these, once started. Returns the port, 0 where there is none."""
+        """Serves connections to these sockets, once started. Returns the port, 0 where there is none."""
         self._acceptor = Acceptor(sockets, self._take)
         self._tls = tls
         ports = [each.getsockname()[1] for each in sockets if each.family != socket.AF_UNIX]
@@ -73,7 +73,7 @@ class Listener:
         self._tick()
 
     def drain(self) -> None:
-        """Takes no new connections and, once the peers know, no new calls."""
+        """Takes no new connections and, once the peers have our GOAWAY, no new calls."""
         self.is_draining = True
         self._acceptor.close()
         for link in list(self.links):

@@ -12,7 +12,7 @@ from extproc.router.budget import Budget
 # when large ones do not, for as long as what they hold is half as much again as the budget.
 _SMALL_BYTES: Final = 131_072
 
-# A longer message is told as it was collected, in its `bytearray`: fresh memory for 31 MB takes 40 ms to get.
+# A longer message stays in the `bytearray` that collected it: a copy of 31 MB takes 40 ms.
 _COPIED_BYTES: Final = 65_536
 
 # A flag, "compressed", and four bytes of length (gRPC over HTTP/2, "Length-Prefixed-Message").
@@ -34,26 +34,26 @@ class Refused(Exception):  # the call is, whatever comes after
 
 
 class MessageReader:
-    """One stream's messages. Kept bytes count against `budget` from their arrival until they are told.
+    """One stream's messages. Buffered bytes count against `budget` until `feed` yields their message.
 
-    A message that the budget has no room for is dropped where it stands and the rest of it as it comes:
-    the client's word for its length reserves nothing, so a slow sender costs what it sent. One
-    `bytearray` holds the bytes: a list of frames would cost twenty times their size where they are tiny.
+    A message that the budget has no room for is dropped, and the rest of it as it comes. The length that a
+    client announces reserves nothing, so a slow sender costs what it sent. One `bytearray` collects the
+    bytes: a list of tiny frames would cost twenty times their size.
     """
 
-    __slots__ = ("_budget", "_have", "_is_skipped", "_kept", "_limit_bytes", "_size")
+    __slots__ = ("_budget", "_buffer", "_have", "_is_skipped", "_limit_bytes", "_size")
 
     def __init__(self, budget: Budget, limit_bytes: int) -> None:
         self._budget = budget
         self._limit_bytes = limit_bytes
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._size = -1  # of the message begun; -1: its prefix is still to come
         self._have = 0
         self._is_skipped = False
 
     @property
     def is_between(self) -> bool:
-        return self._size < 0 and not self._kept
+        return self._size < 0 and not self._buffer
 
     def feed(self, data: bytes) -> Iterator[bytes | bytearray | Skipped]:
         """Yields what `data` completes, in order. Raises `Refused`; the stream must then be ended."""
@@ -66,17 +66,17 @@ class MessageReader:
 
     def close(self) -> None:
         if self._size >= 0:
-            self._budget.give(len(self._kept))
-        self._kept, self._size = bytearray(), -1
+            self._budget.give(len(self._buffer))
+        self._buffer, self._size = bytearray(), -1
 
     def _read_prefix(self, data: bytes, place: int) -> int:
-        end = place + PREFIX_BYTES - len(self._kept)
-        self._kept += data[place:end]
-        if len(self._kept) == PREFIX_BYTES:
-            is_compressed, size = self._kept[0] != 0, int.from_bytes(self._kept[1:], "big")
+        end = place + PREFIX_BYTES - len(self._buffer)
+        self._buffer += data[place:end]
+        if len(self._buffer) == PREFIX_BYTES:
+            is_compressed, size = self._buffer[0] != 0, int.from_bytes(self._buffer[1:], "big")
             if is_compressed or size > self._limit_bytes:
                 raise Refused(is_compressed=is_compressed)
-            self._kept, self._size, self._have = bytearray(), size, 0
+            self._buffer, self._size, self._have = bytearray(), size, 0
         return end
 
     def _read_part(self, data: bytes, place: int) -> int:
@@ -84,18 +84,18 @@ class MessageReader:
         self._have += len(part)
         extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
         if not self._is_skipped and self._budget.take(len(part), extra=extra):
-            self._kept += part
+            self._buffer += part
         elif not self._is_skipped:
             self._is_skipped = True
-            self._budget.give(len(self._kept))
-            self._kept = bytearray()
+            self._budget.give(len(self._buffer))
+            self._buffer = bytearray()
         return place + len(part)
 
     def _end(self) -> bytes | bytearray | Skipped:
-        told: bytes | bytearray | Skipped = Skipped(self._size) if self._is_skipped else self._kept
-        if isinstance(told, bytearray) and len(told) <= _COPIED_BYTES:
-            told = bytes(told)
+        message: bytes | bytearray | Skipped = Skipped(self._size) if self._is_skipped else self._buffer
+        if isinstance(message, bytearray) and len(message) <= _COPIED_BYTES:
+            message = bytes(message)
         self.close()
         self._is_skipped = False
         self._have = 0
-        return told
+        return message

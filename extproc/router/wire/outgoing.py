@@ -18,7 +18,7 @@ from extproc.router.wire.streams import Closed, Event, Stream
 _RESPONSE: Final = response_block()
 _SERVED: Final = trailers_block(Status.OK)
 _LATE_STREAMS: Final = 1_000
-# The largest DATA frame that every peer accepts; ours to use without asking (§4.2).
+# The largest DATA frame that every peer must accept (§4.2).
 _CHUNK_BYTES: Final = frames.MAX_FRAME_BYTES
 
 
@@ -36,14 +36,14 @@ class Outgoing:
         self._places = places or StreamPlaces(limits.all_streams)
         self._now_s = now_s
         self._out: list[bytes] = []
-        # Those that we closed and the client may not know of.
+        # Streams that we closed and whose end may not have reached the client.
         self._late: dict[int, None] = {}
         # Of the whole connection.
         self._send_window = frames.DEFAULT_WINDOW
         self._blocked: dict[int, Stream] = {}
         # What must come before the next header block of ours.
         self._table_update = b""
-        # The peer was told which stream was the last.
+        # Our GOAWAY with the last stream's id is sent.
         self._has_left = False
 
     def take_output(self) -> bytes:
@@ -93,7 +93,7 @@ class Outgoing:
         self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block))
 
     def _end(self, stream: Stream) -> None:
-        """Sends the trailers, and lets a client that still sends know that nobody reads it (§8.1)."""
+        """Sends the trailers, and RST_STREAM to a client that still sends, since nobody reads it (§8.1)."""
         flags = frames.END_HEADERS | frames.END_STREAM
         block = self._take_table_update() + stream.trailers
         self._out.append(frames.frame(frames.HEADERS, flags, stream.id, block))
@@ -162,7 +162,7 @@ class Outgoing:
             stream.receive_window = size
 
     def _forget(self, stream: Stream) -> None:
-        """Closes a stream: gives back what it held, tells its service."""
+        """Closes a stream: gives back its part of the budget, and adds its `Closed` event."""
         stream.is_over = stream.is_finished = True
         del self.streams[stream.id]
         self._places.used -= 1

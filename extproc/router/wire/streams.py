@@ -1,4 +1,4 @@
-"""What a connection tells its driver: streams, and the events on them."""
+"""A connection's streams, and the events on them that its driver handles."""
 
 from collections import deque
 
@@ -10,11 +10,10 @@ from extproc.router.wire.messages import MessageReader
 
 
 class Stream:
-    """One call. `owner` is the driver's to set; windows are what the other side may still get or send."""
+    """One call. The driver sets `owner`; a window is how many bytes may still be sent or received."""
 
     __slots__ = (
         "head",
-        "heard_s",
         "id",
         "is_answered",
         "is_finished",
@@ -25,6 +24,7 @@ class Stream:
         "queue",
         "reader",
         "receive_window",
+        "received_s",
         "send_window",
         "sent_s",
         "trailers",
@@ -39,7 +39,7 @@ class Stream:
         self.owner: object = None
         self.send_window = send_window
         self.receive_window = receive_window
-        self.heard_s = self.sent_s = now_s
+        self.received_s = self.sent_s = now_s
         self.reader: MessageReader | None = None  # while a message is cut into frames
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.trailers = b""
@@ -74,7 +74,7 @@ class HalfClosed(Struct, frozen=True):
 
 
 class Closed(Struct, frozen=True):
-    """The call is over, however: told once for each that was told as opened."""
+    """The call is over, however it ended. Each `Opened` has exactly one."""
 
     stream: Stream
 

@@ -67,7 +67,7 @@ class Door:
         waiter = Waiter(lane, size_bytes)
         if not self.queue.enter(waiter):
             return None
-        waiter.ask = lambda is_last: self.ask(name, waiter, is_last)
+        waiter.retry = lambda is_last: self.ask(name, waiter, is_last)
         return waiter
 
     def ask(self, name: str, waiter: Waiter, is_last: bool) -> None:
@@ -295,7 +295,7 @@ def ask_pool(pool: Pool, queue: Queue, taken: list[Pick]) -> Waiter:
             queue.leave(waiter, QueueEnd.SERVED)
 
     assert queue.enter(waiter)
-    waiter.ask = ask
+    waiter.retry = ask
     return waiter
 
 

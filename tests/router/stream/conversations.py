@@ -21,7 +21,7 @@ from extproc.router.stream.events import (
     BodySkipped,
     BodyToRead,
     Continue,
-    ContinueAndTell,
+    ContinueHeadersOnly,
     Event,
     Phase,
     Piece,
@@ -115,7 +115,7 @@ class Said:
     retry_after: str | None = None
 
 
-Expected = Continue | ContinueAndTell | Piece | Went | Said
+Expected = Continue | ContinueHeadersOnly | Piece | Went | Said
 # What a proxy says, and what it hears.
 Turn = tuple[Event, Sequence[Expected]]
 Turns = Sequence[Turn]
@@ -232,7 +232,7 @@ NO_MORE: Turn = (RequestBody(b""), [])
 ONE_POOL: dict[str, Turns] = {
     "buffered": [ASKED, (BODY_SENT, [Went(B)])],
     "buffered both ways: the answer is not wanted": [
-        (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
+        (headers(response=BodyMode.BUFFERED), [ContinueHeadersOnly(BodyMode.BUFFERED)]),
         (BODY_SENT, [Went(B)]),
         ANSWERED,
         (ResponseBody(b"all the same", end_of_stream=True), [Continue(RB)]),
@@ -424,12 +424,12 @@ BODIES_SKIPPED: dict[str, Turns] = {
         (BodySkipped(), [Continue(RB)]),
     ],
     "a response's body skipped after the request's": [
-        (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
+        (headers(response=BodyMode.BUFFERED), [ContinueHeadersOnly(BodyMode.BUFFERED)]),
         (BODY_SENT, [Went(B)]),
         (BodySkipped(), [Continue(RB)]),
     ],
     "a response's piece that nobody kept": [
-        (headers(response=DUPLEX), [ContinueAndTell(BodyMode.BUFFERED)]),
+        (headers(response=DUPLEX), [ContinueHeadersOnly(BodyMode.BUFFERED)]),
         (BODY_SENT, [Went(B)]),
         UNKEPT,
     ],

@@ -67,7 +67,7 @@ picks = st.builds(
 )
 replies = st.one_of(
     st.builds(events.Continue, st.sampled_from(events.Phase)),
-    st.builds(events.ContinueAndTell, st.sampled_from(events.BodyMode)),
+    st.builds(events.ContinueHeadersOnly, st.sampled_from(events.BodyMode)),
     st.builds(
         events.Piece,
         st.sampled_from([events.Phase.REQUEST_BODY, events.Phase.RESPONSE_BODY]),
@@ -193,7 +193,7 @@ def _expected(reply: events.Reply) -> ext_proc.ProcessingResponse:  # noqa: PLR0
     match reply:
         case events.Continue():
             return _answering(reply.phase, None)
-        case events.ContinueAndTell():
+        case events.ContinueHeadersOnly():
             response = _answering(events.Phase.REQUEST_HEADERS, None)
             body = modes.ProcessingModeBodySendMode(reply.request_body.value)
             response.mode_override = _mode(body, modes.ProcessingModeHeaderSendMode.SEND)

@@ -20,7 +20,7 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.events import (
-    UNTOLD,
+    NO_CONFIG,
     Answer,
     BodyMode,
     BodyRead,
@@ -339,7 +339,7 @@ NAMES = st.sampled_from([":method", ":path", "content-type", "upgrade", "x-sessi
 VALUES = ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
 ORDERS = {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
 BODIES = st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999])
-LATE_CONFIGS = st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), UNTOLD])
+LATE_CONFIGS = st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), NO_CONFIG])
 STATUSES = st.sampled_from([0, 200, 500])
 EVENTS = st.one_of(
     st.builds(

@@ -118,7 +118,7 @@ def _answer(phase: events.Phase, response: ext_proc.ProcessingResponse, answer: 
         override = response.mode_override
         if override is not None:
             assert (phase, override.response_body_mode) == (events.Phase.REQUEST_HEADERS, 0)
-            return events.ContinueAndTell(events.BodyMode(int(override.request_body_mode)))
+            return events.ContinueHeadersOnly(events.BodyMode(int(override.request_body_mode)))
         return events.Continue(phase)
     common = answer.response
     if common.body_mutation is not None and common.header_mutation is None:

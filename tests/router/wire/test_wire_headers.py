@@ -187,8 +187,8 @@ def test_the_cache_is_bounded_and_goes_on() -> None:
     long = PLAIN + literal(b"n", b"x" * 126) * 10
     reader.read(long)
 
-    assert 0 < len(reader._kept) <= 32
-    assert long not in reader._kept
+    assert 0 < len(reader._heads) <= 32
+    assert long not in reader._heads
     assert reader.read(PLAIN) is reader.read(PLAIN)
 
 

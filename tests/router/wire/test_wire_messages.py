@@ -152,7 +152,7 @@ HAPPENINGS = st.lists(
 
 def held_by(stream: Stream) -> int:
     """What waits to be sent, and what has come of a message, but not its prefix."""
-    begun = len(stream.reader._kept) if stream.reader and stream.reader._size >= 0 else 0
+    begun = len(stream.reader._buffer) if stream.reader and stream.reader._size >= 0 else 0
     return sum(map(len, stream.queue or ())) + begun
 
 
