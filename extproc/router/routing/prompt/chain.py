@@ -14,7 +14,7 @@ prefixes. Here the same is done with text: tokens would need the model's tokeniz
 #   chain is the head of this one's, to the byte; without these cuts, up to a block of each would be lost.
 # - Where the prompt ends, for the same reason, unless it is bare text, which may go on anywhere.
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -86,73 +86,60 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
 
     `seed` keeps apart what shares no cache.
     """
-    cutter, reaches = _Cutter(seed), list[int]()
-    root = rooted = home = size = answered = answers = 0
-    question, uncut = list[bytes](), list[bytes]()
-    is_chat = was_spoken = is_asked = False
+    pieces, cuts = list[bytes](), dict[int, int]()
+    size = start = first = rooted = answers = answered = 0
+    asked = told = -1
+    is_chat = was_spoken = False
     for role, text in turns:
         is_spoken = role in _SPOKEN
-        if is_spoken and not was_spoken:
-            cutter.cut(b"".join(uncut))
-            uncut.clear()
-            answers += 1
-        elif was_spoken and not is_spoken:
-            home, answered = _answer(cutter, reaches, home, size), size
-        elif role == "user" and not is_asked and not answers:
-            is_asked = True
-            question.clear()
+        if is_spoken is not was_spoken:
+            was_spoken = is_spoken
+            if is_spoken:
+                answers, start, first = answers + 1, size, first or size
+                told = size if told < 0 else told
+            else:
+                answered = size
+            cuts[start] = size
+        elif asked < 0 and not answers and role == "user":
+            asked = size
             if size >= ROOT_BYTES:
-                cutter.cut(b"".join(uncut))
-                uncut.clear()
-                root, rooted = cutter.hashes[-1], size
-        data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode(errors="surrogatepass")
-        uncut.append(data)
-        if not answers:
-            question.append(data)
+                rooted = cuts[size] = size
         is_chat = is_chat or (bool(role) and not size)
+        data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode("utf-8", "surrogatepass")
+        pieces.append(data)
         size += len(data)
-        was_spoken = is_spoken
     if was_spoken:
-        home, answered = _answer(cutter, reaches, home, size), size
-    hashes = cutter.hashes
-    cutter.cut(b"".join(uncut), is_open=not is_chat)
-    reaches += cutter.ends[len(reaches) :]
-    if hashes:
-        home = home or hashes[-1 if is_chat else 0]
-    named = xxh3_64_intdigest(b"".join(question), seed)
-    return Chain(hashes, cutter.ends, reaches, size, home or seed, answered, root, rooted, named, answers)
+        answered = cuts[start] = size
+    written = b"".join(pieces)
+    hashes, ends, reaches = _cut(written, cuts, seed, is_open=not is_chat)
+    named = xxh3_64_intdigest(written[max(asked, 0) : size if told < 0 else told], seed)
+    home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
+    root = hashes[ends.index(rooted)] if rooted else 0
+    return Chain(hashes, ends, reaches, size, home or seed, answered, root, rooted, named, answers)
 
 
-def _answer(cutter: "_Cutter", reaches: list[int], home: int, end: int) -> int:
-    """An answer ends at `end`: who has what stands before it has it, too. Returns the conversation's home."""
-    reaches += cutter.ends[len(reaches) :]
-    if not reaches:
-        return home
-    reaches[-1] = end
-    return home or cutter.hashes[-1]
+def _cut(
+    written: bytes, cuts: Mapping[int, int], seed: int, *, is_open: bool
+) -> tuple[list[int], list[int], list[int]]:
+    """Hashes a prompt block by block; returns the hashes, where each block ends, and how far it reaches.
 
-
-class _Cutter:
-    """Cuts a prompt's bytes from the front, and hashes what it cuts."""
-
-    __slots__ = ("_parent", "_start", "ends", "hashes")
-
-    def __init__(self, seed: int) -> None:
-        self.hashes: list[int] = []
-        self.ends: list[int] = []
-        self._parent = seed
-        self._start = 0
-
-    def cut(self, data: bytes, *, is_open: bool = False) -> None:
-        """Goes on with `data`; an open end that fills no block is left out."""
-        parent, start, hashes, size = self._parent, self._start, self.hashes, len(data)
-        last = max(0, size - (0 if is_open else _REST_BYTES)) // BLOCK_BYTES * BLOCK_BYTES
-        for begin in range(0, last, BLOCK_BYTES):
-            parent = xxh3_64_intdigest(data[begin : begin + BLOCK_BYTES], parent)
-            hashes.append(parent)
-        self.ends += range(start + BLOCK_BYTES, start + last + 1, BLOCK_BYTES)
-        if last < size and not is_open:
-            parent = xxh3_64_intdigest(data[last:], parent)
-            hashes.append(parent)
-            self.ends.append(start + size)
-        self._parent, self._start = parent, start + size
+    `cuts` are where blocks end whatever their length, and how far those reach. An open end that fills no
+    block is left out.
+    """
+    hashes, ends, reaches = list[int](), list[int](), list[int]()
+    parent, start, size = seed, 0, len(written)
+    for cut, reach in (*cuts.items(), (size, size)):
+        least = BLOCK_BYTES if is_open and cut == size else BLOCK_BYTES + _REST_BYTES
+        while cut - start >= least:
+            stop = start + BLOCK_BYTES
+            hashes.append(parent := xxh3_64_intdigest(written[start:stop], parent))
+            ends.append(stop)
+            start = stop
+        if start < cut and least > BLOCK_BYTES:
+            hashes.append(parent := xxh3_64_intdigest(written[start:cut], parent))
+            ends.append(cut)
+            start = cut
+        reaches += ends[len(reaches) :]
+        if reach > cut and reaches:
+            reaches[-1] = reach
+    return hashes, ends, reaches
