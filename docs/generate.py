@@ -290,6 +290,8 @@ def _commands(title: str, text: str, wanted: Any) -> str:
         about = _cell((command.help or "").partition("\b")[0].partition("\n\nExample")[0])
         rows = []
         for option in command.params:
+            if isinstance(option, click.Option) and option.help:
+                option.hidden = False
             record = option.get_help_record(context) if isinstance(option, click.Option) else None
             if record and "--help" not in record[0]:
                 rows.append(f"| `{record[0].replace('|', ', ')}` | {_cell(record[1])} |")
@@ -370,11 +372,14 @@ runs it.
 ```"""
 _COMMANDS = """\
 `extproc COMMAND --help` prints the same. Those of the benchmark have [a page of their
-own](commands-benchmark.md). Shell completion: `eval "$(_EXTPROC_COMPLETE=bash_source extproc)"`, or
-`zsh_source`, `fish_source`."""
+own](commands-benchmark.md).
+
+Shell completion, in `~/.bashrc`: `eval "$(_EXTPROC_COMPLETE=bash_source extproc)"`; in `~/.zshrc` the same
+with `zsh_source`; in `~/.config/fish/config.fish`: `_EXTPROC_COMPLETE=fish_source extproc | source`."""
 _BENCH = """\
-`extproc bench COMMAND --help` prints the same. [How to run the benchmark](../how-to/benchmark.md) says which
-one is for what. A rate is `10 qps`, `600/m` or `inf`; a duration `30s`, `10m` or `250ms`."""
+`extproc bench COMMAND --help` prints the same, without what only programs give (`--board`, `--brief`,
+`--linger`). [How to run the benchmark](../how-to/benchmark.md) says which one is for
+what. A rate is `10 qps`, `600/m` or `inf`; a duration `30s`, `10m` or `250ms`."""
 _METRICS = """\
 # Metrics
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from extproc import __version__
+from extproc.command_help import CommandGroup, show_examples
 from extproc.errors import ExtprocError, MissingExtra
 from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags, refuse_beside_file
 
@@ -32,10 +33,7 @@ ADMIN_URL: Final = "http://127.0.0.1:9090"
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-_FIRST: Final = ("serve", "check", "explain", "doctor", "init", "schema", "simulate", "bench", "operate")
-
-
-class _Lazy(click.Group):
+class _Lazy(CommandGroup):
     """Loads the simulator and the benchmark only when one of them is asked for."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -43,10 +41,6 @@ class _Lazy(click.Group):
         if args and _is_flag_of(serve, args[0]):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """What a first user needs comes first."""
-        return sorted([*super().list_commands(ctx), *_ROOMS], key=lambda name: (*_FIRST, name).index(name))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ROOMS:
@@ -79,11 +73,6 @@ def _refuse(missing: MissingExtra) -> click.Command:
     return click.Command(None, callback=complain, help=str(missing), **settings)
 
 
-def _examples(*lines: str) -> str:
-    """The end of a command's help: examples, each on a line of its own."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 def _one_file(file: Path | None, config: Path | None) -> Path | None:
     """A configuration file may be given either way, with every command."""
     if file is not None and config is not None:
@@ -97,18 +86,15 @@ _config_option = click.option("--config", type=_FILE, help="The same as FILE.")
 
 @click.group(
     cls=_Lazy,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=_examples("extproc init > config.yaml", "extproc serve config.yaml")
-    + "\n\nShell completion and all else: README.md and docs/.",
+    epilog=show_examples(["extproc init > config.yaml", "extproc serve config.yaml"])
+    + "\n\nShell completion: docs/reference/commands.md. All else: README.md and docs/.",
 )
 @click.version_option(__version__, prog_name="extproc")
 def cli() -> None:
     """Routes vLLM requests to the endpoint that has their prefix in its cache, behind Envoy."""
 
 
-@cli.command(
-    epilog=_examples("extproc serve config.yaml", "extproc serve --pool-name llama --max-in-flight 32")
-)
+@cli.command()
 @_file_argument
 @click.option("--config", type=_FILE, help="The same as FILE; it is watched.")
 @picker_flags
@@ -143,9 +129,7 @@ def serve(context: click.Context, /, file: Path | None, config: Path | None, **f
         sys.exit(runner.run(serve_until_signal(start)))
 
 
-@cli.command(
-    epilog=_examples("extproc check config.yaml", "EXTPROC_SERVER__LISTEN=:9010 extproc check config.yaml")
-)
+@cli.command()
 @_file_argument
 @_config_option
 def check(file: Path | None, config: Path | None) -> None:
@@ -162,9 +146,7 @@ def check(file: Path | None, config: Path | None) -> None:
     click.echo(f"{path}: ok, {len(settings.pools)} pool(s)")
 
 
-@cli.command(
-    epilog=_examples("extproc schema > extproc.schema.json", "extproc schema | jq '.properties | keys'")
-)
+@cli.command()
 def schema() -> None:
     """Print the configuration's JSON schema, for editors."""
     from extproc.router.settings.tree import Settings  # noqa: PLC0415
@@ -172,13 +154,7 @@ def schema() -> None:
     click.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
 
-@cli.group(
-    invoke_without_command=True,
-    epilog=_examples(
-        "extproc init > config.yaml",
-        "extproc init kubernetes --service vllm --port 8000 --model qwen",
-    ),
-)
+@cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.pass_context
 def init(context: click.Context) -> None:
     """Print a configuration with every setting, explained."""
@@ -188,14 +164,7 @@ def init(context: click.Context) -> None:
         click.echo(write_configuration(), nl=False)
 
 
-@init.command(
-    "kubernetes",
-    epilog=_examples(
-        "extproc init kubernetes --service vllm --port 8000 --model qwen",
-        "extproc init kubernetes --service vllm --port 80 --target-port 8000 \\",
-        "    --model qwen --namespace llm --gateway istio --output router",
-    ),
-)
+@init.command("kubernetes")
 @click.option("--service", required=True, metavar="NAME", help="The Service of your vLLM Pods.")
 @click.option("--port", required=True, type=click.IntRange(1, 65_535), help="The Service's port.")
 @click.option("--target-port", metavar="PORT", help="The Pods' port, a number or a name. [default: --port]")
@@ -242,13 +211,7 @@ def _check_headers(_: click.Context, __: click.Parameter, headers: tuple[str, ..
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-@cli.command(
-    epilog=_examples(
-        'echo \'{"messages": [{"role": "user", "content": "Hi"}]}\' | extproc explain',
-        "extproc explain --url http://10.0.0.7:9090 < body.json",
-        "extproc explain config.yaml < body.json",
-    )
-)
+@cli.command()
 @_file_argument
 @click.option("--watch", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_refuse_watch)
 @_config_option
@@ -295,12 +258,7 @@ def explain(
     click.echo(json.dumps(said, indent=2))
 
 
-@cli.command(
-    epilog=_examples(
-        "extproc doctor --envoy http://127.0.0.1:9901",
-        "extproc doctor config.yaml --namespace llm --json | jq '.findings[].fix'",
-    )
-)
+@cli.command()
 @_file_argument
 @_config_option
 @click.option(

@@ -95,7 +95,7 @@ def operate(
     reports: Path | None,
     print_crd: bool,
 ) -> None:
-    """Run Benchmarks as objects of Kubernetes: Jobs, verdict. Needs the extra `operator`.
+    """Run the Benchmarks that are objects of Kubernetes. Needs the extra `operator`.
 
     Run one replica. Ends on SIGTERM or SIGINT; runs go on without it.
     """

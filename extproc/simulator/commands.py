@@ -5,6 +5,8 @@ from typing import Final
 
 import click
 
+from extproc.command_help import CommandGroup
+
 _COMMANDS: Final = {
     "vllm": "extproc.simulator.server_commands",
     "fleet": "extproc.simulator.fleet_commands",
@@ -12,11 +14,8 @@ _COMMANDS: Final = {
 }
 
 
-class _Lazy(click.Group):
+class _Lazy(CommandGroup):
     """A fleet in virtual time needs no web server, and a web server no fleet."""
-
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "fit":

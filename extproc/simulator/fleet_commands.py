@@ -201,7 +201,7 @@ def fleet(
     csv_path: Path | None,
     **options: Any,
 ) -> None:
-    """Simulate a fleet of endpoints behind the picker, in virtual time."""
+    """Simulate a fleet behind the picker, in virtual time."""
     profiles = options["profiles"]
     if preset:
         _refuse_others(click.get_current_context())
@@ -353,17 +353,11 @@ def _encode(value: object) -> bytes:
 @measured_option
 @click.option("--workers", type=POSITIVE, help="Processes. [default: one per core]")
 @csv_option
-def matrix(
-    folder: Path,
-    *,
-    workers: int | None,
-    csv_path: Path | None,
-    **axes: Any,
-) -> None:
-    """Simulate every combination, on all cores, and keep the figures in FOLDER.
+def matrix(folder: Path, *, workers: int | None, csv_path: Path | None, **axes: Any) -> None:
+    """Simulate every combination, on all cores.
 
-    What FOLDER has is not run again: a command that was stopped continues, and one with more arms, loads or
-    seeds adds to it.
+    FOLDER keeps the figures. What it has is not run again: a command that was stopped continues, and one
+    with more arms, loads or seeds adds to it.
     """
     cells = [*Matrix(**axes).cells()]
     progress = ProgressLine(1.0, sys.stderr, monotonic)

@@ -74,7 +74,10 @@ def read_ports(text: str) -> list[int]:
     "--fail", "faults", multiple=True, metavar="NAME=VALUE", help=f"One of {', '.join(Faults.model_fields)}."
 )
 def vllm(*, port: int | None, ports: str | None, host: str, name: str, speed: float, **options: Any) -> None:
-    """Simulate vLLM endpoints over HTTP, in real or scaled time, until SIGINT or SIGTERM."""
+    """Simulate vLLM endpoints over HTTP.
+
+    In real time or faster, until SIGINT or SIGTERM.
+    """
     if (port is None) == (ports is None):
         raise click.UsageError("give either --port or --ports")
     numbers = [port] if port is not None else read_ports(ports or "")

@@ -43,7 +43,9 @@ def test_template_shows_every_section_and_can_be_run_as_it_is_and_with_its_comme
     text = invoke("init")
     whole = parse_spec(uncomment(text))
 
-    assert parse_spec(text).traffic.req_rate == 4
+    assert {
+        parse_spec(invoke("init", *option)).traffic.req_rate for option in ([], ["--quick"], ["--ab"])
+    } == {4, 8}
     assert (whole.stack.accelerator, whole.labels) == ("nvidia-l4", {"cluster": "eu-1"})
     assert [field.alias for field in Spec.model_fields.values() if f"{field.alias}:" not in text] == []
 

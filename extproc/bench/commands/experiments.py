@@ -57,6 +57,7 @@ def removed_option(name: str, instead: str) -> Callable[[Callable[..., _T]], Cal
 brief_option = click.option(
     "--brief",
     type=click.Path(dir_okay=False, path_type=Path),
+    hidden=True,
     help="Write verdict and headline figures here.",
 )
 
@@ -68,6 +69,7 @@ def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
         click.option(
             "--board",
             metavar="HOST:PORT",
+            hidden=True,
             help="Serve progress, and the arm that is wanted, here.",
         ),
         brief_option,
@@ -122,10 +124,10 @@ def run_with_status(
     help="By what share a figure may be worse.",
 )
 def history_command(folder: Path, runs: int, tolerance: float) -> None:
-    """Line up the runs below DIR by kind and time; exit 4 if the last valid one of a kind got worse.
+    """Line up the runs below DIR by kind and time.
 
-    Reads every report.json. Runs are of a kind if name, model, load, accelerators, engine and labels are the
-    same; versions may differ.
+    Exit 4 if the last valid one of a kind got worse. Reads every report.json. Runs are of a kind if name,
+    model, load, accelerators, engine and labels are the same; versions may differ.
     """
     entries = list(_read_entries(folder))
     if not entries:
@@ -159,7 +161,7 @@ def _read_entries(folder: Path) -> Iterator[Entry]:
     help="How far the loads may differ, a share.",
 )
 def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: float) -> None:
-    """Compare the reports A and B.
+    """Compare two reports, or folders of repeats.
 
     A and B are a report.json each, or folders with several: repeats, paired by seed. With repeats a figure is
     called better or worse, if the interval of its change says so. Exit 3 if the two cannot be compared:
@@ -209,10 +211,10 @@ def ab(
     brief: Path | None,
     board: str | None,
 ) -> None:
-    """Compare strategies, or servers, over the same schedule at equal offered load.
+    """Compare strategies or servers at equal load.
 
-    Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
-    if the arms are not comparable.
+    All get the same schedule. Each arm is switched to live, caches are emptied, then it is measured; again
+    with other seeds. Exit 3 if the arms are not comparable.
     """
     spec = read_spec_or_flags(spec_file, urls, rate, duration)
     if output is not None:
@@ -248,10 +250,10 @@ def sweep_command(
     brief: Path | None,
     board: str | None,
 ) -> None:
-    """Measure every strategy at every concurrency, with every dataset, in every repeat.
+    """Measure every strategy at every concurrency.
 
-    What the folder has is not done again: the same command goes on after it was stopped, and more arms,
-    loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
+    With every dataset, in every repeat. What the folder has is not done again: the same command goes on after
+    it was stopped, and more arms, loads or repeats add to what is there. Exit 3 if runs are missing or bad.
     """
     spec = read_spec(spec_file)
     tasks = sweep.list_tasks(spec)
@@ -303,7 +305,7 @@ def _run_all(
 @click.option("--baseline", help="The strategy that others are compared with. [default: the first]")
 @click.option("--title", help="What the page is about. [default: the table's name]")
 def page_command(table: Path, output: Path, baseline: str | None, title: str | None) -> None:
-    """Draw the page of a sweep from a TABLE of results: published, simulated or our own."""
+    """Draw a sweep's page from a TABLE of results."""
     cells = read_published(table.read_bytes().decode("utf-8", "replace").splitlines())
     done = gather(title or table.stem, cells, baseline=baseline)
     click.echo(sweep_markdown(done), nl=False)
@@ -318,9 +320,10 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 def saturate_command(
     *, spec_file: Path, output: Path | None, quiet: bool, brief: Path | None, board: str | None
 ) -> None:
-    """Find the rate beyond which more requests bring latency and no throughput.
+    """Find the highest rate that is still served.
 
-    Exit 3 if the client was the limit before the server was.
+    Beyond it more requests bring latency and no throughput. Exit 3 if the client was the limit before the
+    server was.
     """
     spec = read_spec(spec_file)
     if output is not None:
@@ -353,7 +356,7 @@ def saturate_command(
     help="Seconds that a request may take, assumed.",
 )
 def plan_command(spec_file: Path, latency: float) -> None:
-    """Print schedule, tokens, ports and CPU of a run without running it. Exit 2 if it is impossible."""
+    """Say what a run would do, and whether it can be done. Exit 2 if not."""
     try:
         planned = plan_here(read_spec(spec_file), latency_s=latency)
     except SettingsError as error:

@@ -50,14 +50,20 @@ from extproc.bench.report.report import build as build_report
 from extproc.bench.spec.section import parse_duration, parse_rate
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.bench.status_server import StatusServer
+from extproc.command_help import CommandGroup
 from extproc.errors import SettingsError
 
 
 @click.command("init")
 @click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path), required=False)
-def init_command(file: Path | None) -> None:
-    """Write a commented spec to FILE, which must not be there yet, or print it."""
-    text = files("extproc.bench.spec").joinpath("template.yaml").read_text("utf-8")
+@click.option("--quick", "template", flag_value="quick", help="A short one: five lines, one minute.")
+@click.option("--ab", "template", flag_value="ab", help="One that compares two strategies.")
+def init_command(file: Path | None, template: str | None) -> None:
+    """Write a commented spec to FILE, or print it.
+
+    FILE must not be there yet.
+    """
+    text = files("extproc.bench.spec").joinpath(f"{template or 'template'}.yaml").read_text("utf-8")
     if file is None:
         click.echo(text, nl=False)
         return
@@ -80,7 +86,7 @@ DOES_NOT_HOLD = 3
 THRESHOLD_MISSED = 4
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Measure what routing does, at an honest load."""
 
@@ -92,7 +98,7 @@ def bench() -> None:
 @click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: how long, such as 60s.")
 @click.option("--output", type=FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
-@click.option("--linger", type=parse_duration, metavar="TIME", default="0s", help="So much longer, as 30s.")
+@click.option("--linger", type=parse_duration, default="0s", hidden=True, help="Metrics so much longer.")
 @removed_option("--pushgateway", "scrape --metrics-port, see docs/how-to/benchmark.md")
 @click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
 @click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
@@ -114,10 +120,10 @@ def run_command(
     brief: Path | None,
     board: str | None,
 ) -> None:
-    """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
+    """Run a benchmark.
 
-    A first Ctrl-C or SIGTERM ends the run early and reports what was done, marked as partial. A part of a run
-    makes no report: `extproc bench report FOLDER` makes one of all parts' journals.
+    Exit 3 if the result does not hold, 4 if it misses a threshold. A first Ctrl-C or SIGTERM ends the run
+    early and reports what was done, marked as partial. A part of a run makes no report: `bench report` does.
     """
     spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration)
     if part is None and start_at is not None:
@@ -167,9 +173,10 @@ def _end(said: Report, *, is_excused: bool) -> None:
 @click.option("--output", type=FOLDER, help="Folder for every report.")
 @brief_option
 def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path | None) -> None:
-    """Make the reports of a run from what it wrote while it went, even if it was killed.
+    """Make a run's reports again, from its journal.
 
-    The journals of a run's parts are merged into one report; a part that is missing makes it invalid.
+    Even if it was killed. The journals of a run's parts are merged into one report; a part that is missing
+    makes it invalid.
     """
     result = read_run(journals)
     said = build_report(result)
@@ -186,7 +193,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
 @click.option("--endpoints", type=click.IntRange(1), help="Held against the period; else those scraped.")
 @click.option("--json", "as_json", is_flag=True, help="The account as JSON.")
 def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json: bool) -> None:
-    """Prepare a spec's dataset and say honestly what is in it."""
+    """Prepare a spec's dataset, and say what is in it."""
     spec = read_spec(spec_file)
     registry = open_registry(spec)
     workload = build_workload(spec, registry)
@@ -196,16 +203,6 @@ def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json
     click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))
 
 
-for _command in (
-    compare_command,
-    ab,
-    sweep_command,
-    page_command,
-    saturate_command,
-    plan_command,
-    serve_command,
-    history_command,
-    init_command,
-    schema_command,
-):
+_SINGLE = (compare_command, ab, sweep_command, page_command, saturate_command, plan_command)
+for _command in (*_SINGLE, serve_command, history_command, init_command, schema_command):
     bench.add_command(_command)

@@ -48,9 +48,9 @@ _TIMEOUT_S = 6 * 60 * 60
 def serve_command(
     context: click.Context, /, *, output: Path | None, print_spec: bool, **flags: object
 ) -> None:
-    """Run a published benchmark of KubeAI by its own flags; print vLLM's text.
+    """Run a published benchmark by its own flags.
 
-    Exit 3 if the result does not hold.
+    Those of KubeAI's jobs; prints vLLM's text. Exit 3 if the result does not hold.
     """
     if context.args:
         name = context.args[0].partition("=")[0]

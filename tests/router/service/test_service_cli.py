@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import json
+import re
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,7 +9,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from click.testing import CliRunner
 
+from extproc.cli import cli
+from extproc.command_help import SECTIONS
 from extproc.router.settings.tree import list_settings
 from tests.tables import table
 
@@ -50,17 +54,6 @@ def config(tmp_path: Path) -> str:
     path = tmp_path / "extproc.yaml"
     path.write_text(CONFIG)
     return str(path)
-
-
-def test_check_accepts_a_good_file_and_refuses_a_bad_one_with_every_fault(config: str) -> None:
-    good = run("check", config)
-    Path(config).write_text("server: {foo: 1}\npools: []\n")
-    bad = run("check", config)
-
-    assert (good.returncode, good.stdout) == (0, f"{config}: ok, 2 pool(s)\n")
-    assert bad.returncode == 2
-    assert f"{config}:1: server.foo" in bad.stderr
-    assert f"{config}:2: pools" in bad.stderr
 
 
 EVERYTHING_WRONG = """\
@@ -182,13 +175,19 @@ def test_init_prints_every_setting_and_can_be_used_as_it_is_and_schema_is_json(t
     assert all(f" {place.rpartition('.')[2]}:" in written for place in list_settings())
 
 
-def test_help_names_every_command_and_none_is_cut() -> None:
-    text = run("-h").stdout.partition("Commands:")[2]
-    names = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+@table("group", SECTIONS)
+def test_help_of_every_command_is_whole_at_80_columns_with_two_examples(group: str) -> None:
+    names = [name for names in SECTIONS[group].values() for name in names]
+    start = [] if group == "cli" else [group]
+    commands = [[*start, "-h"], *([*start, name, "-h"] for name in names)]
+    texts = [CliRunner(env={"COLUMNS": "80"}).invoke(cli, command).output for command in commands]
+    listed = texts[0].partition("Commands:")[2]
 
-    assert names[:5] == ["serve", "check", "explain", "doctor", "init"]
-    assert names[5:9] == ["schema", "simulate", "bench", "operate"]
-    assert "..." not in text
+    assert re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE) == names
+    assert "..." not in listed
+    for text in texts:
+        assert text.partition("Examples:")[2].count("extproc ") >= 2, text
+        assert max(map(len, text.splitlines())) <= 80, text
 
 
 @table("arguments", [["top", "http://127.0.0.1:9090"], ["explain", "--watch"]])

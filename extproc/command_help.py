@@ -1,0 +1,157 @@
+"""What `--help` says beside the options: which commands come first, in groups, and examples of each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+# By the name of a command group: its commands under a heading each. The first heading is a first user's.
+SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "cli": {
+        "Commands": ("serve", "check", "explain", "doctor", "init", "schema"),
+        "Measure": ("simulate", "bench"),
+        "Benchmarks in Kubernetes": ("operate",),
+    },
+    "init": {"Commands": ("kubernetes",)},
+    "simulate": {"Commands": ("fleet", "vllm", "matrix")},
+    "bench": {
+        "Commands": ("init", "run", "ab", "compare", "history"),
+        "Before a run": ("plan", "dataset", "schema"),
+        "Many loads": ("sweep", "saturate"),
+        "Reports again": ("report", "page"),
+        "KubeAI's published runs": ("serve",),
+    },
+}
+
+# By group and command.
+EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "cli": {
+        "serve": ("extproc serve config.yaml", "extproc serve --pool-name llama --max-in-flight 32"),
+        "check": ("extproc check config.yaml", "EXTPROC_SERVER__LISTEN=:9010 extproc check config.yaml"),
+        "explain": (
+            'echo \'{"messages": [{"role": "user", "content": "Hi"}]}\' | extproc explain',
+            "extproc explain --url http://10.0.0.7:9090 < body.json",
+            "extproc explain config.yaml < body.json",
+        ),
+        "doctor": (
+            "extproc doctor --envoy http://127.0.0.1:9901",
+            "extproc doctor config.yaml --namespace llm --json | jq '.findings[].fix'",
+        ),
+        "init": (
+            "extproc init > config.yaml",
+            "extproc init kubernetes --service vllm --port 8000 --model qwen",
+        ),
+        "schema": ("extproc schema > extproc.schema.json", "extproc schema | jq '.properties | keys'"),
+        "simulate": (
+            "extproc simulate fleet --workload sessions --load 0.4",
+            "extproc simulate vllm --ports 8001-8004",
+        ),
+        "bench": (
+            "extproc bench run --url http://127.0.0.1:8080 --rate 4 --duration 60s",
+            "extproc bench init --quick spec.yaml && extproc bench run spec.yaml",
+        ),
+        "operate": ("extproc operate --namespace llm --listen :8080", "extproc operate --print-crd"),
+    },
+    "init": {
+        "kubernetes": (
+            "extproc init kubernetes --service vllm --port 8000 --model qwen",
+            "extproc init kubernetes --service vllm --port 80 --target-port 8000 \\",
+            "    --model qwen --namespace llm --gateway istio --output router",
+        )
+    },
+    "simulate": {
+        "fleet": (
+            "extproc simulate fleet --arm least_load --arm prefix_cache",
+            "extproc simulate fleet --workload swe --load 0.8 --json runs.json",
+        ),
+        "vllm": (
+            "extproc simulate vllm --port 8001",
+            "extproc simulate vllm --ports 8001-8008 --profile h100-llama8b-bf16",
+        ),
+        "matrix": (
+            "extproc simulate matrix build/matrix --workload C --workload T --seeds 11-13",
+            "extproc simulate matrix build/matrix --arm prefix_cache --arm gie --seeds 11",
+        ),
+    },
+    "bench": {
+        "init": ("extproc bench init spec.yaml", "extproc bench init --ab ab.yaml"),
+        "run": (
+            "extproc bench run --url http://127.0.0.1:8080 --rate 4 --duration 60s",
+            "extproc bench run spec.yaml --output results",
+        ),
+        "ab": (
+            "extproc bench ab --url http://a --url http://b --rate 4 --duration 60s",
+            "extproc bench ab ab.yaml --output comparison",
+        ),
+        "compare": (
+            "extproc bench compare monday/report.json tuesday/report.json",
+            "extproc bench compare before after --output compared.html",
+        ),
+        "history": ("extproc bench history results", "extproc bench history results --tolerance 0.1"),
+        "plan": ("extproc bench plan spec.yaml", "extproc bench plan spec.yaml --latency 20"),
+        "dataset": (
+            "extproc bench dataset spec.yaml --endpoints 8",
+            "extproc bench dataset spec.yaml --output prompts.jsonl",
+        ),
+        "schema": (
+            "extproc bench schema > spec.schema.json",
+            "extproc bench schema | jq '.properties | keys'",
+        ),
+        "sweep": (
+            "extproc bench sweep sweep.yaml --output swept",
+            "extproc bench sweep sweep.yaml --output swept --again",
+        ),
+        "saturate": (
+            "extproc bench saturate spec.yaml",
+            "extproc bench saturate spec.yaml --output results",
+        ),
+        "report": (
+            "extproc bench report results/run.jsonl",
+            "extproc bench report part-0 part-1 --output whole",
+        ),
+        "page": (
+            "extproc bench page swept/sweep.csv --output sweep.html",
+            "extproc bench page runs.csv --output runs.html --baseline least_load",
+        ),
+        "serve": (
+            "extproc bench serve --base-url=http://gateway:8080 --model=llama \\",
+            "    --dataset-path=sharegpt.json --request-rate=200 --num-prompts=8000",
+            "extproc bench serve --base-url=http://gateway:8080 --model=llama \\",
+            "    --dataset-path=sharegpt.json --print-spec",
+        ),
+    },
+}
+
+
+def show_examples(lines: Sequence[str]) -> str:
+    """The end of a command's help: examples, each on a line of its own."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class CommandGroup(click.Group):
+    """Commands whose help has them in `SECTIONS`, and each with its `EXAMPLES`; `-h` asks for it."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        first = [name for names in SECTIONS[self.name or ""].values() for name in names]
+        return [*first, *(name for name in super().list_commands(ctx) if name not in first)]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and (lines := EXAMPLES[self.name or ""].get(name or "")):
+            command.epilog = show_examples(lines)
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, names in SECTIONS[self.name or ""].items():
+            commands = {name: self.get_command(ctx, name) for name in names}
+            room = formatter.width - 6 - max(map(len, names))
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name, found.get_short_help_str(room)) for name, found in commands.items() if found]
+                )
