@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from tests.router.cluster.api_server import SLICES
 from tests.router.cluster.harness import Kube, has
 from tests.router.cluster.objects import A, B, C, Object, draining_pod, pod, slice_object
 
@@ -55,7 +56,7 @@ async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as
         kube.server.delete("s1")
     async with kube.running():
         await kube.until(lambda told: told.lacking)
-        await kube.until_watched()
+        await kube.until_watched(SLICES)
         kube.server.bookmark()
         await kube.until(lambda told: len(told.lacking) >= 2)
 

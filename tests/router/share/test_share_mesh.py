@@ -143,7 +143,6 @@ async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> No
             await until(lambda: one.pool.book.total == 1)
             pick.release()
             await until(lambda: one.pool.book.total == 0)
-        assert one.counts["flood"] > one.counts["heard"]
     finally:
         task.cancel()
         await asyncio.wait([task])
