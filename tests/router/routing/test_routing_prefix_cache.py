@@ -122,6 +122,21 @@ def test_a_backlog_is_done_in_time_and_of_an_endpoint_that_is_not_there_there_is
     assert (backlogs.ms("b", 10.0), backlogs.of("ab", 11.0)) == (0, {"a": 800, "b": 0})
 
 
+def test_who_is_cheapest_for_sure_is_compared_with_nobody_until_too_much_waits_there() -> None:
+    fleet = Fleet()
+    fleet.pool.fallbacks = 0
+    said = (words("Why?", 500), "Because.", "How?")
+    warm = fleet.visit(*said[:1]).endpoint.name
+    compared = []
+    for in_flight in (0, 200):
+        for _ in range(in_flight):
+            fleet.pool.book.take(warm)
+        decision = fleet.picker.propose(ask(*said))
+        compared.append((len(decision.costs), decision.pick.endpoint.name == warm))
+
+    assert compared == [(1, True), (3, False)]
+
+
 def test_fallbacks_are_as_many_as_there_are_endpoints() -> None:
     assert len(Fleet("ab").pick("Why?").fallbacks) == 1
     assert len(Fleet("a").pick("Why?").fallbacks) == 0
@@ -539,11 +554,13 @@ def test_the_engines_are_the_simulators_profiles() -> None:
 @given(
     st.lists(st.lists(st.sampled_from(["Why?", "How? " * 200, "é" * 300]), min_size=1, max_size=5)),
     st.integers(1, 3),
+    st.sampled_from([0, 2]),
 )
 def test_any_pick_is_one_of_the_endpoints_and_of_the_cheapest(
-    chats: list[Sequence[str]], gateways: int
+    chats: list[Sequence[str]], gateways: int, fallbacks: int
 ) -> None:
     fleet = Fleet(gateways=gateways, kv_tokens=1_024)
+    fleet.pool.fallbacks = fallbacks
     for texts in chats:
         draw = fleet.outside.rng.getstate()
         decision = fleet.picker.propose(ask(*texts))
@@ -557,4 +574,4 @@ def test_any_pick_is_one_of_the_endpoints_and_of_the_cheapest(
         pick = fleet.visit(*texts, after_s=0.01)
 
         assert costs[pick.endpoint.name] == min(costs.values())
-        assert len({pick.endpoint.name, *(endpoint.name for endpoint in pick.fallbacks)}) == 3
+        assert len({pick.endpoint.name, *(endpoint.name for endpoint in pick.fallbacks)}) == 1 + fallbacks

@@ -48,7 +48,7 @@ def depth(index: PrefixIndex, name: str, *path: int) -> int:
 
 def levels(index: PrefixIndex, *path: int) -> list[list[str]]:
     hashes = chain(*path).hashes
-    return [[holding.name for holding in level] for level in index.holders(hashes, index.matched(hashes))]
+    return [[holding.name for holding in level] for _, level in index.holders(hashes, index.matched(hashes))]
 
 
 def test_what_was_taken_is_held_at_once() -> None:

@@ -27,6 +27,9 @@
 # Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not only for
 # speed. With all of them compared, a queue keeps its prompts' blocks pinned, so the index counts more and
 # more of them there, and more arrives: that runs away near capacity (simulated).
+#
+# Mostly nothing has to be compared: a conversation is at one endpoint, and what any other lacks of it costs
+# more than what waits there. The least that others may cost tells so, and the choice is the same.
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -134,9 +137,15 @@ class CostModel:
         self._index, self._backlogs = index, backlogs
         self._engine, self._gateways = engine, gateways
 
-    def rows(self, chain: Chain, candidates: Candidates) -> list[CostRow]:
-        """What the endpoints worth comparing would cost, the cheapest first; never empty."""
+    def rows(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
+        """What the endpoints worth comparing would cost, the cheapest first; never empty.
+
+        Where `count` is 1, and one is cheapest for sure, that one alone.
+        """
         request = self._see(chain, candidates)
+        sure = self._sure(request) if count == 1 else None
+        if sure is not None:
+            return [sure]
         warmest = self._warmest(request)
         idle = self._least([*islice(candidates.least_loaded(self._rng), _LOOKED_AT)], request)
         nominees = dict.fromkeys((*warmest, *idle[:_NOMINEES], *request.homes.names))
@@ -155,7 +164,7 @@ class CostModel:
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
         reach, gateways = chain.reach(matched), self._gateways
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
-            seen = next(iter(self._index.holders(chain.hashes, matched)))
+            _, seen = next(self._index.holders(chain.hashes, matched))
             if len(seen) == 1:
                 return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
         return NO_HOMES if gateways.is_alone else find_homes(chain, reach, candidates.walk)
@@ -171,6 +180,31 @@ class CostModel:
         stretches.append(Stretch(start, chain.size, 1.0))
         return stretches
 
+    def _sure(self, request: _Request) -> CostRow | None:
+        """The one that holds most, if it costs less than the least that any other may cost."""
+        chain, engine = request.chain, self._engine
+        levels = self._index.holders(chain.hashes, request.matched)
+        _, holders = next(levels, (0, ()))
+        if len(holders) != 1 or request.homes is not NO_HOMES or engine.slow:
+            return None
+        name = holders[0].name
+        if not request.candidates.allows(name):
+            return None
+        row = self._row(name, request)
+        elsewhere, _ = next(levels, (0, ()))
+        lacking_ms = self._missing(chain.reach(elsewhere), _KEEP, request) * engine.ms_per_byte
+        if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
+            self._weigh(request.candidates.names, request)
+            lacking_ms += min(request.waits.values())
+        return row if row.cost_ms <= lacking_ms else None
+
+    def _missing(self, reach: int, keep: float, request: _Request) -> float:
+        """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
+        missing = keep * request.stretches[-1].missing(reach)
+        for stretch in request.stretches[:-1]:
+            missing += _KEEP * stretch.missing(reach)
+        return missing * request.busy
+
     def _row(self, name: str, request: _Request) -> CostRow:
         chain, holding, engine, homes = request.chain, self._index.holding(name), self._engine, request.homes
         blocks = reach = 0
@@ -181,10 +215,7 @@ class CostModel:
         if homes is not NO_HOMES:
             reach = max(reach, homes.presumed.get(name, 0))
             keep, is_home = 1.0 if name == homes.own else _KEEP, name in homes.names
-        missing = keep * request.stretches[-1].missing(reach)
-        for stretch in request.stretches[:-1]:
-            missing += _KEEP * stretch.missing(reach)
-        missing *= request.busy
+        missing = self._missing(reach, keep, request)
         if holding is not None:
             missing += holding.evicts(chain.size - reach, request.now)
         if name not in request.waits:
@@ -208,9 +239,8 @@ class CostModel:
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
         engine, in_flight = self._engine, request.candidates.in_flight
-        waits, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
-        for name, ms in waits.items():
-            waits[name] = ms + in_flight(name) * per_request
+        backlogs, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
+        waits = {name: ms + in_flight(name) * per_request for name, ms in backlogs.items()}
         if engine.slow or engine.others_ms:
             for name, ms in waits.items():
                 waits[name] = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
@@ -220,7 +250,7 @@ class CostModel:
         """Those that hold most of the chain, of equals the ones with least to do."""
         found: list[str] = []
         levels = self._index.holders(request.chain.hashes, request.matched)
-        for holders in islice(levels, _LOOKED_AT):
+        for _, holders in islice(levels, _LOOKED_AT):
             names = [holding.name for holding in self._some(holders)]
             fit = [name for name in names if name not in found and request.candidates.allows(name)]
             found += self._least(fit, request)[: _NOMINEES - len(found)]

@@ -70,18 +70,19 @@ class Holding:
         That is all of them, unless a peer that is mad told of blocks without those that lead to them.
         """
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        first = block = 0
         # Who pins a block pins all that lead to it: the pinned ones stand first.
-        first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
-        block = 0
+        for block in hashes[:blocks]:
+            if block not in pinned:
+                break
+            pinned[block] += 1
+            first += 1
         try:
-            for block in hashes[:first]:
-                pinned[block] += 1
             for block in hashes[first:blocks]:
                 del idle[block]
                 pinned[block] = 1
         except KeyError:
             blocks = hashes.index(block)
-            first = min(first, blocks)
         moved = chain.bytes_between(first, blocks)
         self.idle_bytes -= moved
         self.pinned_bytes += moved
@@ -99,14 +100,15 @@ class Holding:
 
     def unpin(self, chain: Chain, blocks: int, now: float) -> None:
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
-        # Likewise: those that no other request pins stand last.
-        first = bisect_left(range(blocks), True, key=lambda number: pinned[hashes[number]] == 1)
-        for block in hashes[:first]:
-            pinned[block] -= 1
-        # The tail first: it is evicted before the head.
-        for block in reversed(hashes[first:blocks]):
-            del pinned[block]
-            idle[block] = now
+        first = blocks
+        # The tail first: it is evicted before the head. Those that no other request pins stand last.
+        for block in reversed(hashes[:blocks]):
+            if pinned[block] > 1:
+                pinned[block] -= 1
+            else:
+                del pinned[block]
+                idle[block] = now
+                first -= 1
         moved = chain.bytes_between(first, blocks)
         self.pinned_bytes -= moved
         self.idle_bytes += moved

@@ -122,15 +122,15 @@ class PrefixIndex:
                 high = middle
         return low
 
-    def holders(self, hashes: Sequence[int], matched: int) -> Iterator[Sequence[Holding]]:
-        """Yields who holds the chain furthest, then who holds less, each time all who hold so much.
+    def holders(self, hashes: Sequence[int], matched: int) -> Iterator[tuple[int, Sequence[Holding]]]:
+        """Yields the most blocks that anyone holds, and who does; then less, each time with all who hold so much.
 
         A longer head of a chain has fewer holders, so each step is found by bisection.
         """
         blocks = self._blocks
         while matched:
             holders = blocks[hashes[matched - 1]].holders
-            yield holders
+            yield matched, holders
             low, high = 0, matched - 1
             while low < high:
                 middle = (low + high) // 2
@@ -172,9 +172,8 @@ class PrefixIndex:
     def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
         """Writes a chain down as one open request's, as far as there is room for it."""
         hashes = chain.hashes
-        matched = self.matched(hashes)
         self._use_forks(hashes, now)
-        had = holding.pin(chain, holding.depth(hashes, matched))
+        had = holding.pin(chain, holding.depth(hashes, len(hashes)))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             for block in [*filter(holding.idle.__contains__, hashes[had:stop])]:

@@ -219,9 +219,9 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         is_cold = 2 * chain.reach(self.index.matched(chain.hashes)) < chain.size
         return is_cold and self._rng.random() < self._shedding.refused
 
-    def costs(self, chain: Chain, candidates: Candidates) -> list[CostRow]:
-        """What the endpoints worth comparing would cost, the cheapest first; never empty."""
-        return self._costs.rows(chain, candidates)
+    def costs(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
+        """What the endpoints worth comparing would cost, the cheapest first; see `CostModel.rows`."""
+        return self._costs.rows(chain, candidates, count)
 
     def fill(self, names: list[str], candidates: Candidates, count: int) -> list[str]:
         """Adds the least loaded of the others, up to `count` together."""
@@ -237,7 +237,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
                 {"tokens": tokens(stretch.stop - stretch.start), "weight": round(stretch.weight, 3)}
                 for stretch in self._costs.stretches(chain)
             ],
-            "candidates": [row.explain() for row in self.costs(chain, candidates)],
+            "candidates": [row.explain() for row in self.costs(chain, candidates, 2)],
         }
 
 
@@ -277,7 +277,7 @@ class _CacheReading(Reading):
         return self._strategy.is_shed(self._chain)
 
     def choose(self, candidates: Candidates, count: int, /) -> Choice:
-        self.costs = rows = self._strategy.costs(self._chain, candidates)
+        self.costs = rows = self._strategy.costs(self._chain, candidates, count)
         names = [row.endpoint for row in rows[:count]]
         if len(names) < min(count, len(candidates)):
             names = self._strategy.fill(names, candidates, count)
