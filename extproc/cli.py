@@ -240,7 +240,7 @@ def explain(
     The request's body is read from standard input. The running service is asked, with all that it knows of
     caches and loads. With a configuration FILE a fresh picker is: one that has seen no request yet.
     """
-    from extproc.router.service.explain import ask_service, explain_once  # noqa: PLC0415
+    from extproc.router.service.explain import explain_once, fetch_explanation  # noqa: PLC0415
     from extproc.router.settings.reading import load_settings  # noqa: PLC0415
 
     config = _one_file(file, config)
@@ -248,7 +248,7 @@ def explain(
         raise click.UsageError("--url asks the running service, a FILE none: give one of the two")
     body = sys.stdin.buffer.read()
     if config is None:
-        said = ask_service(url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout)
+        said = fetch_explanation(url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout)
     else:
         settings = load_settings(config, os.environ)
         fresh = explain_once(

@@ -153,7 +153,7 @@ def open_port(evidence: Evidence) -> Iterator[Finding]:
     if host in _LOCAL or (server.tls and server.tls.client_ca) or is_guarded:
         return
     seen = f"server.listen {server.listen} asks for no client certificate"
-    if is_guarded is None and any(pool.endpoints.tells_health for pool in evidence.settings.pools):
+    if is_guarded is None and any(pool.endpoints.lists_health for pool in evidence.settings.pools):
         yield Finding("port_unseen", f"{seen}, and NetworkPolicies could not be looked at")
     else:
         guard = "" if is_guarded is None else ", and no NetworkPolicy guards it"

@@ -23,7 +23,7 @@ from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.feedback_metrics import FeedbackCollector
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.admin import build_admin
-from extproc.router.service.configuration import Configuration, changes, tell_what_waits
+from extproc.router.service.configuration import Configuration, changes, log_what_waits
 from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
 from extproc.router.service.health import Health
 from extproc.router.service.live.recorder import Recorder, Recording
@@ -173,7 +173,7 @@ class Application:
             self.refuse(describe_error(error))
             log.error("the changed configuration cannot be applied: %s", describe_error(error))  # noqa: TRY400
             return
-        tell_what_waits(self.configuration.settings, settings)
+        log_what_waits(self.configuration.settings, settings)
         _warn(settings)
         self.configuration = self.configuration.replaced(settings, monotonic())
         self.metrics.reloaded("applied")
@@ -274,7 +274,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """Tells of a routine that a bug ended: requests are served on, but somebody should know."""
+    """Logs that a bug ended a routine: requests are still served, but an operator should see it."""
     if not task.cancelled() and task.exception() is not None:
         log.error("%s ended: %s", task.get_coro(), type(task.exception()).__name__)
 

@@ -2,7 +2,7 @@
 
 
 class Budget:
-    """Counts bytes held, up to `limit_bytes`. Whoever takes some gives them back, however it ends."""
+    """Counts bytes in use, up to `limit_bytes`. Whoever takes some gives them back, however it ends."""
 
     __slots__ = ("limit_bytes", "used")
 

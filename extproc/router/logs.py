@@ -19,8 +19,8 @@ ONCE_A_MINUTE: Final = {"every_s": 60.0}
 class RateLimit(logging.Filter):
     """Lets a message through a few times at once, then once a second, however often it is said.
 
-    Messages are told apart by their text before its arguments: a flood of refusals is one message, whatever
-    each of them quotes. How many were left out is told with the next one. DEBUG says all it is asked to.
+    Messages with the same text before its arguments count as one: a flood of refusals is one message,
+    whatever each of them quotes. The next one says how many were left out. DEBUG has no limit.
     """
 
     def __init__(self, clock: Callable[[], float], *, burst: int = 10, kinds: int = 256) -> None:

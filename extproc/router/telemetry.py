@@ -23,7 +23,7 @@ _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 Buckets = list[tuple[str, float]]
 
-# The label values that we know of; docs/how-to/monitoring.md says what each means.
+# The values that labels may have; docs/how-to/monitoring.md says what each means.
 RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal", "unready")
 LOG_FAULTS: Final = ("unreadable", "too_large")
@@ -49,7 +49,7 @@ OUTCOMES: Final = ("bad_request", "body_too_large", "model_not_found", "models",
 
 
 class _Registry(CollectorRegistry):
-    """Without the series that only tell when another one began: twice the series, and nobody reads them."""
+    """Without `_created` series: they would double the number, and nobody reads them."""
 
     def collect(self) -> Iterator[Metric]:
         for family in super().collect():
@@ -72,7 +72,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.registry = _Registry()
-        # Before the others: what there is to count is known before they are asked.
+        # Before the others: `collect` adds the labels of new pools to their counters.
         self.registry.register(self)
         self._pools: Callable[[], Iterable[tuple[Pool, str]]] = tuple
         self.streams_open = 0
@@ -109,7 +109,7 @@ class Metrics(Collector):
                 counter.labels(value)
 
     def watch(self, pools: Callable[[], Iterable[tuple[Pool, str]]]) -> None:
-        """Tells the pools and the kinds of their sources, so that what may come is shown as nothing yet."""
+        """Takes the pools and their sources' kinds, so that their series begin at zero."""
         self._pools = pools
 
     def opened(self) -> None:

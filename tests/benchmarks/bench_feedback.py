@@ -39,10 +39,10 @@ def build_desk() -> PoolFeedback:
     return PoolFeedback(pool, cooling)
 
 
-def hearing(desk: PoolFeedback) -> Callable[[], None]:
+def hearing(feedback: PoolFeedback) -> Callable[[], None]:
     def take(exchange: Exchange) -> None:
         for outcome in outcomes(exchange, 0.0):
-            desk.observe(outcome)
+            feedback.observe(outcome)
 
     stream = AccessLogs(take, lambda _: None).open(Client())
     log = answers()

@@ -26,10 +26,10 @@ ROUND_S = 2.0
 
 async def fill(live: Live) -> None:
     """Something to tell in every column of every row."""
-    [desk] = [each.feedback for each in live.app.pools]
-    for number, endpoint in enumerate(desk.pool.snapshot.ready.values()):
-        live.outcome(desk.pool.name, endpoint.address, Verdict.ANSWERED, 0.1)
-        desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0 + number, hit_tokens=500.0))
+    [feedback] = [each.feedback for each in live.app.pools]
+    for number, endpoint in enumerate(feedback.pool.snapshot.ready.values()):
+        live.outcome(feedback.pool.name, endpoint.address, Verdict.ANSWERED, 0.1)
+        feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0 + number, hit_tokens=500.0))
         live.request(f"question {number} " * 40)
         await asyncio.sleep(0)
 

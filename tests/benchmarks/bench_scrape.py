@@ -53,14 +53,14 @@ async def scrape(ports: Sequence[int], interval_s: float) -> float:
     outside = Outside(random.Random(1), monotonic)
     pool = Pool("llama", PrefixCache(outside))
     pool.replace([Endpoint(f"e{port}", f"127.0.0.1:{port}") for port in ports])
-    desk = PoolFeedback(pool, Cooling(Rules(), clock=monotonic, rng=outside.rng))
-    task = asyncio.create_task(Scraper(desk, ScrapePlan(interval_s), rng=outside.rng).run())
+    feedback = PoolFeedback(pool, Cooling(Rules(), clock=monotonic, rng=outside.rng))
+    task = asyncio.create_task(Scraper(feedback, ScrapePlan(interval_s), rng=outside.rng).run())
     await asyncio.sleep(interval_s + 1)
     began_s, used_s = monotonic(), process_time()
     await asyncio.sleep(SECONDS)
     share = (process_time() - used_s) / (monotonic() - began_s)
     task.cancel()
-    assert len(desk.signals) == len(ports)
+    assert len(feedback.signals) == len(ports)
     return share * 100
 
 

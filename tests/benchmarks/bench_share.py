@@ -56,7 +56,7 @@ def pair() -> tuple[Gateway, Share, Gateway, Share]:
     mine, theirs = (Share(gateway.pool, gateway.me) for gateway in (one, other))
     for now in range(1, 5):
         for here, there in ((mine, theirs), (theirs, mine)):
-            there.hear(here.heartbeat(now), now)
+            there.receive(here.heartbeat(now), now)
     assert theirs.peers.counts.prompt == 1
     one.now = other.now = 4.0
     return one, mine, other, theirs
@@ -109,7 +109,7 @@ def hearing(size: int, turns: int) -> Callable[[], None]:
     sealed = iter([one.seal.close(letter) for letter in told_of(size, turns)])
     reader = Seal("cluster", SECRET, 2)
 
-    return lambda: theirs.hear(reader.open(next(sealed)), 4.0)
+    return lambda: theirs.receive(reader.open(next(sealed)), 4.0)
 
 
 def beating(count: int) -> Callable[[], None]:
@@ -120,7 +120,7 @@ def beating(count: int) -> Callable[[], None]:
         mine.outbox.picked(Pick(one.pool, "", COLD, one.pool.snapshot.ready[name], (), _Nothing()))
     reader = Seal("cluster", SECRET, 2)
 
-    return lambda: theirs.hear(reader.open(one.seal.close(mine.heartbeat(4.0))), 4.0)
+    return lambda: theirs.receive(reader.open(one.seal.close(mine.heartbeat(4.0))), 4.0)
 
 
 def main() -> None:

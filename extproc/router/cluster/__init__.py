@@ -1,1 +1,1 @@
-"""What we know: live endpoints from files, DNS and Kubernetes."""
+"""Where endpoints come from: static lists, files, DNS and Kubernetes, followed as they change."""

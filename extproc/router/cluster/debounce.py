@@ -1,4 +1,4 @@
-"""Telling a burst of changes once."""
+"""Joins a burst of changes into one, and bridges moments in which all endpoints turn not ready."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ _BURST_S: Final = 10.0
 
 
 class Missing(NamedTuple):
-    """What was asked for and is not there: a fixed word, and a line for operators.
+    """Why a source has no endpoints: a fixed word, and a line for operators.
 
-    `has_list`: there is a list to go by all the same.
+    `has_list`: there is a list to route by all the same.
     """
 
     why: str
@@ -34,35 +34,35 @@ _NOT_READY: Final = Missing(
 
 
 class Knowledge(Protocol):
-    """What a source has heard so far, added up."""
+    """What a source has read so far, as one list."""
 
     def endpoints(self) -> Sequence[Endpoint] | None:
-        """Returns the whole list as it is now, `None` while it is not known."""
+        """Returns the whole list as it is now, `None` before the first one."""
 
     def unready(self) -> Sequence[Endpoint]:
-        """Returns those that are there, do not terminate and are not ready: they are in no list."""
+        """Returns those that exist, do not terminate and are not ready: `endpoints` leaves them out."""
         return ()
 
     def missing(self) -> Missing | None:
-        """Why there is nothing to tell, as far as is known; an empty list misses nothing."""
+        """Why there is no list; `None` where there is one, even an empty one."""
         return None
 
     def remarks(self) -> Mapping[str, str]:
-        """What is odd about parts of it, by their names; each worth one line in the log."""
+        """Faults of single objects, by their names; each gets one line in the log."""
         return {}
 
 
 class LastReady:
-    """Who is picked when every endpoint turns not ready within ten seconds and none is gone: who was ready.
+    """Keeps endpoints picked that were ready, when all turn not ready within ten seconds and none is gone.
 
-    That is what a control plane says that was away for longer than the nodes' leases, while all serve (as
-    Envoy's panic routing assumes). One endpoint alone is believed. Those that do fail are cooled down.
+    A control plane that was away for longer than the nodes' leases says so although all serve (as Envoy's
+    panic routing assumes). A pool of one endpoint gets no such help. Those that do fail are cooled down.
     """
 
     def __init__(self) -> None:
         self._ready: set[str] = set()
         self._seen_s: dict[str, float] = {}
-        self._kept: set[str] = set()
+        self._picked: set[str] = set()
 
     def choose(
         self, endpoints: Sequence[Endpoint], unready: Sequence[Endpoint], now_s: float
@@ -75,19 +75,19 @@ class LastReady:
         there = {endpoint.address for endpoint in unready}
         if self._ready:
             self._seen_s = {address: self._seen_s[address] for address in recent}
-            self._kept = set()
+            self._picked = set()
         elif before and len(recent) > 1 and recent <= there:
-            self._kept = recent
-        self._kept &= there
-        return [replace(endpoint, is_ready=True) for endpoint in unready if endpoint.address in self._kept]
+            self._picked = recent
+        self._picked &= there
+        return [replace(endpoint, is_ready=True) for endpoint in unready if endpoint.address in self._picked]
 
 
 class DebouncedSink:
-    """Tells `sink` what is known `settle_s` after the first change of a burst, and not each change.
+    """Passes the list to `sink` `settle_s` after the first change of a burst, and not at each change.
 
-    A pod that moves between two objects leaves the one before it enters the other, and must not be told
-    as gone. Something that lacks is told as an empty list only where there was one with endpoints: a
-    Service that was never there is not an empty one, and who asks is told that nothing is known.
+    A pod that moves between two objects leaves the one before it enters the other, and must not count as
+    gone meanwhile. Where the list is missing, the sink gets an empty one only if the last had endpoints: a
+    Service that never existed is not an empty one, and readiness must say that there is no list.
     """
 
     def __init__(self, sink: Sink, knowledge: Knowledge, settle_s: float) -> None:
@@ -97,21 +97,21 @@ class DebouncedSink:
         self._timer: asyncio.TimerHandle | None = None
         self._last_ready = LastReady()
         self._missing: Missing | None = None
-        self._told: Sequence[Endpoint] | None = None
+        self._published: Sequence[Endpoint] | None = None
         self._remarks: Mapping[str, str] = {}
 
     def listed(self) -> None:
-        """Tells the first list at once, since it makes us ready; a later one is a change like others."""
-        if self._told is not None:
+        """Passes on the first list at once, since it makes us ready; a later one is a change like others."""
+        if self._published is not None:
             self.changed()
         else:
-            self.tell()
+            self.publish()
 
     def changed(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._settle_s, self.tell)
+            self._timer = asyncio.get_running_loop().call_later(self._settle_s, self.publish)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         self.close()
         self._missing = self._knowledge.missing()
         endpoints = () if self._missing else self._knowledge.endpoints()
@@ -119,8 +119,8 @@ class DebouncedSink:
             return
         if self._missing is None:
             endpoints = self._panic(endpoints)
-        if self._missing is None or (self._told and self._told != endpoints):
-            self._told = endpoints
+        if self._missing is None or (self._published and self._published != endpoints):
+            self._published = endpoints
             self._sink.replace(endpoints)
         if self._missing:
             self._sink.lacks(*self._missing)
@@ -129,11 +129,11 @@ class DebouncedSink:
 
     def _panic(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         now_s = asyncio.get_running_loop().time()
-        kept = self._last_ready.choose(endpoints, self._knowledge.unready(), now_s)
-        if not kept:
+        picked = self._last_ready.choose(endpoints, self._knowledge.unready(), now_s)
+        if not picked:
             return endpoints
         self._missing = _NOT_READY
-        return sorted([*endpoints, *kept], key=lambda endpoint: endpoint.name)
+        return sorted([*endpoints, *picked], key=lambda endpoint: endpoint.name)
 
     def confirm(self) -> None:
         missing = self._knowledge.missing() or self._missing

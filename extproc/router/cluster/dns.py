@@ -1,6 +1,6 @@
 """A pool's endpoints from a name in the DNS, as of a headless Service.
 
-The DNS cannot tell a Service without ready pods from a mistake: both are a name that does not exist.
+DNS answers a Service without ready pods and a misspelt name alike: the name does not exist.
 So an answer without addresses is a failure, and the last good list stays.
 """
 
@@ -23,8 +23,8 @@ class DnsSource:
     """Tells every address that the host of `target` (`name:port`) has, again after the answer's TTL.
 
     The TTL is taken as no less than `least_s` and no more than `most_s`, and lengthened by up to a
-    fifth so that many routers do not ask at once. The search domains of resolv.conf apply; /etc/hosts is
-    not read. With addresses of both families only those of IPv4 are told, since nothing says which two
+    fifth so that many routers do not query at once. The search domains of resolv.conf apply; /etc/hosts is
+    not read. With addresses of both families only those of IPv4 are used, since nothing says which two
     are one pod's. Raises `AddressError` if `target` is not `name:port`.
     """
 

@@ -68,7 +68,7 @@ class FileSource:
             self._good, self._fault = content, None
 
     async def _read_settled(self) -> bytes:
-        """Reads until two reads, a quiet moment apart, agree; what is known already needs no second one."""
+        """Reads until two reads, a quiet moment apart, agree; an unchanged file needs no second one."""
         content = await asyncio.to_thread(self._path.read_bytes)
         while content != self._good:
             before = content

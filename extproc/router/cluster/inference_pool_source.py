@@ -1,8 +1,8 @@
 """A pool's endpoints from an InferencePool: the pods that it selects, at all of its ports.
 
 Two watches depend on one another. The pool's says which pods are meant; the pods' begins anew when the
-selector is another, and what was known before stays until the new list is there. When there is no such pool,
-the endpoints are gone, too: somebody deleted it, and its pods may be another's tomorrow.
+selector changes, and the old endpoints stay until the new list is there. When there is no such pool, the
+endpoints are gone, too: somebody deleted it, and its pods may be another's tomorrow.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from extproc.router.cluster.slices import AddressFamily
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint
 
-# What the API server says of the pool: nothing yet, that it knows no InferencePools, that there is none of
-# this name, or what the pool asks for.
+# What the API server says of the pool: nothing yet, that it has no such CRD, that there is no pool of this
+# name, or the pool's terms.
 _Answer = Literal["none yet", "unserved", "missing"] | PoolTerms
 
 
@@ -37,7 +37,7 @@ class PoolName:
 
 
 class InferencePoolSource:
-    """Tells the endpoints of one InferencePool. Changes are told `settle_s` after the first of them."""
+    """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them."""
 
     def __init__(self, access: KubeAccess, pool: PoolName, *, settle_s: float = 0.1) -> None:
         self._access = access
@@ -145,7 +145,7 @@ class _PoolFollower:
             self._sink.changed()
 
     def pods_confirmed(self, pods: "_Pods") -> None:
-        """The list holds if these are still the pods that the pool selects, as far as we hear of that."""
+        """Confirms the list, if these are still the pods that the pool selects and its watch works."""
         if pods is self._listed and not self._is_failing:
             self._sink.confirm()
 
@@ -159,7 +159,7 @@ class _PoolFollower:
         if terms is not None or self._answer == "none yet":
             return None
         if self._answer == "unserved":
-            return Missing("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
+            return Missing("no_crd", "the API server has no InferencePools: are their CRDs installed?")
         return Missing("no_pool", f"there is no InferencePool {self._pool}")
 
     def endpoints(self) -> list[Endpoint] | None:

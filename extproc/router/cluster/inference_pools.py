@@ -41,7 +41,7 @@ class InferencePool(Struct):
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """What an InferencePool asks for: the pods of a label selector, each at all of these ports."""
+    """What an InferencePool selects: the pods of a label selector, each at all of these ports."""
 
     selector: str
     ports: tuple[int, ...]

@@ -41,7 +41,7 @@ class ObjectMeta(msgspec.Struct, rename="camel"):
 
 
 class Unreadable(ExtprocError):
-    """Bytes are not the JSON that was asked for."""
+    """Bytes are not the JSON of the expected type."""
 
 
 class KubeObject(Protocol):
@@ -104,7 +104,7 @@ class WatchLost(ExtprocError):
     """A list or a watch came to an end; `why` is one of a few fixed words.
 
     `keeps_version` says whether the next watch may go on from the version of this one: it survives what
-    the network does, not what the server says. `retry_after_s` is when the server wants to be asked again.
+    the network does, not what the server says. `retry_after_s` is the server's own `Retry-After`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Patience:
 
     `answer_s` is for a whole page of a list, and for a watch to begin. After `silence_s` of silence a watch
     begins anew: the API server sends a bookmark every 60 s, give or take a quarter, but none on a kind that
-    nobody changes, until etcd tells of its progress (every 10 min by default).
+    nobody changes, until etcd notifies of its progress (every 10 min by default).
     """
 
     answer_s: float = 30.0
@@ -184,7 +184,7 @@ class KubeApi(Generic[T]):
         """Yields what happens after `version` until the server ends the watch, after `timeout_s` or before.
 
         An event is ADDED, MODIFIED or DELETED with its object, or BOOKMARK with a version alone. `on_accept`
-        is called when the server has taken the watch: it answers, and knows of no reason to list again.
+        is called when the server has taken the watch: it answers, and needs no new list.
         """
         with _losses():
             async with asyncio.timeout(self._patience.answer_s):

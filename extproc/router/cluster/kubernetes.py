@@ -13,7 +13,7 @@ from extproc.router.routing.endpoint import Endpoint
 class KubernetesSource(Knowledge):
     """Tells the endpoints of one Service as its EndpointSlices change.
 
-    `ports` are names or numbers of ports in the slices (the container's ports). Changes are told
+    `ports` are names or numbers of ports in the slices (the container's ports). Changes are passed on
     `settle_s` after the first of them, since pods move from one slice to another.
     """
 

@@ -1,13 +1,13 @@
 """Objects of the Kubernetes API followed: list once, then watch for ever. Knows no kind of object.
 
 The loops follow kopf's. What fails is tried again after a back-off, from the version that was reached,
-or with a new list where the server says that this version is of no use. What is known stays meanwhile.
+or with a new list where the server refuses that version. The last list stays in force meanwhile.
 
 Lists and watches back off apart: a list that worked says nothing of watches, and a server that lists but
-refuses every watch (a Role without the verb) must not be asked for both four times a second. A list that
+refuses every watch (a Role without the verb) must not get both four times a second. A list that
 worked resets the one, a watch that lived the other. Both are eager for the first half minute: an API
-server that restarts refuses connections for a second, then answers 403 until it knows its Roles, and then
-it is back.
+server that restarts refuses connections for a second, then answers 403 until it has loaded its Roles, and
+then it is back.
 """
 
 import asyncio
@@ -38,22 +38,22 @@ class KubeAccess:
 
 
 class Follower(Protocol[T_contra]):
-    """Who hears of a resource's objects. Calls come from the event loop and return at once."""
+    """Takes the changes of a resource's objects. Calls come from the event loop and return at once."""
 
     def listed(self, objects: Sequence[T_contra]) -> None:
         """Takes a fresh list: an object that is not in it is gone."""
 
     def put(self, object_: T_contra) -> None:
-        """Takes an object that was added or modified, known or not."""
+        """Takes an object that was added or modified."""
 
     def deleted(self, object_: T_contra) -> None:
-        """Forgets a deleted object, known or not."""
+        """Forgets a deleted object, if it is there."""
 
     def confirmed(self) -> None:
         """Notes that nothing has changed."""
 
     def lost(self, lost: WatchLost) -> None:
-        """Hears why a list or a watch ended; it will be tried again."""
+        """Takes the reason why a list or a watch ended; it will be tried again."""
 
 
 class ListWatch(Generic[T]):
@@ -77,7 +77,7 @@ class ListWatch(Generic[T]):
     async def _connect(self, follower: Follower[T]) -> WatchLost:
         """Follows the objects over one connection; returns why it ended."""
         self._backoff = self._lists if self._version is None else self._watches
-        # A watch that is taken again says that the server is there, and that what we know holds.
+        # A server that takes the watch again is there, and our last list is still true.
         on_accept = (lambda: None) if self._version is None else follower.confirmed
         try:
             async with await self._access.open_client() as client:
@@ -99,7 +99,7 @@ class ListWatch(Generic[T]):
 
     def _pause_s(self, lost: WatchLost) -> float:
         if lost.why == "expired" and self._may_list_at_once:
-            # The history went on without us. A second time before anything was heard, the server is at fault.
+            # The version is too old. A second time, without any event in between, the server is at fault.
             self._may_list_at_once = False
             return 0.0
         if lost.retry_after_s is not None:
@@ -116,8 +116,8 @@ class ListWatch(Generic[T]):
             async for kind, object_ in events:
                 self._apply(kind, object_, follower)
                 self._live()
-        # A server that ends every watch at once is one to back off from. One that had nothing to say for
-        # long is not, and has told us that nothing changed.
+        # Back off from a server that ends every watch at once. A watch that was silent for long is fine,
+        # and its end says that nothing changed.
         if self._access.clock() - start_s > _LIVED_S:
             self._live()
             follower.confirmed()

@@ -1,6 +1,6 @@
 """The models and LoRA adapters that endpoints serve, learnt from their `/v1/models`.
 
-A source around another one: what that one tells is told at once, and again when more is known.
+A source around another one: it passes that one's list on at once, and again when endpoints have answered.
 """
 
 import asyncio
@@ -46,17 +46,17 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
-AskModels = Callable[[str], Awaitable[ServedModels]]
+FetchModels = Callable[[str], Awaitable[ServedModels]]
 Learn = Callable[[ServedModels], None]
 _Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class AskPace:
-    """How eagerly endpoints are asked; durations in seconds.
+class ModelsPace:
+    """How often `/v1/models` is fetched; durations in seconds.
 
-    `refresh_s` is slow because adapters come and go with people's deployments; a new endpoint is asked
-    at once. What is learnt within `settle_s` is told together.
+    `refresh_s` is slow because adapters come and go with people's deployments; a new endpoint's models are
+    fetched at once. What is learnt within `settle_s` is passed on together.
     """
 
     refresh_s: float = 300.0
@@ -66,17 +66,17 @@ class AskPace:
 
 
 class ModelsSource:
-    """Tells the endpoints of `source`, with what each says that it serves.
+    """Passes on the endpoints of `source`, with the models and adapters that each says it serves.
 
-    An endpoint is asked when it appears, then every `refresh_s` give or take a fifth. One that does not
-    answer keeps what it said last, and is asked again after a back-off of up to `refresh_s`.
+    Its models are fetched when an endpoint appears, then every `refresh_s` give or take a fifth. One that
+    does not answer keeps its last models, and is tried again after a back-off of up to `refresh_s`.
     """
 
     def __init__(
         self,
         source: Source,
         *,
-        pace: AskPace = AskPace(),
+        pace: ModelsPace = ModelsPace(),
         rng: Random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -89,25 +89,25 @@ class ModelsSource:
     async def run(self, sink: Sink) -> None:
         timeout = ClientTimeout(total=self._pace.timeout_s)
         async with ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
-            ask = partial(ask_models, session, asyncio.Semaphore(self._pace.parallel))
+            fetch = partial(fetch_models, session, asyncio.Semaphore(self._pace.parallel))
             learner = _Learner(
-                sink, self._pace.settle_s, lambda *key: tasks.create_task(self._follow(ask, *key))
+                sink, self._pace.settle_s, lambda *key: tasks.create_task(self._follow(fetch, *key))
             )
             try:
                 await self._source.run(learner)
             finally:
                 learner.close()
 
-    async def _follow(self, ask: AskModels, address: str, learn: Learn) -> None:
+    async def _follow(self, fetch: FetchModels, address: str, learn: Learn) -> None:
         backoff = Backoff(self._rng, base_s=1.0, cap_s=self._pace.refresh_s)
         fault = None
         while True:
             try:
-                learn(await ask(address))
+                learn(await fetch(address))
             except Exception as error:  # noqa: BLE001  # one endpoint's answer must not end all the others'
                 delay_s = backoff.next_s()
                 if describe_error(error) != fault:
-                    log.warning("%s does not tell its models: %s", address, describe_error(error))
+                    log.warning("%s does not list its models: %s", address, describe_error(error))
                 fault = describe_error(error)
             else:
                 delay_s = self._pace.refresh_s * self._rng.uniform(0.8, 1.2)
@@ -117,7 +117,7 @@ class ModelsSource:
 
 
 class _Learner(Knowledge):
-    """The sink of the inner source: knows who is there, and what each has said."""
+    """The sink of the inner source: its endpoints, and the models that each has listed."""
 
     def __init__(
         self, sink: Sink, settle_s: float, follow: Callable[[str, Learn], asyncio.Task[None]]
@@ -137,7 +137,7 @@ class _Learner(Knowledge):
             self._served.pop(key, None)
         for key in keys - self._tasks.keys():
             self._tasks[key] = self._follow(key[1], partial(self._learn, key))
-        self._debounced.tell()
+        self._debounced.publish()
 
     def confirm(self) -> None:
         self._sink.confirm()
@@ -159,12 +159,12 @@ class _Learner(Knowledge):
             self._debounced.changed()
 
     def endpoints(self) -> list[Endpoint]:
-        known = ((endpoint, self._served.get(_key(endpoint), ServedModels())) for endpoint in self._endpoints)
-        return [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
+        pairs = ((endpoint, self._served.get(_key(endpoint), ServedModels())) for endpoint in self._endpoints)
+        return [replace(e, models=served.models, adapters=served.adapters) for e, served in pairs]
 
 
-async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> ServedModels:
-    """Asks one endpoint. A model with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
+async def fetch_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> ServedModels:
+    """Gets one endpoint's models. One with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
     try:
         async with slots, session.get(f"http://{address}/v1/models", allow_redirects=False) as response:
             if response.status != 200:
@@ -179,5 +179,5 @@ async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: 
 
 
 def _key(endpoint: Endpoint) -> _Key:
-    # A pod with a new address, or an address with a new pod, is asked anew.
+    # The models of a pod with a new address, or of an address with a new pod, are fetched anew.
     return endpoint.name, endpoint.address

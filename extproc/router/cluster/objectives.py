@@ -1,9 +1,9 @@
 """Priorities from the InferenceObjectives of an InferencePool, followed as they change.
 
-An objective is an operator's word: what a client may say is the name of one. It counts for the pool that
-its `poolRef` names, in its own namespace, and for no other. While the API server is away, what is known
-stays. Without the right to list them, or where a cluster knows no such kind, there are none, and every
-request has priority 0: no fault of the pool's.
+The operator sets an objective's priority; a client may only name an objective. It counts for the pool that
+its `poolRef` names, in its own namespace, and for no other. While the API server is away, the last ones
+stay. Without the right to list them, or where the CRD is not installed, there are none, and every request
+has priority 0: no fault of the pool's.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 APIS: Final = ("inference.networking.x-k8s.io/v1alpha2", "llm-d.ai/v1alpha2")
 _POOL_GROUPS: Final = frozenset({"inference.networking.k8s.io", "inference.networking.x-k8s.io", "llm-d.ai"})
 
-# A kind that the cluster does not know may be installed any day, but there is no hurry.
+# How often we look whether a missing CRD has been installed.
 _UNKNOWN_S: Final = 300.0
 
 
 class ObjectivesSink(Protocol):
-    """Who hears of a pool's objectives. Calls come from the event loop and return at once."""
+    """Takes a pool's objectives. Calls come from the event loop and return at once."""
 
     def replace(self, priorities: Mapping[str, int]) -> None:
         """Takes the priorities of all objectives, by their names."""
 
     def restarted(self, why: str) -> None:
-        """Hears in a fixed word why a list or a watch ended; it will be tried again."""
+        """Counts, by a fixed word, why a list or a watch ended; it will be tried again."""
 
 
 class _PoolRef(msgspec.Struct):
@@ -66,7 +66,7 @@ class InferenceObjective(msgspec.Struct):
 
 
 class ObjectivesSource:
-    """Tells the priorities of one InferencePool's objectives, by their names, at each change of one."""
+    """Passes on the priorities of one InferencePool's objectives, by their names, at each change of one."""
 
     def __init__(self, access: KubeAccess, namespace: str, pool: str) -> None:
         self._access = access
@@ -76,9 +76,9 @@ class ObjectivesSource:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since what is known was last confirmed, by the group that was longest ago.
+        """Seconds since the objectives were last confirmed, by the group where that was longest ago.
 
-        `None` before the first list, and where the cluster knows no such kind.
+        `None` before the first list, and where the CRD is not installed.
         """
         confirmed_s = [group.confirmed_s for group in self._followers if group.confirmed_s is not None]
         return self._access.clock() - min(confirmed_s) if confirmed_s else None

@@ -11,7 +11,7 @@ from extproc.errors import ExtprocError
 
 _CHARS: Final = 300
 
-# Their texts tell of addresses, certificates and files. Another's may quote what it choked on: aiohttp
+# Their texts name addresses, certificates and files. Others may quote what they failed to parse: aiohttp
 # refuses a header that ends in a newline with the whole header, and that is the token.
 _QUOTABLE: Final = (ExtprocError, ClientError, OSError, DNSException)
 

@@ -17,7 +17,7 @@ _LIVED_S: Final = 30.0
 class Restarting:
     """Runs `source` again, after a back-off, whatever it raises and where it ends by itself.
 
-    A source handles the failures that it knows of; what gets here is a bug, of ours or of a library, and
+    A source handles the failures that it expects; what gets here is a bug, of ours or of a library, and
     must not leave a pool deaf for as long as the process lives.
     """
 

@@ -53,7 +53,7 @@ class ObjectReading:
     """What one object says: its endpoints that are ready or draining, and why others are missing.
 
     `unready` are those that are there, do not terminate and are not ready. `lacks_port` says that it has
-    endpoints, and none at the port that was asked for.
+    endpoints, and none at the configured port.
     """
 
     family: str = ""
@@ -192,13 +192,13 @@ class EndpointBook(Generic[T]):
         return self._merge((each.family, one) for each in self._readings.values() for one in each.unready)
 
     def _merge(self, entries: Iterable[tuple[str, Endpoint]]) -> list[Endpoint]:
-        kept: dict[str, Endpoint] = {}
+        chosen: dict[str, Endpoint] = {}
         addresses: set[str] = set()
         for _, endpoint in sorted(entries, key=self._rank):
-            if endpoint.name not in kept and endpoint.address not in addresses:
-                kept[endpoint.name] = endpoint
+            if endpoint.name not in chosen and endpoint.address not in addresses:
+                chosen[endpoint.name] = endpoint
                 addresses.add(endpoint.address)
-        return [kept[name] for name in sorted(kept)]
+        return [chosen[name] for name in sorted(chosen)]
 
     def _rank(self, entry: tuple[str, Endpoint]) -> tuple[bool, bool, str, str, str]:
         family, endpoint = entry

@@ -1,4 +1,4 @@
-"""The seam between what knows endpoints (a source) and what routes to them (a sink)."""
+"""The seam between what finds endpoints (a source) and what routes to them (a sink)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from extproc.router.routing.endpoint import Endpoint
 
 
 class Sink(Protocol):
-    """Where a source tells what it knows. Calls come from the event loop and return at once.
+    """Takes a source's lists and failures. Calls come from the event loop and return at once.
 
-    A source logs nothing of its failures: it tells them, as often as they happen, in one line that names
-    no credential. The sink makes of them what an operator can read.
+    A source does not log its failures: it reports each of them here, in one line that names no credential.
+    The sink decides what operators read of them, and how often.
     """
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
@@ -28,15 +28,15 @@ class Sink(Protocol):
         """
 
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
-        """Notes that what was asked for is not there or not right, as it may have been told before.
+        """Notes that the configured object does not exist or is faulty; may repeat the last report.
 
-        No failure, so nothing is counted: there is no such Service, the file is as faulty as it was.
+        Not a failure, so it is not counted: there is no such Service, the file is as faulty as it was.
         `has_list`: the last list is true all the same.
         """
 
 
 class Source(Protocol):
-    """Something that knows a pool's endpoints and hears of changes."""
+    """Finds a pool's endpoints and follows their changes."""
 
     async def run(self, sink: Sink) -> None:
         """Runs until cancelled; keeps the last good list through every failure of its own.
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class StaticSource:
-    """Tells one list, once, and confirms it every `confirm_s`: what is configured is never stale."""
+    """Passes on one list, once, and confirms it every `confirm_s`: what is configured is never stale."""
 
     def __init__(self, endpoints: Sequence[Endpoint], *, confirm_s: float = 5.0) -> None:
         self._endpoints = tuple(endpoints)

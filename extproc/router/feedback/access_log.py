@@ -34,7 +34,7 @@ _STREAM: Final = "text/event-stream"
 _OK: Final = 200
 
 _MAY_BE_BUSY: Final = frozenset({429, 503})
-_ENDED: Final = frozenset({0, 6})  # AccessLogType: not told, DownstreamEnd
+_ENDED: Final = frozenset({0, 6})  # AccessLogType: NotSet, DownstreamEnd
 
 
 def read_entries(message: bytes) -> Iterator[Exchange]:

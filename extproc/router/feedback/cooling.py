@@ -16,19 +16,18 @@ The rules, and whose they are:
   far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s costs little, and an
   endpoint that was repaired is to have its share again within half a minute.
 - **Coming back.** After the time, one request at a time: the half-open state of a circuit breaker (Nygard,
-  "Release It!"). One success ends it, one failure doubles the time. A trial that has told nothing in
-  `patience_s` is not waited for: its client may have left, or the log that would have told was lost. What is
-  heard while an endpoint cools, of requests that began before, changes nothing: a hundred requests that die
-  together are one incident.
+  "Release It!"). One success ends it, one failure doubles the time. A trial without an outcome after
+  `patience_s` is over: its client may have left, or the access log was lost. Outcomes of requests that began
+  before an endpoint cooled change nothing: a hundred requests that die together are one incident.
 - **Memory.** The doubling forgets one step for each `calm_s` of service, as Envoy's does per interval; the
   kubelet's forgets all after ten minutes. An endpoint that fails half its requests so gets less and less.
-- **Half.** Never more than half of the pool is shut, the first to go first: beyond that the rest would be
-  loaded twofold and fail for it. (Envoy's panic threshold is the same half.) If all fail, nobody is shut: it
-  is the requests' doing, or the network's, and choosing does not help.
+- **Half.** Never more than half of the pool is shut, those that failed first: otherwise the rest would get
+  double load and fail, too. (Envoy's panic threshold is the same half.) If all fail, none is shut: the
+  requests or the network are at fault, and no choice of endpoint helps.
 - **Busy.** 429 and 503 with `Retry-After` are load: no picks for that long, at most 30 s, and no trial
   afterwards. Those endpoints count towards the half, too, so a pool that is busy as a whole says so to its
   clients itself.
-- **Unhealthy.** The same for endpoints whose own health, asked by us, says no. A good probe after the
+- **Unhealthy.** The same for endpoints that fail our health probes. A good probe after the
   cooling's time clears the endpoint: it is shown as ready, since an idle pool sends no request that could
   prove it. But an engine that answers 500 may well have a healthy `/health`: a cleared endpoint still gets
   one request at a time until one succeeds, and a failure doubles the time.
@@ -49,11 +48,11 @@ from extproc.router.feedback.outcome import Outcome, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Durations in seconds; why these, the module says. `failures` of `None`: nothing is ever cooled down.
+    """Durations in seconds; the module's docstring has the reasons. `failures=None`: nothing is cooled down.
 
-    `slack_s` is how late an outcome may be told: a log comes in batches, a second apart where nobody said
-    otherwise. It is shorter than the shortest cooling, or a trial could not be told from what was before.
-    Within `order_s` nobody knows what came first.
+    `slack_s` is how late an outcome may come: Envoy sends its log in batches, by default a second apart. It
+    is shorter than the shortest cooling, else old outcomes would pass for a trial's. Two times less than
+    `order_s` apart have no certain order.
     """
 
     failures: int | None = 3
@@ -83,7 +82,7 @@ class Change(StrEnum):
 
 @dataclass(slots=True)
 class _Case:
-    """What there is against one endpoint. Times are the clock's, `None`: not now."""
+    """The failures of one endpoint. Times are the clock's, `None`: not now."""
 
     row: int = 0
     failed_s: float = 0.0
@@ -100,7 +99,7 @@ class _Case:
         return self.is_unhealthy or self.cooled_s is not None or now_s < self.busy_until_s
 
     def why(self, now_s: float) -> Why | None:
-        """What operators see."""
+        """The reason that operators see."""
         if self.is_unhealthy:
             return Why.UNHEALTHY
         if self.cooled_s is not None and not self.is_cleared:
@@ -110,7 +109,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who may not be picked, until `until_s` or the next news."""
+    """Which endpoints may not be picked, until `until_s` or the next outcome."""
 
     closed: frozenset[str] = frozenset()
     shut: Mapping[str, Why] = field(default_factory=dict)
@@ -129,18 +128,18 @@ class Cooling:
         self._rng = rng
         self._members: frozenset[str] = frozenset()
         self._cases: dict[str, _Case] = {}
-        self._away: dict[str, _Case] = {}  # those that are away, the first to go first
+        self._away: dict[str, _Case] = {}  # those that are away, in the order in which they went
         self._unproved: frozenset[str] | None = None  # `None`: nobody probes
         self._view: View | None = _ALL
 
     def set_members(self, names: Iterable[str]) -> None:
-        """Takes the names of the endpoints that may be picked; what there was against others is forgotten."""
+        """Takes the names of the pool's endpoints; the cases of others are forgotten."""
         before, self._members = self._members, frozenset(names)
-        known = self._members
+        members = self._members
         if self._unproved is not None:
-            self._unproved = known & self._unproved | (known - before)
-        self._cases = {name: case for name, case in self._cases.items() if name in known}
-        self._away = {name: case for name, case in self._away.items() if name in known}
+            self._unproved = members & self._unproved | (members - before)
+        self._cases = {name: case for name, case in self._cases.items() if name in members}
+        self._away = {name: case for name, case in self._away.items() if name in members}
         self._view = None
 
     def closed(self) -> frozenset[str]:
@@ -148,7 +147,7 @@ class Cooling:
         return self._look().closed
 
     def picked(self, name: str) -> None:
-        """Notes that `name` got a request: of an endpoint on trial, the only one for now."""
+        """Notes that `name` got a request; an endpoint on trial gets only this one for now."""
         case = self._away.get(name)
         if case is not None and case.cooled_s is not None:
             now_s = self._clock()
@@ -157,15 +156,15 @@ class Cooling:
                 self._view = None
 
     def shut(self) -> Mapping[str, Why]:
-        """Every endpoint that is left out now, or on trial, and why."""
+        """Every endpoint that gets no picks now, or is on trial, and why."""
         return self._look().shut
 
     def unknown(self) -> frozenset[str]:
-        """Endpoints of which neither a probe nor an answer has said anything yet."""
+        """Endpoints that have answered neither a probe nor a request yet."""
         return self._unproved or frozenset()
 
     def cooled_for_s(self, name: str) -> float:
-        """Seconds for which `name` gets no picks yet; 0 once it is on trial."""
+        """Seconds until `name` gets its trial; 0 once it is on trial."""
         case = self._away.get(name)
         return 0.0 if case is None else max(0.0, case.until_s - self._clock())
 
@@ -195,7 +194,7 @@ class Cooling:
         return None
 
     def expect_probes(self) -> None:
-        """Says that every endpoint will be probed: until then nothing is known of it."""
+        """Every endpoint will be probed from now on: until its first answer it is unknown."""
         self._unproved = self._members
 
     def set_health(self, name: str, *, is_healthy: bool) -> None:
@@ -213,7 +212,7 @@ class Cooling:
             self._unproved -= {name}
 
     def forget_health(self) -> None:
-        """Nobody asks any more: what was said last need not be true."""
+        """Nobody probes any more: the last results may not be true any longer."""
         self._unproved = None
         for name, case in list(self._cases.items()):
             case.is_unhealthy = False
@@ -265,7 +264,7 @@ class Cooling:
         self._file(name, case)
 
     def _file(self, name: str, case: _Case) -> None:
-        """Keeps `_away` what it says it is; who is there already keeps its place."""
+        """Adds the case to `_away`, or removes it there; one that is there already keeps its place."""
         if case.is_away(self._clock()):
             self._away.setdefault(name, case)
         else:
@@ -300,7 +299,7 @@ class Cooling:
         return case.trial_s is not None and now_s < case.trial_s + self.rules.patience_s
 
     def _ends(self, case: _Case) -> Iterable[float]:
-        """When something may change for this case by itself."""
+        """Times at which the case changes by itself."""
         yield case.busy_until_s
         yield case.until_s
         if case.trial_s is not None:

@@ -1,4 +1,4 @@
-"""What the desks know, as metrics: read when somebody scrapes."""
+"""What the pools' feedback has counted, as metrics: read when somebody scrapes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product

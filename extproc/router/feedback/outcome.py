@@ -6,17 +6,16 @@ The rules, and where they come from:
   its answer. That is what Envoy's outlier detection counts (`consecutive_5xx`: "5xx responses and locally
   originated failures"), less what follows.
 - It did not fail where the client did: 4xx is the client's, and so is every exchange that a client broke off.
-  501 and 505 say that the request asks for what the server does not have: vLLM answers 501 for options that
-  it lacks.
+  501 and 505 say that the request wants a feature that the server lacks: vLLM answers 501 for such options.
 - 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4, RFC 6585
   §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it), so it counts only
   where the endpoint's first byte was seen.
 - An answer that broke off after its first byte is **broken**. It counts as a failure: an endpoint that cuts
   every answer is as bad for clients as one that answers 500.
-- Of a request that was tried more than once the entry names the last endpoint only. Those before it stand in
-  the list that we gave: where the last one stands at the place that the number of attempts leads to, the ones
-  ahead of it could not be reached (Envoy repeats what no endpoint has begun). Anything else is ambiguous,
-  since Envoy passes by addresses that it does not know, and blames nobody.
+- The entry of a request with more than one attempt names the last endpoint only. The earlier ones are in
+  the list that we gave: where the last one stands at the place that the number of attempts leads to, those
+  ahead of it could not be reached (Envoy retries only what no endpoint has begun). Anything else is
+  ambiguous, since Envoy skips addresses that it does not have, and then nobody has failed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,13 +31,13 @@ from extproc.router.stream.events import Served
 class Verdict(StrEnum):
     ANSWERED = "answered"  # the endpoint works
     FAILED = "failed"
-    BUSY = "busy"  # it works, and asks for less
+    BUSY = "busy"  # it works, and has too much to do
     BROKEN = "broken"  # its answer began and was cut, not by the client
     UNKNOWN = "unknown"  # the client left before an answer, or no endpoint was reached
 
 
 class EndpointFault(Enum):
-    """Who ended an exchange early, as Envoy's response flags tell."""
+    """Who ended an exchange early, by Envoy's response flags."""
 
     NONE = "none"
     CLIENT = "client"
@@ -48,7 +47,7 @@ class EndpointFault(Enum):
 class Exchange(Struct, frozen=True):
     """One entry of an access log. Durations in seconds since the request's first byte at the proxy.
 
-    `address` is the endpoint that was asked last, empty if none was; `destinations` what we told the proxy,
+    `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent the proxy,
     best first, read only where there was more than one attempt. `first_byte_s` is `None` where no byte of an
     answer came, `status` 0 where the client got none. `first_token_s` counts from when the request was sent
     to the endpoint to the first byte of a streamed answer's body: the head of a stream comes at once (vLLM),
@@ -68,7 +67,7 @@ class Exchange(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What one try at one endpoint came to.
+    """The result of one attempt at one endpoint.
 
     `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request began,
     `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
@@ -82,17 +81,17 @@ class Outcome(Struct, frozen=True):
     retry_after_s: float = 0.0
 
 
-# The request's doing, not the endpoint's.
+# The request's fault, not the endpoint's.
 _NOT_HERE: Final = frozenset({501, 505})
 
-# For a date that is past, or nonsense: the shortest that the header can say.
+# For a date that is past, or nonsense: the shortest wait that the header can express.
 _SHORTEST_S: Final = 1.0
 
 
 def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
-    """Judges every endpoint that the exchange tells of; none if it reached none.
+    """Judges every endpoint of an exchange; none if it reached none.
 
-    `now_s` is the time of day, in seconds since 1970: an endpoint may name a date to come again.
+    `now_s` is the time of day, in seconds since 1970: `Retry-After` may be a date.
     """
     for address in _unreached(exchange):
         yield Outcome(address, Verdict.FAILED, 0, exchange.duration_s)
@@ -120,7 +119,7 @@ def judge_answer(exchange: Exchange) -> Verdict:
 
 
 def parse_retry_after(text: str | None, now_s: float) -> float:
-    """Seconds to wait, said as such or as a date (RFC 9110 §10.2.3); 0 where nothing was said."""
+    """Seconds to wait, from a number or a date (RFC 9110 §10.2.3); 0 without the header."""
     if text is None:
         return 0.0
     said = text.strip()
@@ -134,12 +133,12 @@ def parse_retry_after(text: str | None, now_s: float) -> float:
 
 def _unreached(exchange: Exchange) -> Sequence[str]:
     """The addresses that were tried before the last one, where that is certain."""
-    before, told = exchange.attempts - 1, exchange.destinations
+    before, destinations = exchange.attempts - 1, exchange.destinations
     if before <= 0:
         return ()
-    if before >= len(told):
-        return [address for address in told if address != exchange.address]
-    return told[:before] if told[before] == exchange.address else ()
+    if before >= len(destinations):
+        return [address for address in destinations if address != exchange.address]
+    return destinations[:before] if destinations[before] == exchange.address else ()
 
 
 CLASSES: Final[Mapping[int, str]] = {hundred: f"{hundred}xx" for hundred in range(1, 6)}
@@ -161,9 +160,9 @@ def judge_response(served: Served, elapsed_s: float, now_s: float) -> Outcome:
     endpoint's or the proxy's own, unless the proxy marked it. So without that mark `Retry-After` proves
     nothing: the shipped configurations add it to replies of Envoy's own.
     """
-    told = served.response
-    exchange = Exchange(served.address, told.status, elapsed_s, elapsed_s, retry_after=told.retry_after)
+    head = served.response
+    exchange = Exchange(served.address, head.status, elapsed_s, elapsed_s, retry_after=head.retry_after)
     verdict = judge_answer(exchange)
-    if verdict is Verdict.BUSY and told.status == 503 and not told.is_upstreams:
+    if verdict is Verdict.BUSY and head.status == 503 and not head.is_upstreams:
         verdict = Verdict.UNKNOWN
-    return _outcome(exchange, verdict, told.status, now_s)
+    return _outcome(exchange, verdict, head.status, now_s)

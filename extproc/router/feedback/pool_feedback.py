@@ -1,4 +1,4 @@
-"""Where the outcomes of one pool's requests arrive: counted, judged, told."""
+"""Where the outcomes of one pool's requests arrive: counted, passed to its cooling, logged."""
 
 import logging
 from collections.abc import Collection
@@ -22,7 +22,7 @@ class Counters:
     """What was counted since the pool exists.
 
     `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone, empty where
-    nobody tells it, and the answer's class.
+    no source gives one, and the answer's class.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Counters:
 
 
 class PoolFeedback:
-    """Knows a pool's endpoints by their addresses; hands what is heard to its `cooling` and its `tally`."""
+    """Finds a pool's endpoints by their addresses; passes outcomes to its `cooling` and its `counters`."""
 
     def __init__(self, pool: Pool, cooling: Cooling) -> None:
         self.pool = pool
@@ -61,22 +61,22 @@ class PoolFeedback:
         self._lost: set[str] = set()  # gave no answer at all, as the log says
 
     def observe(self, outcome: Outcome) -> None:
-        """Takes what an access log tells: of every request, when it has ended."""
+        """Takes an outcome from an access log, which has every request, when it has ended."""
         self.has_log = True
         if outcome.verdict is Verdict.ANSWERED:
             self.pool.note_duration(outcome.duration_s)
         self._take(outcome)
 
     def observe_response(self, outcome: Outcome) -> None:
-        """Takes what a response's headers tell: at once, of some requests.
+        """Takes an outcome from a response's headers, which come at once, but not for all requests.
 
-        Where there is a log, too, it tells of the same, and each answer is to count once.
+        Ignored where there is a log, too: it has the same answers, and each must count once.
         """
         if not self.has_log:
             self._take(outcome)
 
     def confirm(self, name: str, *, is_there: bool) -> None:
-        """Takes whether an endpoint answered a question of ours.
+        """Takes whether an endpoint answered our probe or scrape.
 
         If it did not, and its requests got no answer at all, its process is gone and its cache with it. The
         log alone does not prove that: a stale network path between proxy and endpoint looks the same.
@@ -87,9 +87,9 @@ class PoolFeedback:
                 self.pool.reads_signals.forget_cache(name)
 
     def apply_signals(self, endpoint: Endpoint, signals: EndpointSignals | None) -> None:
-        """Takes what an endpoint says of itself; `None`: it does not answer."""
-        known = self.pool.snapshot.ready.get(endpoint.name)
-        if known is None or known.address != endpoint.address:
+        """Takes an endpoint's metrics; `None`: it does not answer."""
+        current = self.pool.snapshot.ready.get(endpoint.name)
+        if current is None or current.address != endpoint.address:
             return  # it is gone, or another one has its name by now
         self.confirm(endpoint.name, is_there=signals is not None)
         if signals is not None:
@@ -99,7 +99,7 @@ class PoolFeedback:
             self.pool.reads_signals.apply_signals(endpoint.name, signals, self.pool.book.counts)
 
     def _learn_duration(self, before: EndpointSignals | None, signals: EndpointSignals) -> None:
-        """Takes how long requests took since the last time, or since the start; a log knows better."""
+        """Takes how long requests took since the last scrape; ignored where a log says it for each."""
         if before is None or not signals.is_after(before):
             before = EndpointSignals()
         answers = signals.answers - before.answers
@@ -107,7 +107,7 @@ class PoolFeedback:
             self.pool.note_duration((signals.answer_s - before.answer_s) / answers)
 
     def forget_signals(self) -> None:
-        """Nobody asks any more: what was said last need not be true."""
+        """Nobody scrapes any more: the last signals may not be true any longer."""
         self.signals.clear()
         if self.pool.reads_signals is not None:
             for name in self.pool.snapshot.ready:
@@ -131,7 +131,7 @@ class PoolFeedback:
         if change is Change.COOLED and outcome.status == 0:
             self._lost.add(name)
         self.counters.count_change(name, change)
-        self._tell(name, change)
+        self._log(name, change)
 
     def _name(self, address: str) -> str | None:
         snapshot = self.pool.snapshot
@@ -140,7 +140,7 @@ class PoolFeedback:
             return names[0]
         return next((one.name for one in snapshot.draining if one.address == address), None)
 
-    def _tell(self, name: str, change: Change) -> None:
+    def _log(self, name: str, change: Change) -> None:
         if change is Change.BACK:
             log.info("pool %s: %s answers again", self.pool.name, name)
             return

@@ -1,6 +1,6 @@
-"""Asking endpoints for their health, for lists that say nothing of it: static, file, DNS.
+"""Health probes, for sources that list no health: static, file, DNS.
 
-Kubernetes asks already, and a Pod that is not ready is not in its list as one.
+The kubelet probes already, and Kubernetes lists a Pod that is not ready as such.
 """
 
 import asyncio
@@ -22,70 +22,70 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan(RoundPlan):
-    """`failures` in a row make an endpoint unhealthy (as the kubelet has it), one good answer healthy."""
+    """`failures` in a row make an endpoint unhealthy (as with the kubelet), one good answer healthy."""
 
     path: str = "/health"
     failures: int = 3
 
 
-Ask = Callable[[str], Awaitable[bool]]
+Probe = Callable[[str], Awaitable[bool]]
 
 
 class Prober:
-    """Asks the endpoints of one pool in turn, evenly spread over the interval, and tells its cooling."""
+    """Probes the endpoints of one pool, evenly spread over the interval; the results go to its cooling."""
 
     def __init__(
         self,
-        desk: PoolFeedback,
+        feedback: PoolFeedback,
         plan: ProbePlan,
         *,
         rng: Random,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self._desk = desk
+        self._feedback = feedback
         self._plan = plan
         self._rounds = Rounds(plan, rng, sleep)
         self._failures = Counter[str]()
 
     async def run(self) -> None:
-        self._desk.cooling.expect_probes()
+        self._feedback.cooling.expect_probes()
         limit = ClientTimeout(total=self._plan.timeout_s)
-        # A new connection each time: whether one can be had is half of the question.
+        # A new connection each time: a server that accepts none is not healthy.
         connector = TCPConnector(limit=self._plan.parallel, force_close=True)
         jar = DummyCookieJar()
         async with ClientSession(timeout=limit, connector=connector, cookie_jar=jar) as session:
 
-            async def ask(address: str) -> bool:
-                return await ask_health(session, f"http://{address}{self._plan.path}")
+            async def probe(address: str) -> bool:
+                return await probe_health(session, f"http://{address}{self._plan.path}")
 
             while True:
-                await self.ask_around(ask)
+                await self.probe_all(probe)
 
-    async def ask_around(self, ask: Ask) -> None:
-        endpoints = list(self._desk.pool.snapshot.ready.values())
+    async def probe_all(self, probe: Probe) -> None:
+        endpoints = list(self._feedback.pool.snapshot.ready.values())
         self._failures = Counter({e.name: self._failures[e.name] for e in endpoints})
-        await self._rounds.go(endpoints, lambda endpoint: self._ask(ask, endpoint))
+        await self._rounds.go(endpoints, lambda endpoint: self._probe(probe, endpoint))
 
-    async def _ask(self, ask: Ask, endpoint: Endpoint) -> None:
-        is_healthy = await ask(endpoint.address)
+    async def _probe(self, probe: Probe, endpoint: Endpoint) -> None:
+        is_healthy = await probe(endpoint.address)
         name, limit = endpoint.name, self._plan.failures
-        self._desk.confirm(name, is_there=is_healthy)
+        self._feedback.confirm(name, is_there=is_healthy)
         before = min(self._failures[name], limit)
         after = self._failures[name] = 0 if is_healthy else before + 1
         if is_healthy or after >= limit:
-            self._desk.cooling.set_health(name, is_healthy=is_healthy)
+            self._feedback.cooling.set_health(name, is_healthy=is_healthy)
         if (before >= limit) != (after >= limit):
             said = "is healthy again" if is_healthy else f"did not say that it is healthy {limit} times"
-            log.warning("pool %s: %s %s", self._desk.pool.name, name, said)
+            log.warning("pool %s: %s %s", self._feedback.pool.name, name, said)
 
 
 _SICK_FROM: Final = 500
 
 
-async def ask_health(session: ClientSession, url: str) -> bool:
-    """Whether the endpoint answers, and not with a failure of its own.
+async def probe_health(session: ClientSession, url: str) -> bool:
+    """Whether the endpoint answers with a status below 500.
 
-    A server without that path answers 404 and is as healthy as one can know: 4xx is our doing.
+    A server without that path answers 404 and counts as healthy: 4xx is our own mistake.
     """
     try:
         async with session.get(url, allow_redirects=False) as answer:

@@ -1,4 +1,4 @@
-"""Rounds: every endpoint of a pool is asked once an interval, and never all of them at one time."""
+"""Rounds: every endpoint of a pool gets one request an interval, and never all of them at one time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,10 +12,10 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """How endpoints are asked over HTTP; durations in seconds.
+    """How often endpoints are probed or scraped over HTTP; durations in seconds.
 
-    Each endpoint is asked every `interval_s`, or less often where that were more than `per_s` questions a
-    second; `parallel` bounds the questions that wait for an answer at one time.
+    Each endpoint gets a request every `interval_s`, or less often where that were more than `per_s` a
+    second; `parallel` bounds the requests that wait for an answer at one time.
     """
 
     interval_s: float = 5.0
@@ -32,23 +32,23 @@ class Rounds:
         self._rng = rng
         self._sleep = sleep
 
-    async def go(self, ready: Sequence[Endpoint], ask: Callable[[Endpoint], Awaitable[None]]) -> None:
-        """Asks every endpoint once, in an order of chance, and takes an interval for it."""
+    async def go(self, ready: Sequence[Endpoint], visit: Callable[[Endpoint], Awaitable[None]]) -> None:
+        """Calls `visit` for every endpoint once, in random order, spread over an interval."""
         pace, endpoints = self._pace, [*ready]
         self._rng.shuffle(endpoints)
         pause_s = max(pace.interval_s / max(1, len(endpoints)), 1 / pace.per_s)
         slots = asyncio.Semaphore(pace.parallel)
 
-        async def ask_one(endpoint: Endpoint) -> None:
+        async def visit_one(endpoint: Endpoint) -> None:
             try:
-                await ask(endpoint)
+                await visit(endpoint)
             finally:
                 slots.release()
 
         async with asyncio.TaskGroup() as tasks:
             for endpoint in endpoints:
                 await slots.acquire()
-                tasks.create_task(ask_one(endpoint))
+                tasks.create_task(visit_one(endpoint))
                 await self._pause(pause_s)
             if not endpoints:
                 await self._pause(pause_s)

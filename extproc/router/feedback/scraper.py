@@ -19,7 +19,7 @@ from extproc.router.routing.signals import EndpointSignals
 
 log = logging.getLogger(__name__)
 
-# A server of eight engines tells 400 kB.
+# A server of eight engines has a page of 400 kB.
 MAX_PAGE_BYTES: Final = 2_097_152
 _OK: Final = 200
 _IDLE_S: Final = 15.0
@@ -35,17 +35,17 @@ Fetch = Callable[[str], Awaitable[EndpointSignals | None]]
 
 
 class Scraper:
-    """Asks the endpoints of one pool in turn, evenly spread over the interval, and tells its desk."""
+    """Scrapes the endpoints of one pool, evenly spread over the interval; the signals go to its feedback."""
 
     def __init__(
         self,
-        desk: PoolFeedback,
+        feedback: PoolFeedback,
         plan: ScrapePlan,
         *,
         rng: Random,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self._desk = desk
+        self._feedback = feedback
         self._plan = plan
         self._rounds = Rounds(plan, rng, sleep)
         self._silent: frozenset[str] = frozenset()
@@ -59,33 +59,33 @@ class Scraper:
             timeout=limit, connector=connector, cookie_jar=jar, auto_decompress=False
         ) as session:
 
-            async def ask(address: str) -> EndpointSignals | None:
+            async def fetch(address: str) -> EndpointSignals | None:
                 return await fetch_signals(session, f"http://{address}/metrics")
 
             while True:
-                await self.ask_around(ask)
+                await self.scrape_all(fetch)
 
-    async def ask_around(self, fetch: Fetch) -> None:
-        endpoints = list(self._desk.pool.snapshot.ready.values())
+    async def scrape_all(self, fetch: Fetch) -> None:
+        endpoints = list(self._feedback.pool.snapshot.ready.values())
         self._silent &= {endpoint.name for endpoint in endpoints}
         was_silent = bool(self._silent)
-        await self._rounds.go(endpoints, lambda endpoint: self._ask(fetch, endpoint))
+        await self._rounds.go(endpoints, lambda endpoint: self._scrape(fetch, endpoint))
         if was_silent != bool(self._silent):
-            pool, count = self._desk.pool.name, len(self._silent)
+            pool, count = self._feedback.pool.name, len(self._silent)
             if count:
                 first = min(self._silent)
                 log.warning("pool %s: %d endpoints give no metrics, %s for one", pool, count, first)
             else:
                 log.info("pool %s: every endpoint gives its metrics", pool)
 
-    async def _ask(self, fetch: Fetch, endpoint: Endpoint) -> None:
+    async def _scrape(self, fetch: Fetch, endpoint: Endpoint) -> None:
         signals = await fetch(endpoint.address)
-        self._desk.apply_signals(endpoint, signals)
+        self._feedback.apply_signals(endpoint, signals)
         self._silent = self._silent - {endpoint.name} if signals else self._silent | {endpoint.name}
 
 
 async def fetch_signals(session: ClientSession, url: str) -> EndpointSignals | None:
-    """Returns what the endpoint says of itself; `None` if it does not, or says too much."""
+    """Returns an endpoint's signals; `None` without an answer, or if its page is too long or not vLLM's."""
     try:
         async with session.get(url, allow_redirects=False, headers={"accept-encoding": "identity"}) as answer:
             page = bytearray()
@@ -158,7 +158,7 @@ def read_signals(page: bytes) -> EndpointSignals:
 
 
 class _Reader:
-    """Finds families one after the other: looks behind the last one first, and then before it."""
+    """Finds families one after the other: searches behind the last one first, and then before it."""
 
     def __init__(self, page: bytes) -> None:
         self._page = page

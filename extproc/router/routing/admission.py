@@ -10,7 +10,7 @@ The rules, and whose they are:
   only mean who is let in when there is no room by right.
 - **Headroom.** Those who go first are let into a full pool, up to a quarter more than its limit (at least one
   request), and nobody beyond that. Ours: with a limit that nobody may pass, room for some would have to be
-  kept from the others while it is not needed.
+  denied to the others while it is not needed.
 - **Objectives.** A request names an objective, the operator gives each one a priority (`spec.priority` of an
   InferenceObjective, Gateway API Inference Extension; or the settings). A client's word goes no further: a
   name that the operator did not give is priority 0, as is no name. Upstream's rule.
@@ -18,7 +18,7 @@ The rules, and whose they are:
 - **Lower** ones do not count. A request of priority 0 or more is let into the headroom as long as those of
   its own priority and above would not fill the pool alone. So what is refused to a priority is refused to
   all below it, at any moment, and as the lower ones end, the higher take their places.
-- **Shares.** Clients are told apart by a fairness id, among requests of one priority (upstream's rule, too).
+- **Shares.** A fairness id separates clients, among requests of one priority (upstream's rule, too).
   The room that higher priorities leave is divided by the clients that have a request in flight, with the one
   that asks; in a full pool a client is let into the headroom up to its share. Who has more waits until the
   pool is not full, so places that become free go to the others first. All without an id are one client.
@@ -173,11 +173,11 @@ class Admission:
 
     def _admit_by_share(self, standing: Standing, crowd: Crowd) -> None:
         above = sum(level.total for other, level in self._levels.items() if other > standing.priority)
-        held, others = self._clients(standing, crowd.pool_total)
+        own, others = self._clients(standing, crowd.pool_total)
         if not others:
             raise _full(crowd)
-        if (held + 1) * (others + 1) > crowd.each * crowd.pool_size - above:
-            if not held:
+        if (own + 1) * (others + 1) > crowd.each * crowd.pool_size - above:
+            if not own:
                 raise _full(crowd)
             raise OverShare(
                 f"pool {crowd.pool!r} is at its limit, and the client has its share of it", pool=crowd.pool
@@ -187,15 +187,15 @@ class Admission:
         """Requests in flight of the standing's client; how many other clients of its priority have some."""
         level = self._levels.get(standing.priority)
         by_client = dict[int, int]() if level is None else level.by_client
-        held = by_client.get(standing.client, 0)
+        own = by_client.get(standing.client, 0)
         others = len(by_client) - (standing.client in by_client)
         if standing.priority == 0:
             ordinary = max(0, pool_total - len(self))
             if standing.client == _NO_CLIENT:
-                held += ordinary
+                own += ordinary
             else:
                 others += ordinary > 0 and _NO_CLIENT not in by_client
-        return held, others
+        return own, others
 
 
 def objective_of(headers: Mapping[str, str]) -> str:

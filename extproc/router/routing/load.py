@@ -16,7 +16,7 @@ _DRAWS: Final = 8
 
 
 class LoadBook:
-    """Counts requests in flight by endpoint name: ours, and those of other gateways that we hear of.
+    """Counts requests in flight by endpoint name: ours, and those of other gateways.
 
     Members are the endpoints that may be picked. One that leaves keeps its count until its requests
     end, and finds it again if it comes back; `total` counts members only. `on_less` hears of each time that
@@ -77,7 +77,7 @@ class LoadBook:
             raise KeyError(name)
         self._move(name, -1)
 
-    def hear(self, name: str, count: int) -> None:
+    def set_peer_count(self, name: str, count: int) -> None:
         """Takes how many requests other gateways have in flight on `name`, all of them together."""
         step = count - self._elsewhere.get(name, 0)
         if not step:

@@ -16,7 +16,7 @@ from extproc.router.routing.strategies.base import CostRow, Reading
 
 
 class Query(Struct, frozen=True):
-    """What the picker may know of a request; headers by lower-case name.
+    """The part of a request that the picker reads; headers by lower-case name.
 
     `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
     than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for any. `pool`
@@ -74,7 +74,7 @@ class Route:
         return model if model in snapshot.by_adapter and not is_model else ""
 
     def names(self) -> set[str]:
-        """Every model and adapter name known to be served, globs left out."""
+        """Every model and adapter name that is served, globs left out."""
         snapshot = self.pool.snapshot
         configured = {name for name in self.models if "*" not in name}
         return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
@@ -139,66 +139,66 @@ class Picker:
     def model_names(self) -> list[str]:
         return sorted(set[str]().union(*(route.names() for route in self.routes.values())))
 
-    def plan(self, ask: Query) -> RequestPlan:
+    def plan(self, query: Query) -> RequestPlan:
         """Decides what the headers decide. Raises `NoEndpoint` for a pool that there is not."""
-        lists = ask.method == "GET" and ask.path.partition("?")[0].rstrip("/").endswith("/v1/models")
-        route = self._chosen(ask)
+        lists = query.method == "GET" and query.path.partition("?")[0].rstrip("/").endswith("/v1/models")
+        route = self._chosen(query)
         if lists and route is None and len(self.routes) > 1:
             return RequestPlan(lists_models=True)
-        reads = reads_body(ask.method, ask.path)
+        reads = reads_body(query.method, query.path)
         sole = route or self._sole
         pools = [sole.pool] if sole is not None else [route.pool for route in self.routes.values()]
         return RequestPlan(
             route,
             reads,
-            reads and self._needs_body(ask, route),
+            reads and self._needs_body(query, route),
             any([pool.queue is not None for pool in pools]),  # noqa: C419  # once a request: a list is faster
         )
 
-    def _needs_body(self, ask: Query, route: Route | None) -> bool:
+    def _needs_body(self, query: Query, route: Route | None) -> bool:
         route = route or (None if self._sole is None or self._sole.models else self._sole)
         if route is None or route.adapters or route.pool.snapshot.by_adapter:
             return True
-        return route.pool.strategy.needs_body(ask.headers)
+        return route.pool.strategy.needs_body(query.headers)
 
-    def pick(self, ask: Query, found: Found | None = None) -> Decision:
+    def pick(self, query: Query, found: Found | None = None) -> Decision:
         """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
-        decision = self.decide(ask, found or self.find(ask))
+        decision = self.decide(query, found or self.find(query))
         decision.pick.take()
         return decision
 
-    def propose(self, ask: Query) -> Decision:
+    def propose(self, query: Query) -> Decision:
         """Decides, and leaves it to the caller to take the pick; raises like `pick`."""
-        return self.decide(ask, self.find(ask))
+        return self.decide(query, self.find(query))
 
-    def find(self, ask: Query, plan: RequestPlan | None = None) -> Found:
-        """Reads what a request asks for. Changes nothing, so a thread may do it; raises like `pick`."""
-        reads = reads_body(ask.method, ask.path) if plan is None else plan.reads_body
-        route = self._chosen(ask) if plan is None else plan.route
-        prompt, fault = _read(ask) if reads and ask.body is not None else (None, ask.fault)
+    def find(self, query: Query, plan: RequestPlan | None = None) -> Found:
+        """Finds the pool and reads the prompt. Changes nothing, so a thread may do it; raises like `pick`."""
+        reads = reads_body(query.method, query.path) if plan is None else plan.reads_body
+        route = self._chosen(query) if plan is None else plan.route
+        prompt, fault = _read(query) if reads and query.body is not None else (None, query.fault)
         if prompt is None:
             route = route or self._by_model(None, fault)
-            return Found(route.pool, route.pool.strategy.read(None, ask.headers, ""), fault=fault)
+            return Found(route.pool, route.pool.strategy.read(None, query.headers, ""), fault=fault)
         route = route or self._by_model(prompt.model, prompt.fault)
         model = prompt.model or ""
         adapter = route.adapter(model)
         if route.salt_header:
-            prompt = prompt.salted(ask.headers.get(route.salt_header, ""))
-        reading = route.pool.strategy.read(prompt, ask.headers, adapter)
+            prompt = prompt.salted(query.headers.get(route.salt_header, ""))
+        reading = route.pool.strategy.read(prompt, query.headers, adapter)
         return Found(route.pool, reading, adapter, prompt.fault, model)
 
-    def decide(self, ask: Query, found: Found) -> Decision:
+    def decide(self, query: Query, found: Found) -> Decision:
         pool, reading = found.pool, found.reading
-        standing = pool.standing(ask.headers)
-        pick = pool.propose(reading, adapter=found.adapter, subset=ask.subset, standing=standing)
+        standing = pool.standing(query.headers)
+        pick = pool.propose(reading, adapter=found.adapter, subset=query.subset, standing=standing)
         return Decision(pick, reading.key, found.adapter, found.fault, found.model, reading.costs)
 
-    def _chosen(self, ask: Query) -> Route | None:
-        if ask.pool is None:
+    def _chosen(self, query: Query) -> Route | None:
+        if query.pool is None:
             return None
-        route = self.routes.get(ask.pool)
+        route = self.routes.get(query.pool)
         if route is None:
-            raise NoEndpoint(f"there is no pool {ask.pool[:100]!r}")
+            raise NoEndpoint(f"there is no pool {query.pool[:100]!r}")
         return route
 
     def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
@@ -222,10 +222,10 @@ class Picker:
         return next(by_model, None) or next(by_adapter, None)
 
 
-def _read(ask: Query) -> tuple[Prompt | None, PromptError | None]:
+def _read(query: Query) -> tuple[Prompt | None, PromptError | None]:
     try:
-        content_type = ask.headers.get("content-type", "")
-        return parse(ask.path, content_type, ask.body or b"", is_partial=ask.is_partial), None
+        content_type = query.headers.get("content-type", "")
+        return parse(query.path, content_type, query.body or b"", is_partial=query.is_partial), None
     except PromptError as fault:
         # Its frames, and those of what it came from, would hold the body.
         fault.__context__ = None

@@ -34,7 +34,7 @@ MAX_LOCATION_CHARS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything known of a pool's endpoints at one moment; shared freely, never changed.
+    """A pool's endpoints at one moment; shared freely, never changed.
 
     `names` are the ready endpoints' names in the source's order, `ready` the endpoints by name,
     `draining` those that only finish what they have. `placement` is what the pool's strategy makes of
@@ -74,7 +74,7 @@ class Snapshot:
     def locate(self, subset: Iterable[str]) -> frozenset[str]:
         """Names of the ready endpoints at these `ip:port`s; a bare `ip` means all its ports.
 
-        Looks at the first `MAX_SUBSET` of them, and reads `MAX_SPELLINGS` that are not known as they are.
+        Looks at the first `MAX_SUBSET` of them, and at other spellings for `MAX_SPELLINGS` without a match.
         """
         names: set[str] = set()
         unknown: list[str] = []
@@ -122,9 +122,9 @@ class Pick(Struct, frozen=True):
     def take(self) -> None:
         """Counts the request on the endpoint, and reports it in a fixed order, as `release` does.
 
-        The pool's own count comes first, since all others may read it; then the reading, which knows what the
-        cache gains or loses; then who limits (admission, gate); last the witness, which tells other gateways
-        what all of these made of it.
+        The pool's own count comes first, since all others may read it; then the reading, which updates the
+        index; then the limits (admission, gate); last the witness, which reports the result to other
+        gateways.
         """
         name = self.endpoint.name
         self.pool.book.take(name)
@@ -250,7 +250,7 @@ class Pool:
         return {} if self.gate is None else self.gate.shut()
 
     def states(self) -> Iterator[tuple[Endpoint, str]]:
-        """Every known endpoint and its state: `ready`, `unknown`, `draining`, or why it is left out."""
+        """Every listed endpoint and its state: `ready`, `unknown`, `draining`, or why it is left out."""
         unknown = () if self.gate is None else self.gate.unknown()
         words = {**dict.fromkeys(unknown, "unknown"), **self.left_out()}
         for endpoint in self.snapshot.ready.values():
@@ -278,14 +278,14 @@ class Pool:
             self.queue.settle() if was_empty and snapshot.names else self.queue.stir()
 
     def hold(self, queue: Queue | None) -> None:
-        """Holds requests in `queue` from now on; whoever waits in the one before is refused."""
+        """Installs the queue for requests without room; refuses all that wait in the one before."""
         before, self.queue = self.queue, queue
         self.book.on_less = None if queue is None else queue.stir
         if before is not None:
             before.shut()
 
     def may_pass(self, refusal: RequestError) -> bool:
-        """Whether what was refused may be let in soon: the pool is full, or has no endpoint at all.
+        """Whether a refused request may be let in soon: the pool is full, or has no endpoint at all.
 
         Not a conversation that the caches have no room for: that takes minutes.
         """

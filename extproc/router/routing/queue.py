@@ -81,7 +81,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class QueueLimits:
-    """How long requests are held, how many, and how long yet after the first endpoint has come."""
+    """How long requests wait, how many, and how much longer after the first endpoint has come."""
 
     wait_s: float = 30.0
     requests: int = 1_000

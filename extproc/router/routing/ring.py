@@ -1,7 +1,7 @@
 """A consistent-hash ring: many positions per member, looked up clockwise.
 
 Immutable: a change of members makes a new ring out of the old one's arrays, so that one arrival among
-a thousand costs a merge and not a sort. The ring knows names only; loads and health are the caller's.
+a thousand costs a merge and not a sort. The ring has names only; loads and health are the caller's.
 """
 
 from array import array

@@ -1,8 +1,8 @@
-"""Who asked for what: finds the pick that an entry of an access log tells of. Pure.
+"""Finds the pick of an access log's entry, by a number. Pure.
 
-A proxy tells of a request when it has ended, by a number that we gave with the pick and that it brings back
-in metadata of ours. Not by `x-request-id`: a client may write that one, and two may write the same. An entry
-without a number that is open or has just ended is not believed: anybody who reaches the port may write one.
+A proxy logs a request when it has ended, with the number that our reply put into its dynamic metadata.
+`x-request-id` will not do: clients may set it, and two may set the same. An entry whose number is neither
+open nor has just ended is ignored: anybody who reaches the port may write one.
 """
 
 from collections import OrderedDict
@@ -11,17 +11,17 @@ from typing import Final
 
 from extproc.router.routing.pool import Pick
 
-# What was told of a request is told within a second of its end, the longest that Envoy keeps a log back.
-_KEPT_S: Final = 5.0
+# An entry comes within a second of the request's end: Envoy delays its log no longer.
+_ENDED_S: Final = 5.0
 # A pick keeps its prompt's hashes, up to 100 kB for the longest, 3 kB for a chat of 8 kB.
-_KEPT: Final = 1_024
+_ENDED_PICKS: Final = 1_024
 
 
 class Tickets:
-    """Picks by number: of open requests, and for a short while of ended ones.
+    """Picks by number, of open requests, and of ended ones for a short while.
 
-    `first` is where the numbers begin: at random, so that those of two services hardly meet. An open
-    request's pick costs nothing here, since its stream holds it, too.
+    `first` is the number to begin with, at random, so that two services hardly use the same. The pick of an
+    open request costs no memory here, since its stream holds it, too.
     """
 
     def __init__(self, clock: Callable[[], float], first: int) -> None:
@@ -39,14 +39,14 @@ class Tickets:
         return number
 
     def end(self, number: int) -> None:
-        """Hears that the request has ended: what is told of it comes soon or not at all."""
+        """Notes that the request has ended: its log entry comes soon or not at all."""
         pick = self._open.pop(number, None)
         now_s = self._clock()
         if pick is not None:
             self._ended[number] = (pick, now_s)
         while self._ended:
             oldest, (_, ended_s) = next(iter(self._ended.items()))
-            if len(self._ended) <= _KEPT and now_s - ended_s <= _KEPT_S:
+            if len(self._ended) <= _ENDED_PICKS and now_s - ended_s <= _ENDED_S:
                 break
             del self._ended[oldest]
 

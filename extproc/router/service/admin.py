@@ -132,7 +132,7 @@ class _Admin:
 
     async def explain(self, request: web.Request) -> web.Response:
         """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""
-        ask = Query(
+        query = Query(
             method="POST",
             path=request.query.get("path", "/v1/chat/completions"),
             headers={name.lower(): value for name, value in request.headers.items()},
@@ -145,10 +145,10 @@ class _Admin:
         try:
             async with self._explaining:
                 picker = self._service.pools.picker
-                found = await asyncio.to_thread(picker.find, ask)
-                return _json(explain_decision(picker, ask, found))
+                found = await asyncio.to_thread(picker.find, query)
+                return _json(explain_decision(picker, query, found))
         except RequestError as error:
-            answer = refuse(error, ask.path)
+            answer = refuse(error, query.path)
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
         finally:
             self._waiting -= 1

@@ -72,7 +72,7 @@ async def changes(path: Path, content: bytes, poll_s: float) -> AsyncGenerator[b
 _WITH_RESTART: Final = ("server", "share")
 
 
-def tell_what_waits(before: Settings, after: Settings) -> None:
+def log_what_waits(before: Settings, after: Settings) -> None:
     """Says which sections take effect with a restart only."""
     for section in _WITH_RESTART:
         if getattr(after, section) != getattr(before, section):

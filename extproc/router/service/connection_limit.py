@@ -47,10 +47,10 @@ class ConnectionLimit:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Is asked once a head is whole."""
+        """Called once a head is whole."""
         connection = self._connection(request)
         if connection is not None:
-            connection.has_asked()
+            connection.await_request()
             connection.is_idle = False
         try:
             async with asyncio.timeout(self.answer_s) as patience:
@@ -68,12 +68,12 @@ class ConnectionLimit:
         """As long as it is open, the request's handler and its connection are waited for without an end."""
         connection = self._connection(request)
         if connection is not None:
-            connection.stays()
+            connection.serve_without_limit()
         try:
             yield
         finally:
             if connection is not None:
-                connection.has_asked()
+                connection.await_request()
 
     def _connection(self, request: web.Request) -> "_Connection | None":
         return self.connections.get(cast("asyncio.BaseTransport", request.transport))
@@ -132,10 +132,10 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
-    def has_asked(self) -> None:
+    def await_request(self) -> None:
         self._wait(self._limit.idle_s)
 
-    def stays(self) -> None:
+    def serve_without_limit(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self.patience is not None:

@@ -19,13 +19,13 @@ from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
 
 
-def explain_decision(picker: Picker, ask: Query, found: Found | None = None) -> dict[str, object]:
-    """Says which endpoint `ask` would get now, and why; JSON-ready. Counts nothing.
+def explain_decision(picker: Picker, query: Query, found: Found | None = None) -> dict[str, object]:
+    """Says which endpoint `query` would get now, and why; JSON-ready. Counts nothing.
 
     `found` is what `picker` found in it, if that was done ahead. Raises `RequestError` as the decision
     itself would.
     """
-    decision = picker.decide(ask, found or picker.find(ask))
+    decision = picker.decide(query, found or picker.find(query))
     pick, key = decision.pick, decision.key
     said: dict[str, object] = {
         "pool": pick.pool.name,
@@ -38,7 +38,7 @@ def explain_decision(picker: Picker, ask: Query, found: Found | None = None) -> 
         "prefix": None if key is None else f"{key:016x}",
         "body_fault": None if decision.fault is None else decision.fault.message,
     }
-    return said | pick.reading.explain(pick.pool.candidates(decision.adapter, ask.subset))
+    return said | pick.reading.explain(pick.pool.candidates(decision.adapter, query.subset))
 
 
 async def explain_once(
@@ -61,17 +61,17 @@ async def explain_once(
         await pools.stop()
 
 
-def ask_service(
+def fetch_explanation(
     url: str, *, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
 ) -> dict[str, object]:
-    """Asks the admin port of a running service to explain a decision; `url` may leave out `http://`.
+    """Gets a decision's explanation from the admin port of a service; `url` may leave out `http://`.
 
     Raises `ExtprocError` where nothing answers, or a refusal does.
     """
     base = (url if "://" in url else f"http://{url}").rstrip("/")
-    asked = Request(f"{base}/explain?{urlencode({'path': path})}", body, dict(headers), method="POST")  # noqa: S310
+    request = Request(f"{base}/explain?{urlencode({'path': path})}", body, dict(headers), method="POST")  # noqa: S310
     try:
-        with urlopen(asked, timeout=timeout_s) as answer:  # noqa: S310  # the operator's own address
+        with urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # the operator's own address
             said: dict[str, object] = json.loads(answer.read())
             return said
     except HTTPError as error:
@@ -80,5 +80,5 @@ def ask_service(
         ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
-        hint = "is the service running, and `server.admin` there? With a FILE none is asked"
+        hint = "is the service running, and `server.admin` there? With a FILE none is needed"
         raise ExtprocError(f"{base} does not explain it ({why}): {hint}") from None

@@ -1,4 +1,4 @@
-"""gRPC health (`grpc.health.v1`) under the names that EPP 1.0.0 asks for."""
+"""gRPC health (`grpc.health.v1`) under the names that EPP 1.0.0 requires."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,22 +34,22 @@ class Health:
         return {CHECK: partial(_Checker, self), WATCH: partial(_Watcher, self)}
 
     def update(self) -> None:
-        """Asks `is_ready` and tells the watchers what is new."""
+        """Calls `is_ready` and sends the watchers a changed answer."""
         fresh = _SERVING if self._is_ready() else _NOT_SERVING
         changed = {name for name in READINESS if self._answers[name] != fresh}
         self._answers |= dict.fromkeys(changed, fresh)
         for watcher, name in tuple(self._watchers.items()):
             if name in changed:
-                watcher.tell(fresh)
+                watcher.send(fresh)
 
     async def run(self) -> None:
-        """Keeps the answers true until cancelled: a list that grows stale tells nobody."""
+        """Keeps the answers true until cancelled: no event says that a list grows stale."""
         while True:
             self.update()
             await asyncio.sleep(self._period_s)
 
     def answer(self, name: str) -> bytes | None:
-        """The answer in force for `name`, serialised; `None` for a name that is not known."""
+        """The answer in force for `name`, serialised; `None` for a name that does not exist."""
         return self._answers.get(name)
 
     def watch(self, watcher: "_Watcher", name: str) -> None:
@@ -59,7 +59,7 @@ class Health:
         self._watchers.pop(watcher, None)
 
     def leave(self) -> None:
-        """Tells watchers the last news and ends their streams: of one that is cut, a client may drop it."""
+        """Sends watchers the last answer and ends their streams: a client may drop it where one is cut."""
         self.update()
         for watcher in tuple(self._watchers):
             watcher.end()
@@ -100,7 +100,7 @@ class _Question:
 
 class _Checker(_Question):
     def _answer(self, name: str) -> None:
-        # As of now: at a single no, an Envoy passes the service by until it asks again.
+        # Read it now: after a single NOT_SERVING an Envoy skips the service until its next check.
         self._health.update()
         answer = self._health.answer(name)
         if answer is None:
@@ -111,17 +111,17 @@ class _Checker(_Question):
 
 
 class _Watcher(_Question):
-    """Told now, and whenever the answer changes. One of a name nobody knows stays open (health.proto)."""
+    """Gets the answer now and at each change. The stream of an unknown name stays open (health.proto)."""
 
     def on_close(self) -> None:
         self._health.forget(self)
 
-    def tell(self, answer: bytes) -> None:
+    def send(self, answer: bytes) -> None:
         self._call.send(answer)
 
     def end(self) -> None:
         self._call.finish(Status.UNAVAILABLE, "the service ends")
 
     def _answer(self, name: str) -> None:
-        self.tell(self._health.answer(name) or _UNKNOWN)
+        self.send(self._health.answer(name) or _UNKNOWN)
         self._health.watch(self, name)

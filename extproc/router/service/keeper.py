@@ -1,4 +1,4 @@
-"""A pool's keeper: hears its source and installs what it says."""
+"""A pool's keeper: installs the lists of its source."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class PoolKeeper:
     A snapshot is built in a thread, since a ring of a thousand endpoints takes a third of a second,
     and installed on the loop, where picks happen. Lists that come meanwhile replace one another: only
     the last counts, and one that says what the last one said is a confirmation. A new strategy takes over
-    together with the snapshot that was built for it. `on_change` hears of every installed list,
+    together with the snapshot that was built for it. `on_change` is called with every installed list,
     `on_strategy` when a new strategy has taken over.
     """
 
@@ -91,7 +91,7 @@ class PoolKeeper:
             self.fault = SourceFault(why, reason)
             self._lost_s = self._last_sign_s if self._lost_s is None else self._lost_s
             level = logging.ERROR if why == "internal" else logging.WARNING
-            text = "pool %s: no word for %.0f s (%s), what is known stays: %s"
+            text = "pool %s: no list for %.0f s (%s), the last one stays: %s"
             # A source tries again every second or so, and an API server that is away is away for all pools.
             limit = {**ONCE_A_MINUTE, "kind": why}
             log.log(level, text, self.pool.name, self._last_sign_s - self._lost_s, why, reason, extra=limit)
@@ -110,7 +110,7 @@ class PoolKeeper:
         if self._lost_s is not None:
             for_s, self._lost_s = self._last_sign_s - self._lost_s, None
             limit = {**ONCE_A_MINUTE, "kind": self.pool.name}
-            log.info("pool %s is heard of again, after %.0f s", self.pool.name, for_s, extra=limit)
+            log.info("pool %s has a list again, after %.0f s", self.pool.name, for_s, extra=limit)
 
     def use(self, strategy: Strategy) -> None:
         """Routes by `strategy` as soon as it has placed the endpoints."""
@@ -129,7 +129,7 @@ class PoolKeeper:
             self._changed.clear()
             try:
                 await self._install()
-            except Exception as error:  # noqa: BLE001  # the next list must be heard all the same
+            except Exception as error:  # noqa: BLE001  # the next list must be taken all the same
                 self._last = None
                 self.restarted("internal", f"a list that cannot be placed: {describe_error(error)}")
 

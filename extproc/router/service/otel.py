@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK. The only importer of it; imported where traces are asked for."""
+"""Spans by OpenTelemetry's SDK. The only importer of it; imported where traces are configured."""
 
 import asyncio
 import logging
@@ -121,7 +121,7 @@ class OtelTracer:
 
 
 class _Counted(SpanExporter):
-    """An exporter of which is known what it took, and what became of it."""
+    """An exporter that counts its spans by result."""
 
     def __init__(self, exporter: SpanExporter, count: Callable[[str, int], None]) -> None:
         self.taken = 0

@@ -27,14 +27,14 @@ class PoolCollector(Collector):
         endpoints = gauges("extproc_pool_endpoints", "Endpoints by state.", "pool", "state")
         full = gauges("extproc_pool_saturation", "How full the pool is; 1: full, or no endpoint.", "pool")
         age = gauges("extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool")
-        held = gauges("extproc_held_requests", "Requests that wait for the pool to have room.", "pool")
+        waiting = gauges("extproc_held_requests", "Requests that wait for the pool to have room.", "pool")
         stays = histograms("extproc_held_seconds", "How long requests were held.", "pool", "end")
         fault = gauges("extproc_pool_fault", "1 while a pool's source has no good list.", "pool", "why")
         objectives = gauges("extproc_objectives_age_seconds", "Since objectives were last confirmed.", "pool")
         for running in self._pools:
             pool, name = running.pool, running.name
             if pool.queue is not None:
-                held.add_metric([name], len(pool.queue))
+                waiting.add_metric([name], len(pool.queue))
                 for end, stay in pool.queue.stays.items():
                     stays.add_metric([name, end], buckets(stay), stay.sum_s)
             for endpoint, count in pool.book.ours().items():
@@ -51,7 +51,7 @@ class PoolCollector(Collector):
                 fault.add_metric([name, running.keeper.fault.why], 1)
             if running.objectives.age_s is not None:
                 objectives.add_metric([name], running.objectives.age_s)
-        yield from (in_flight, endpoints, full, age, held, stays, fault, objectives)
+        yield from (in_flight, endpoints, full, age, waiting, stays, fault, objectives)
 
 
 def measure_saturation(running: RunningPool) -> float | None:
@@ -64,8 +64,10 @@ def measure_saturation(running: RunningPool) -> float | None:
         return 1.0
     if each is not None:
         return min(1.0, candidates.total / (each * len(candidates)))
-    told = [running.feedback.signals.get(name) for name in candidates.names]
-    parts = [max(one.waiting / _FULL_WAITING, one.kv_usage / _FULL_USAGE) for one in told if one is not None]
+    signals = [running.feedback.signals.get(name) for name in candidates.names]
+    parts = [
+        max(one.waiting / _FULL_WAITING, one.kv_usage / _FULL_USAGE) for one in signals if one is not None
+    ]
     return min(1.0, fmean(parts)) if parts else None
 
 
@@ -81,19 +83,19 @@ def collect_llmd(pools: Iterable[RunningPool]) -> Iterable[Metric]:
 
 def _llmd_samples(running: RunningPool) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yields family, labels and value. No label is a client's word: a fairness id stays empty."""
-    pool, saturation, told = running.pool, measure_saturation(running), running.feedback.signals.values()
+    pool, saturation, signals = running.pool, measure_saturation(running), running.feedback.signals.values()
     name, inference_pool = {"name": pool.name}, {"inference_pool": pool.name}
     model = {"model_name": min(running.route(running.settings).names(), default="")}
-    held = {0: 0} | Counts(waiter.lane.priority for waiter in pool.queue or ())
+    waiting = {0: 0} | Counts(waiter.lane.priority for waiter in pool.queue or ())
     for family in ("llm_d_epp_flow_control", "inference_extension_flow_control"):
         if saturation is not None:
             yield f"{family}_pool_saturation", inference_pool, saturation
-        for priority, count in held.items():
+        for priority, count in waiting.items():
             labels = {**inference_pool, **model, "priority": str(priority), "fairness_id": ""}
             yield f"{family}_queue_size", labels, count
     for family, ready in (("llm_d_epp", "ready_endpoints"), ("inference_pool", "ready_pods")):
         yield f"{family}_{ready}", name, len(pool.snapshot.names)
-        if told:
-            yield f"{family}_average_kv_cache_utilization", name, fmean(one.kv_usage for one in told)
-            yield f"{family}_average_queue_size", name, fmean(one.waiting for one in told)
+        if signals:
+            yield f"{family}_average_kv_cache_utilization", name, fmean(one.kv_usage for one in signals)
+            yield f"{family}_average_queue_size", name, fmean(one.waiting for one in signals)
     yield "llm_d_epp_request_running", model, sum(pool.book.ours().values())

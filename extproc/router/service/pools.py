@@ -1,4 +1,4 @@
-"""All pools of the service: changed live, asked whether they are ready."""
+"""All pools of the service: changed live, with their readiness."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _FAILED: Final = 500
 class Feedback:
     """Brings what becomes of requests to their pools.
 
-    `pools` returns the running pools by name; `tickets` find the pick that a proxy tells of.
+    `pools` returns the running pools by name; `tickets` find the pick by the number in a proxy's log.
     """
 
     def __init__(self, outside: Outside, pools: Callable[[], Mapping[str, RunningPool]]) -> None:
@@ -115,7 +115,7 @@ class Pools:
 
     @property
     def can_route(self) -> bool:
-        """Whether any pool has had a list of endpoints, or holds its requests until it has one."""
+        """Whether any pool has had a list of endpoints, or queues its requests until it has one."""
         return any(each.keeper.synced.is_set() or each.pool.queue is not None for each in self)
 
     def faults(self) -> list[str]:
@@ -141,7 +141,7 @@ class Pools:
         self.prepare(settings)()
 
     def prepare(self, settings: Sequence[PoolSettings]) -> Callable[[], None]:
-        """Builds what these settings ask for; returns what makes these the pools.
+        """Builds the pools of these settings; returns what puts them in force.
 
         A pool that stays keeps its endpoints, its loads and its requests. Raises what a part raises as it is
         built; then all is as it was.
@@ -171,7 +171,7 @@ class Pools:
         return put_in_force
 
     def stop_holding(self) -> None:
-        """Refuses the requests that wait for room, and holds no more."""
+        """Refuses the requests that wait for room, and queues no more."""
         for each in self:
             if each.pool.queue is not None:
                 each.pool.queue.shut()

@@ -1,4 +1,4 @@
-"""What the process asks of Python and the operating system: file descriptors, threads, memory.
+"""Limits of Python and the operating system: file descriptors, threads, memory.
 
 File descriptors are shared out ahead: a flood on one port must leave the others theirs. A process without a
 free descriptor cannot answer its health check, read its settings or reach the Kubernetes API; so ports have

@@ -59,7 +59,7 @@ class Objectives:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the objects were last confirmed; `None`: they are not followed, or not known yet."""
+        """Seconds since the objects were last confirmed; `None`: they are not followed, or not listed yet."""
         return None if self.source is None else self.source.age_s
 
     def configure(self, priorities: Mapping[str, int]) -> None:
@@ -120,7 +120,7 @@ class RunningPool:
 
     @property
     def fault(self) -> str | None:
-        """Why the pool cannot be routed to, or not by a list so old."""
+        """Why the pool is not ready; `None` if it is."""
         keeper, limit_s = self.keeper, self.settings.stale_after_s
         if not keeper.synced.is_set() or keeper.age_s is None:
             return "no list of endpoints yet"
@@ -135,11 +135,11 @@ class RunningPool:
         return Route(self.pool, models, adapters, settings.salt_header or "")
 
     def prepare(self, settings: PoolSettings) -> Callable[[], None]:
-        """Builds what the changed settings ask for; returns what puts it in force."""
+        """Builds what the changed settings need; returns what puts it in force."""
         return self._prepare(settings, is_new=False)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Stops everything, refuses who waits for room, and tells everybody that the pool is gone."""
+        """Stops all tasks, refuses the requests that wait for room, and ends the pool's part in sharing."""
         tasks = [*self._tasks.values()]
         self._closing.close()
         return tasks
@@ -151,7 +151,7 @@ class RunningPool:
         return [*self._tasks.values()]
 
     def _share(self) -> ExitStack:
-        """Enters the pool where others know of it; returns what takes it out again."""
+        """Begins the pool's part in sharing; returns what ends it, its queue and its tasks."""
         with ExitStack() as built:
             if self._shared.courier is not None:
                 self._shared.courier.keep(self.pool)

@@ -27,15 +27,15 @@ def wants_traces(environment: Mapping[str, str]) -> bool:
 
 
 def build_tracer(environment: Mapping[str, str], count: Callable[[str, int], None]) -> "OtelTracer | None":
-    """`count` hears what became of how many spans, from any thread.
+    """`count` gets a result and a number of spans, from any thread.
 
-    `None`: nobody asked for traces, or there cannot be any, which the log says. Requests are served all the
+    `None`: traces are not configured, or impossible, which the log says. Requests are served all the
     same: the variables may be a whole cluster's.
     """
     if not wants_traces(environment):
         return None
     try:
-        from extproc.router.service.otel import OtelTracer, build_exporter  # noqa: PLC0415  # 12 MB, only where asked for
+        from extproc.router.service.otel import OtelTracer, build_exporter  # noqa: PLC0415  # 12 MB, only where configured
 
         return OtelTracer(build_exporter(environment), environment, count)
     except ImportError as error:

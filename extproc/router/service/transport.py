@@ -49,7 +49,7 @@ class Transport(Protocol):
 def build_transport(
     settings: ServerSettings, routes: Routes, budget: Budget, connections: int = 1_024
 ) -> Transport:
-    """`connections` is how many there may be at a time; grpcio knows no such limit."""
+    """`connections` is how many there may be at a time; grpcio has no such limit."""
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
     limits = WireLimits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
@@ -59,7 +59,7 @@ def build_transport(
 
 
 def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:
-    """Health alone and in plain text: kubelets and load balancers cannot ask over TLS."""
+    """Health alone and in plain text: kubelets and load balancers cannot probe over TLS."""
     if settings.health is None:
         return None
     limits = WireLimits(message_bytes=_QUESTION_BYTES, connections=_QUESTIONERS)

@@ -79,9 +79,9 @@ class PoolWiring:
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:
-    """`None`: the endpoints are not asked, since Kubernetes does it, or the operator does not want it."""
+    """`None`: no probes, since Kubernetes probes them, or the operator does not want it."""
     probe = settings.probe
-    if probe is None and not settings.endpoints.tells_health:
+    if probe is None and not settings.endpoints.lists_health:
         probe = ProbeSettings()
     return ProbePlan(probe.interval_s, probe.timeout_s, path=probe.path) if probe else None
 

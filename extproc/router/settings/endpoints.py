@@ -1,4 +1,4 @@
-"""Where a pool's endpoints are known from, as the configuration says it."""
+"""Where a pool's endpoints come from: this section of the configuration."""
 
 from typing import Annotated, Literal, Self
 
@@ -56,7 +56,7 @@ class InferencePoolSettings(_ClusterSection):
 
 
 class _AddressSettings(OneOf):
-    """Where addresses are known from: exactly one of these."""
+    """Where addresses come from: exactly one of these."""
 
     static: list[str] | None = None
     """`ip:port` each; an IPv6 address in brackets."""
@@ -85,7 +85,7 @@ class _AddressSettings(OneOf):
 
 
 class EndpointsSettings(_AddressSettings):
-    """Where a pool's endpoints are known from: exactly one of these."""
+    """Where a pool's endpoints come from: exactly one of these."""
 
     kubernetes: KubernetesSettings | None = None
     """The EndpointSlices of a Service, watched."""
@@ -104,13 +104,13 @@ class EndpointsSettings(_AddressSettings):
         return f"{self.kind} {getattr(source, 'service', None) or getattr(source, 'name', source)}"
 
     @property
-    def tells_health(self) -> bool:
+    def lists_health(self) -> bool:
         """Whether the list is of endpoints that somebody has found healthy: the kubelet."""
         return self.kubernetes is not None or self.inference_pool is not None
 
 
 class PeersSettings(_AddressSettings):
-    """Where the gateways of a mesh are known from: exactly one of these."""
+    """Where the gateways of a mesh come from: exactly one of these."""
 
     kubernetes: ServiceSettings | None = None
     """The EndpointSlices of a headless Service of their own, watched."""

@@ -1,8 +1,8 @@
 """The flags of upstream's endpoint picker that its charts pass, so that they start this one without a file.
 
 `--pool-name` says enough to serve. What there is nothing to set for is taken and logged. `--max-in-flight` is
-ours: upstream's picker looks at queues and caches to find that it is full, we ask the operator, and a chart's
-values hold flags but no file of ours.
+ours: upstream's picker looks at queues and caches to find that it is full, we leave the limit to the
+operator, and a chart's values take flags but no file of ours.
 """
 
 import json

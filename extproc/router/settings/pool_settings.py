@@ -15,11 +15,11 @@ class ProbeSettings(Section):
     """Asking each endpoint for its health."""
 
     path: str = Field(default="/health", pattern=r"^/[^\s#]*$")
-    """What is asked for with GET. Any answer below 500 is healthy."""
+    """Path of the GET request. Any answer below 500 is healthy."""
     timeout_s: float = Field(default=3, gt=0)
     """How long an answer may take, seconds."""
     interval_s: float = Field(default=5, ge=0.1)
-    """How often each endpoint is asked, seconds. Three failures in a row make it unhealthy, one good answer
+    """How often each endpoint is probed, seconds. Three failures in a row make it unhealthy, one good answer
     healthy."""
 
 
@@ -27,15 +27,15 @@ class SignalsSettings(Section):
     """Asking each endpoint for its metrics (vLLM's `/metrics`)."""
 
     scrape_s: float = Field(default=15, ge=0.5, le=300)
-    """How often each endpoint is asked, seconds. A hundred of them at this pace take 1 % of a core."""
+    """How often each endpoint is scraped, seconds. A hundred of them at this pace take 1 % of a core."""
 
 
 class HoldSettings(Section):
     """Holding requests until the pool has room for them."""
 
     wait_s: float = Field(default=30, gt=0, le=600)
-    """How long, seconds; then the 429 or 503 that they would have got at once. An Envoy has to wait as long:
-    it is told so, and takes it up to `max_message_timeout` (605 s in ours)."""
+    """How long, seconds; then they get the 429 or 503 that was due at once. An Envoy has to wait as long:
+    we send it this time, and it accepts up to `max_message_timeout` (605 s in ours)."""
     wait_s_by_objective: dict[ObjectiveName, Annotated[float, Field(gt=0, le=600)]] = Field(default={})
     """How long instead, seconds, by the objective that a request names. Its own `x-llm-d-inference-ttl`, as
     `1500ms`, makes either shorter."""
@@ -43,8 +43,8 @@ class HoldSettings(Section):
     """How many at a time, in each of these services; one more is refused. Their bodies may hold half of
     `server.budget_bytes`, those of all pools together."""
     settle_s: float = Field(default=1, ge=0, le=30)
-    """How long they are held yet when an empty pool gets its first endpoint, seconds: Envoy has to hear of
-    it, too. With clusters by DNS take `dns_refresh_rate`."""
+    """How much longer they wait when an empty pool gets its first endpoint, seconds: Envoy must have it,
+    too. With clusters by DNS take `dns_refresh_rate`."""
 
 
 class PoolSettings(Section):
@@ -52,16 +52,16 @@ class PoolSettings(Section):
 
     name: Name = Field(description="The metrics' label `pool`, the header's value, Envoy's cluster.")
     models: list[str] | None = None
-    """Names a request may ask for, `*` stands for anything; omitted: any."""
+    """Models that requests may name, `*` stands for anything; omitted: any."""
     adapters: list[str] = Field(default=[])
     """LoRA names that every endpoint serves; those of single endpoints are learnt (`learn_models`)."""
-    endpoints: EndpointsSettings = Field(description="Where they are known from: exactly one of these.")
+    endpoints: EndpointsSettings = Field(description="Where they come from: exactly one of these.")
     strategy: Annotated[StrategySettings, STRATEGIES] = PrefixCacheSettings()
     """How an endpoint is picked; changed live."""
     learn_models: bool = False
     """Ask every endpoint's /v1/models now and then for the models and adapters it serves."""
     when_down: Literal["open", "closed"] | None = None
-    """While the service is away Envoy cannot tell which pool a request is for. `open`: this pool takes all
+    """While the service is away Envoy cannot see which pool a request is for. `open`: this pool takes all
     of them, without affinity; `closed`: not this one. If no pool is open they get 503. Omitted: open for a
     pool that is alone, closed for one of several. Served over xDS; else Envoy's routes decide."""
     fallbacks: int = Field(default=0, ge=0, le=4)
@@ -82,7 +82,7 @@ class PoolSettings(Section):
     room; `{}` for the defaults. Omitted: they are refused at once."""
     salt_header: HeaderName | None = None
     """A request header that names the tenant, written by the gateway and not by clients, as `x-tenant`: what
-    one tenant sent draws no request of another, so nobody can probe what others asked. Omitted: all share."""
+    one tenant sent draws no request of another, so none can probe others' prompts. Omitted: all share."""
     cool_after: int | None = Field(default=3, ge=1)
     """Failures in a row (5xx, no connection, no first byte) after which an endpoint gets no picks for a
     while; null: never. Needs an access log or response headers from the gateway."""

@@ -17,7 +17,7 @@ from extproc.router.settings.tree import Settings, list_settings
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 
-# What Kubernetes tells every Pod beside a Service called extproc or extproc-something.
+# Variables that Kubernetes sets in every Pod beside a Service called extproc or extproc-something.
 _SERVICE_LINK: Final = re.compile(
     r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
 )
@@ -79,15 +79,15 @@ Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
 
 def read_overrides(environment: Mapping[str, str]) -> Overrides:
     """Raises `SettingsError` for every variable of our prefix that overrides nothing: it was meant to."""
-    known = {ENVIRONMENT_PREFIX + "__".join(path).upper(): path for path in _server_paths(ServerSettings)}
+    names = {ENVIRONMENT_PREFIX + "__".join(path).upper(): path for path in _server_paths(ServerSettings)}
     ours = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
     strange = [
-        name for name in ours if name not in known and ("__" in name or not _SERVICE_LINK.search(name))
+        name for name in ours if name not in names and ("__" in name or not _SERVICE_LINK.search(name))
     ]
     if strange:
-        raise SettingsError("\n".join(_ask_back(name, known) for name in strange))
+        raise SettingsError("\n".join(_suggest(name, names) for name in strange))
     return {
-        name: (known[name], parse_document(environment[name], name).tree) for name in ours if name in known
+        name: (names[name], parse_document(environment[name], name).tree) for name in ours if name in names
     }
 
 
@@ -101,11 +101,11 @@ def _server_paths(
                 yield from _server_paths(kind, (*above, name))
 
 
-def _ask_back(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, names: Iterable[str]) -> str:
     place = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
     if place in REMOVED:
         return f"{name}: {place} {REMOVED[place]}"
-    [nearest] = get_close_matches(name, known, n=1, cutoff=0)
+    [nearest] = get_close_matches(name, names, n=1, cutoff=0)
     return f"{name}: there is no such variable; {nearest} is the nearest"
 
 

@@ -36,7 +36,7 @@ class ServerSettings(Section):
     """ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
     admin: Listen = "127.0.0.1:9090"
     """A page, /live, /metrics, /healthz, /readyz, /pools, /config and /explain over HTTP, without
-    authentication: this machine alone unless told otherwise. In a container 0.0.0.0, and a network policy."""
+    authentication, so the default is this machine alone. In a container 0.0.0.0, and a network policy."""
     health: Listen | None = None
     """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
     picker: 0.0.0.0:9003). Omitted: on `listen` only."""
@@ -60,7 +60,7 @@ class ServerSettings(Section):
     """Headers of clients that go on to the endpoint although they instruct a picker, as all that begin
     with `x-gateway-inference-`, `x-gateway-model-`, `x-gateway-destination-`, `x-llm-d-` or `x-extproc-`."""
     unseen_s: float = Field(default=10, ge=0)
-    """How long a request counts, seconds, where a gateway never tells of its response (NGINX Gateway Fabric).
+    """How long a request counts, seconds, where a gateway never sends its response (NGINX Gateway Fabric).
     The mean time of your requests makes the loads right on average."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG writes one line per request; no level ever writes a prompt."""

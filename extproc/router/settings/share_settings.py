@@ -37,7 +37,7 @@ class MeshSettings(Section):
     listen: Listen = "0.0.0.0:9004"
     """Where the others' lines come in, `host:port`."""
     peers: PeersSettings
-    """Where the gateways are known from, this one among them or not: in Kubernetes a headless Service of
+    """Where the gateways' addresses come from, with or without this one: in Kubernetes a headless Service of
     their own."""
 
     @model_validator(mode="after")
@@ -55,7 +55,7 @@ class NatsSettings(Section):
     credentials: str | None = None
     """A file with a user's JWT and seed (`.creds`). Relative to the configuration file."""
     user: str | None = None
-    """Whom the server knows us as; with `password`."""
+    """Our user name at the server; with `password`."""
     password: SecretSettings | None = None
     """Where that user's password is."""
     ca: str | None = None
@@ -69,7 +69,7 @@ class NatsSettings(Section):
 
 
 class ShareSettings(Section):
-    """Telling other gateways of our picks, and hearing of theirs. A change takes effect with a restart."""
+    """Exchange of picks with other gateways. A change takes effect with a restart."""
 
     cluster: Name
     """Gateways of one name and secret share; those of another installation are not understood."""

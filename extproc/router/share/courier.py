@@ -1,19 +1,19 @@
 """Takes this gateway's letters to a carrier and the others' letters from it, for all pools.
 
-No request waits for anything here: a pick leaves its news in an outbox, and a timer posts them, which the
-first of them sets. What other pools have to tell then goes out with them.
+No request waits for anything here: a pick leaves its news in an outbox, and the first of them sets a timer
+that posts them. The news of other pools go out with them.
 """
 
 # The rules of what comes in:
 #
 # - A letter's number, the nonce's count, is higher than that of its sender's last one, or else it is dropped
-#   unread: recorded letters are worth nothing while their sender is known. Carriers keep the order. Senders
-#   that are heard are not forgotten for others, however many those are; and of one that is forgotten, or that
-#   we have not met since we started, nothing is believed before it has echoed us (`routing.share.peers`).
+#   unread: recorded letters have no effect while we remember their sender. Carriers keep the order. No flood
+#   of new senders makes us forget an active one; and the letters of one that is forgotten, or that
+#   is new since our start, have no effect before it has echoed us (`share.peers`).
 # - One sender may take so much of our CPU time and no more: what it sends beyond that is dropped unread.
 #   Heartbeats heal it, as they heal a loss. All senders that we do not know yet share one bucket. It is CPU
 #   time, not wall clock: a process that was stopped for half a second must not take it out on its peers.
-# - What is refused tells nothing back to who sent it.
+# - A sender whose letter is refused gets no answer.
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # The share of a core that one sender may take: some ten thousand picks a second.
 _CPU_SHARE: Final = 0.1
-# Of so many senders the numbers are known, of one that was silent for so long not always.
+# We remember so many senders' numbers; one that was silent for `_FORGOTTEN_S` may give way to a new one.
 MOST_SENDERS: Final = 2 * MAX_PEERS
 _FORGOTTEN_S: Final = 60.0
 _NAME: Final = slice(len(VERSION), len(VERSION) + 8)
@@ -54,20 +54,20 @@ class LetterCounts:
 
 
 class Receiver(Protocol):
-    """Who a carrier delivers to."""
+    """Takes what a carrier delivers."""
 
     def take(self, data: bytes) -> int | None:
-        """Takes a letter; returns its sender's name, `None` where it is nobody's of this cluster."""
+        """Takes a letter; returns its sender's name, `None` if it is not from this cluster."""
 
     def lose(self, sender: int) -> None:
-        """Notes that a sender cannot be heard any more."""
+        """Notes that a sender's connection is gone."""
 
 
 class Carrier(Protocol):
     """Brings sealed letters to all other gateways. May lose them; never keeps anybody waiting."""
 
     async def open(self) -> None:
-        """Takes what it needs of this machine; raises `SettingsError` where it cannot have it."""
+        """Opens its sockets; raises `SettingsError` where it cannot."""
 
     async def run(self, receiver: Receiver) -> None:
         """Delivers what comes in until cancelled; goes on through every failure of its own."""
@@ -164,7 +164,7 @@ class Courier:
             return name if sender is not None else None
         letter = self._open(data)
         if letter is not None:
-            self._hear(letter, sender or self._admit(name), count)
+            self._accept(letter, sender or self._admit(name), count)
         bucket.spend(self._cpu_clock() - started_s)
         return name if letter is not None else None
 
@@ -181,7 +181,7 @@ class Courier:
             return None
 
     def _admit(self, name: int) -> _Sender | None:
-        """Remembers a new sender, in the place of one that has long been silent; `None`: there is none."""
+        """Remembers a new sender, in the place of one that was long silent; `None` if there is no place."""
         if len(self._senders) >= MOST_SENDERS:
             oldest, sender = next(iter(self._senders.items()))
             if self._clock() - sender.last_s < _FORGOTTEN_S:
@@ -190,7 +190,7 @@ class Courier:
         sender = self._senders[name] = _Sender()
         return sender
 
-    def _hear(self, letter: Letter, sender: _Sender | None, count: int) -> None:
+    def _accept(self, letter: Letter, sender: _Sender | None, count: int) -> None:
         if sender is None:
             self.tally.count("flood")
             return
@@ -200,7 +200,7 @@ class Courier:
         share = self._shares.get(letter.pool)
         if share is not None and letter.peer != self._me:
             self.tally.count("heard")
-            share.hear(letter, now)
+            share.receive(letter, now)
 
     async def _keep_beating(self) -> None:
         while True:

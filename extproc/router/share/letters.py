@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain
 
-# A prompt's blocks beyond that are not told: of 1,024 bytes each, four megabytes of text.
+# Further blocks of a prompt are not sent: of 1,024 bytes each, these are four megabytes of text.
 MAX_BLOCKS: Final = 4_096
 # A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram takes.
 LETTER_BLOCKS: Final = 7_168
@@ -83,15 +83,15 @@ News = Picked | Ended | Heartbeat | Goodbye | Withdrawn
 
 
 class Echo(Struct, frozen=True, array_like=True, gc=False):
-    """Says to `peer` when it sent its last letter that came, by its own clock, and how long ago that came."""
+    """Returns to `peer` the time, by its clock, of its last letter that came, and how long ago that came."""
 
     peer: Name
     sent_us: Moment
-    held_us: Moment
+    waited_us: Moment
 
 
 class Letter(Struct, frozen=True, array_like=True):
-    """What `peer` has to say of a pool at a moment of its own clock."""
+    """The news of `peer` about a pool, with the time by its own clock."""
 
     peer: Name
     pool: Name
@@ -100,8 +100,8 @@ class Letter(Struct, frozen=True, array_like=True):
     echoes: Annotated[list[Echo], Meta(max_length=MAX_ECHOES)] = []
 
 
-def tell_pick(number: int, endpoint: int, missing: int, chain: Chain | None) -> Picked:
-    """Tells of a pick; `chain` is the prompt as the endpoint's cache will have it, `None`: nobody looked."""
+def pick_news(number: int, endpoint: int, missing: int, chain: Chain | None) -> Picked:
+    """Describes a pick; `chain` is the prompt as the endpoint's cache will have it, `None`: not looked up."""
     if chain is None:
         return Picked(number, endpoint, missing)
     hashes, odd, start = tuple(chain.hashes[:MAX_BLOCKS]), {}, 0
@@ -112,7 +112,7 @@ def tell_pick(number: int, endpoint: int, missing: int, chain: Chain | None) -> 
     return Picked(number, endpoint, missing, hashes, odd)
 
 
-def tell_withdrawal(endpoint: int, chain: Chain, had: int) -> Withdrawn:
+def withdrawal_news(endpoint: int, chain: Chain, had: int) -> Withdrawn:
     return Withdrawn(endpoint, min(had, MAX_BLOCKS), tuple(chain.hashes[:MAX_BLOCKS]))
 
 

@@ -1,20 +1,20 @@
-"""Letters from each gateway to each, over TCP, without a broker. For few: n gateways have n² lines."""
+"""Letters from each gateway to each, over TCP, without a broker. For a few: n gateways have n² lines."""
 
 # Why like this:
 #
-# - A line is one way: who tells, dials. So nobody has to agree on which of two lines is used, and a peer that
-#   does not read holds up nobody but itself.
+# - A line is one way: the sender dials. So two gateways need not agree on which of two lines they use, and a
+#   peer that does not read delays only its own letters.
 # - TCP, not UDP: a long prompt's letter is larger than a packet, and fragments are dropped in many networks;
 #   a flood fills its own line's buffers, not those in which everybody's datagrams wait; and the line
 #   of a killed process closes at once.
-# - No TLS: letters are sealed with the cluster's secret (`routing.share.sealed`), which says who may write
+# - No TLS: letters are sealed with the cluster's secret (`share.sealed`), which says who may write
 #   and read them, as client certificates would, without an authority and certificates for each replica.
-# - What does not go out at once is dropped: older news than what is in the kernel's buffers help nobody.
-# - We find ourselves in the list of peers, too, since all replicas have the same. A line that we dialled
-#   comes in with the same two ends, and its far end we do not dial again. Both: a port of ours may have
-#   lines to many.
-# - A connection is believed when its first letter is. Until then it has little time, and one bad letter ends
-#   it. There are few of these at a time: the oldest of whoever has most of them makes room for a new one.
+# - A letter that cannot go out at once is dropped: by the time it could, newer news are due.
+# - The list of peers has ourselves, too, since all replicas have the same. Where an incoming line has both
+#   ends of one that we dialled, we dialled ourselves, and do not dial that address again. Both ends: one port
+#   of ours may have lines to many.
+# - A connection is trusted after its first valid letter. Until then it has little time, and one bad letter
+#   ends it. There are few of these at a time: the host with most of them loses its oldest for a new one.
 
 import asyncio
 import logging
@@ -37,16 +37,16 @@ from extproc.router.share.sealed import MAX_BYTES
 log = logging.getLogger(__name__)
 
 _HEAD: Final = 4
-# What may wait for a peer that does not read, beside the kernel's buffers.
+# Unsent bytes for a peer that does not read, beside the kernel's buffers.
 _PENDING_BYTES: Final = 262_144
-# What one line may bring: a thousand long prompts a second are 2 MB.
+# Most bytes that one line may receive: a thousand long prompts a second are 2 MB.
 _BYTES_PER_S: Final = 8_388_608
 _CONNECT_S: Final = 3.0
 _UNANSWERED_MS: Final = 5_000
 # A heartbeat comes every second.
 _IDLE_S: Final = 10.0
 _LIVED_S: Final = 5.0
-# A line that is cut by the network is back within that, and nobody was lost.
+# Where the network cuts a line and it is back within that time, no peer counts as lost.
 _GRACE_S: Final = 1.0
 _MOST_LINES: Final = 2 * MAX_PEERS
 # Lines that have not brought a letter yet.
@@ -54,11 +54,11 @@ _MOST_STRANGERS: Final = 128
 
 _End = tuple[str, int]
 _Ends = tuple[_End, _End]
-"""Of a line: who dialled, and who was dialled."""
+"""A line's two ends: the address that dialled, and the one that was dialled."""
 
 
 class Mesh:
-    """Listens on `listen` (`host:port`) and dials every address that `peers` tells of."""
+    """Listens on `listen` (`host:port`) and dials every address of `peers`."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class Mesh:
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         if reason is not None:
-            log.warning("the peers' addresses cannot be told (%s): %s", why, reason, extra=ONCE_A_MINUTE)
+            log.warning("the peers' addresses cannot be found (%s): %s", why, reason, extra=ONCE_A_MINUTE)
 
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:  # noqa: ARG002  # a sink's
         log.warning("there are no addresses of peers (%s): %s", why, reason, extra=ONCE_A_MINUTE)
 
-    # What lines that come in tell.
+    # Called by incoming lines.
 
     def join(self, line: "_Incoming") -> bool:
         """Whether it may stay."""
@@ -205,7 +205,7 @@ class Mesh:
         while True:
             began_s = self._clock()
             try:
-                await self._hold(address)
+                await self._hold_line(address)
             except (OSError, TimeoutError):
                 pass
             except Exception as error:  # noqa: BLE001  # the others' lines must not end with this one
@@ -214,7 +214,7 @@ class Mesh:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
 
-    async def _hold(self, address: str) -> None:
+    async def _hold_line(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(_CONNECT_S):
             transport, outgoing = await asyncio.get_running_loop().create_connection(

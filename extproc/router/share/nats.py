@@ -45,7 +45,7 @@ class NatsAccess:
 
 
 class Nats:
-    """Publishes to one subject and hears what others publish there."""
+    """Publishes to one subject, and receives what others publish there."""
 
     def __init__(self, access: NatsAccess, cluster: str, tally: LetterCounts) -> None:
         self._access = access
@@ -111,7 +111,7 @@ class Nats:
             self._filled.set()
 
     async def _connect(self, receiver: Receiver, closed: asyncio.Event) -> None:
-        async def hear(message: Msg) -> None:
+        async def on_message(message: Msg) -> None:
             receiver.take(message.data)
 
         async def fail(error: Exception) -> None:
@@ -141,7 +141,7 @@ class Nats:
         )
         await self._client.subscribe(
             self._subject,
-            cb=hear,
+            cb=on_message,
             pending_msgs_limit=_PENDING_LETTERS,
             pending_bytes_limit=_PENDING_BYTES,
         )
@@ -157,7 +157,7 @@ class Nats:
 async def _until_done(routine: Coroutine[None, None, None]) -> None:
     """Awaits a routine that may swallow that it is cancelled: then it is cancelled until it ends.
 
-    A client whose password is refused swallows it, and goes on asking.
+    A client whose password is refused swallows it, and tries again.
     """
     task = asyncio.create_task(routine)
     try:
@@ -170,6 +170,6 @@ async def _until_done(routine: Coroutine[None, None, None]) -> None:
 
 
 def _is_cancelled() -> bool:
-    """To be asked behind each call of the library, which may swallow that we are cancelled."""
+    """Check this after each call of the library, which may swallow our cancellation."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

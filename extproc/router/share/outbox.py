@@ -1,4 +1,4 @@
-"""Our own picks of a pool, as the letters that tell the others of them. Sends nothing itself."""
+"""Our own picks of a pool, as news for the others' letters. Sends nothing itself."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -8,15 +8,15 @@ from extproc.router.routing.pool import Pick
 from extproc.router.routing.strategies.base import Withdrawal
 from extproc.router.share import letters
 
-# What nobody posts is dropped beyond that, the oldest first: a heartbeat heals it.
+# More unposted news are dropped, the oldest first: the next heartbeat corrects the counts.
 _MOST_NEWS: Final = 8 * letters.LETTER_NEWS
 _MOST_NAMES: Final = 4 * letters.MAX_ENDPOINTS
 
 
 class Outbox:
-    """Witnesses a pool's picks and keeps the news of them until somebody posts them.
+    """Collects news of a pool's picks until `post` takes them.
 
-    `on_news` is called when there are some again.
+    `on_news` is called with the first after each post.
     """
 
     def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
@@ -36,7 +36,7 @@ class Outbox:
         self._number += 1
         self.picks += 1
         chain, missing = pick.reading.content()
-        self._add(letters.tell_pick(self._number, endpoint, missing, chain))
+        self._add(letters.pick_news(self._number, endpoint, missing, chain))
         self._open[id(pick)] = (pick, self._number, endpoint)
         self._counts[endpoint] = self._counts.get(endpoint, 0) + 1
 
@@ -52,7 +52,7 @@ class Outbox:
             del self._counts[endpoint]
 
     def withdrawn(self, withdrawal: Withdrawal) -> None:
-        self._add(letters.tell_withdrawal(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had))
+        self._add(letters.withdrawal_news(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had))
 
     def post(self) -> Iterator[list[letters.News]]:
         """Yields what is new, a letter's worth each time."""

@@ -1,20 +1,20 @@
-"""What other gateways do with a pool, as their letters tell: counts for its book, picks for its strategy."""
+"""What other gateways do with a pool, from their letters: counts for its book, picks for its strategy."""
 
 # The rules:
 #
-# - What a peer picked is what we picked, but for this: it pins nothing, for we may never hear of its end, and
-#   it is counted as that peer's, so that all of it can be taken back at once.
-# - Who is new is a stranger, until it echoes a letter of ours that is not old: nothing that it says before
-#   is believed. It may all have been recorded, before we started or while it lived, and be played again;
-#   our name is drawn anew at each start, and an echo has to be younger than ten seconds, see `delay`.
-# - Blocks are worth knowing however late they come. Counts, and prefill to be done, are taken only of a peer
-#   whose news come promptly, see `delay`; else its requests count for nothing, as if nobody had told.
-# - A peer of which nothing came for `SILENCE_S` is lost: its counts go. Whether it is gone or only not heard,
-#   nobody knows; how many of those there are the strategy is told. Another one that comes in takes the
-#   place of one that was lost, as when a gateway is started again. It may come before that is noticed: who
-#   came in after a lost one's last letter, and is heard `SILENCE_S` after it, was in its place already.
-# - Endpoints are named by 64 bits. One that is not in our list, now, is counted in the dark: its counts show
-#   when it comes in, and its blocks are told with the next pick.
+# - A peer's pick counts like ours, with two differences: it pins no blocks, for the letter with its end may
+#   be lost, and it is counted as that peer's, so that all of them can be removed at once.
+# - A new sender is a stranger until it echoes a recent letter of ours: its letters have no effect before
+#   that. They may have been recorded, before we started or while the sender lived, and be replayed. Our
+#   name is drawn anew at each start, and an echo has to be younger than ten seconds, see `delay`.
+# - Blocks are useful however late they come. Counts, and prefill to be done, are taken only from a peer
+#   whose letters come promptly, see `delay`; otherwise its requests count for nothing.
+# - A peer that sent no letter for `SILENCE_S` is lost: its counts go. It may be dead or only cut off, so the
+#   strategy gets the number of lost peers. A new peer takes the place of a lost one, as when a gateway is
+#   restarted. It may come before the loss is noticed: a peer that came in after a lost one's last letter, and
+#   still sends `SILENCE_S` after that letter, had taken its place already.
+# - Letters name endpoints by 64 bits. Counts of one that is not in our list are kept and shown when it comes
+#   in; its blocks come with the next pick.
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -46,37 +46,36 @@ _MOST_NEWS: Final = 65_536
 # The rules of a ledger:
 #
 # - A peer numbers its picks and ends together: 1, 2, 3. A heartbeat has the truth after its news up to some
-#   number. So what is open is the newest heartbeat's truth, and the news of higher numbers on top of it,
-#   each once; of lower ones it knows already.
-# - Without losses that is the truth after the highest number that came, whatever the order. What was lost is
-#   healed by the first heartbeat that comes after it.
-# - Picks and ends name their endpoint, both of them, so that an end whose pick was lost, or is late, takes
-#   one away all the same. Between heartbeats that may be one too many: nothing is shown below zero.
-# - A piece of news from before the last heartbeat but one is not looked at at all. So numbers need to be kept
-#   for two heartbeats only; and for no more than `_MOST_NEWS`, since a peer may be mad.
+#   number. So the open requests are the newest heartbeat's, plus the news of higher numbers, each once; the
+#   heartbeat includes those of lower numbers.
+# - Without losses that is right after the highest number that came, whatever the order. The first heartbeat
+#   after a loss corrects it.
+# - Picks and ends both name their endpoint, so that an end whose pick was lost, or is late, takes one away
+#   all the same. Between heartbeats that may be one too many: counts below zero are shown as zero.
+# - News from before the last heartbeat but one is ignored. So numbers are kept for two heartbeats only; and
+#   at most `_MOST_NEWS`, since a peer may be faulty.
 
 
 class Ledger:
-    """What one peer has open, endpoint by endpoint, as its news tell: in any order, with gaps, or twice."""
+    """One peer's open requests by endpoint, from news that come in any order, with gaps, or twice."""
 
-    __slots__ = ("_before", "_heard", "_open", "_through")
+    __slots__ = ("_before", "_open", "_recent", "_through")
 
     def __init__(self) -> None:
-        self._through = self._before = 0  # what the newest heartbeat counts in, and the one before it
-        # By number, since `_before`: where a pick went, and of an end the endpoint's complement. Plain
-        # numbers, since there are thousands, which would be the garbage collector's work.
-        self._heard: dict[int, int] = {}
+        self._through = self._before = 0  # the last number in the newest heartbeat, and in the one before it
+        # By number, since `_before`: the endpoint of a pick, and its complement for an end. Plain numbers:
+        # thousands of objects would burden the garbage collector.
+        self._recent: dict[int, int] = {}
         self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
 
     def counts(self) -> dict[int, int]:
         return {endpoint: count for endpoint, count in self._open.items() if count > 0}
 
     def note(self, number: int, endpoint: int, step: int) -> int | None:
-        """Takes a pick (1) or an end (-1); returns by how much the count changes, `None`: it is no news."""
-        heard = self._heard
-        if number <= self._before or number in heard or len(heard) >= _MOST_NEWS:
+        """Takes a pick (1) or an end (-1); returns the change of the count, `None` for a repeated one."""
+        if number <= self._before or number in self._recent or len(self._recent) >= _MOST_NEWS:
             return None
-        heard[number] = endpoint if step > 0 else ~endpoint
+        self._recent[number] = endpoint if step > 0 else ~endpoint
         return self._add(endpoint, step) if number > self._through else 0
 
     def stand(self, number: int, counts: Mapping[int, int]) -> None:
@@ -86,10 +85,10 @@ class Ledger:
         if number > self._through:
             self._before, self._through = self._through, number
         self._open = dict(counts)
-        self._heard = {place: heard for place, heard in self._heard.items() if place > self._before}
-        for place, heard in self._heard.items():
+        self._recent = {place: news for place, news in self._recent.items() if place > self._before}
+        for place, news in self._recent.items():
             if place > number:
-                self._add(*((heard, 1) if heard >= 0 else (~heard, -1)))
+                self._add(*((news, 1) if news >= 0 else (~news, -1)))
 
     def _add(self, endpoint: int, step: int) -> int:
         before = self._open.get(endpoint, 0)
@@ -112,36 +111,36 @@ class _Peer:
 
 
 class Peers:
-    """The other gateways of one pool. `me` is our own name among them, drawn at random at the start."""
+    """The other gateways of one pool. `me` is our own name, drawn at random at the start."""
 
     def __init__(self, pool: Pool, me: int) -> None:
         self._pool = pool
         self._me = me
         self._peers: dict[int, _Peer] = {}
         self._strangers: OrderedDict[int, _Peer] = OrderedDict()
-        self._counts: dict[int, int] = {}  # by endpoint, of all that are counted
-        self._stirred: set[int] = set()  # whose counts are others than the book's
+        self._counts: dict[int, int] = {}  # by endpoint, the sum of all peers that are counted
+        self._stirred: set[int] = set()  # endpoints whose counts differ from the book's
         self._names: dict[int, str] = {}
         self._snapshot: Snapshot | None = None
-        self._most = 0  # that were heard at one time, and did not leave
-        self._rises: dict[int, float] = {}  # whose coming raised it, and when
-        self._missed: list[float] = []  # when lost ones were last heard whose places somebody may have
-        self._heard_picks = 0
+        self._most = 0  # most peers at one time, less those that said goodbye
+        self._rises: dict[int, float] = {}  # peers whose coming raised it, and when
+        self._missed: list[float] = []  # last letters of lost peers whose places new ones may have taken
+        self._peer_picks = 0
         self._per_s, self._rated_s = 0.0, 0.0
         self.limit_s = limit_s(0.0, 0)
 
     @property
     def counts(self) -> PeerCounts:
-        heard = len(self._peers)
+        active = len(self._peers)
         prompt = sum(peer.is_counted for peer in self._peers.values())
-        return PeerCounts(heard, prompt, max(0, self._most - heard))
+        return PeerCounts(active, prompt, max(0, self._most - active))
 
     def delays(self) -> Mapping[int, float | None]:
-        """How late each one's news are, seconds; `None` where nobody knows yet."""
+        """How late each peer's letters come, seconds; `None` before the first echo."""
         return {name: peer.delay.seconds for name, peer in self._peers.items()}
 
-    def hear(self, letter: Letter, now: float) -> None:
-        """Takes a letter about this pool; our own are left alone."""
+    def receive(self, letter: Letter, now: float) -> None:
+        """Takes a letter about this pool; ignores our own."""
         if letter.peer == self._me:
             return
         peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
@@ -155,13 +154,13 @@ class Peers:
         for news in letter.news:
             match news:
                 case Picked():
-                    self._hear_pick(peer, news)
+                    self._apply_pick(peer, news)
                 case Ended():
-                    self._hear_end(peer, news)
+                    self._apply_end(peer, news)
                 case Heartbeat():
                     self._stand(peer, news)
                 case Withdrawn():
-                    self._hear_withdrawn(news)
+                    self._apply_withdrawn(news)
                 case _:
                     self._most -= 1
                     self._drop(letter.peer)
@@ -169,7 +168,7 @@ class Peers:
         self._show()
 
     def check(self, now: float, picks: int) -> None:
-        """Drops who is silent. To be called now and then; `picks` are our own since the last time."""
+        """Drops silent peers. `picks`: how many of ours there were since the last call."""
         self._follow()
         for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
             self._miss(name)
@@ -180,27 +179,27 @@ class Peers:
         passed_s = now - self._rated_s
         if passed_s > 0:
             weight = min(1.0, passed_s / _RATE_S)
-            self._per_s += weight * ((picks + self._heard_picks) / passed_s - self._per_s)
-            self._rated_s, self._heard_picks = now, 0
+            self._per_s += weight * ((picks + self._peer_picks) / passed_s - self._per_s)
+            self._rated_s, self._peer_picks = now, 0
         self.limit_s = limit_s(self._per_s, len(self._names))
-        # The strategy may be another one than a moment ago.
-        self._tell()
+        # A reload may have installed a new strategy.
+        self._update_strategy()
 
     def lose(self, name: int) -> None:
-        """Drops one whose connection is gone, before it has been silent for long."""
+        """Drops a peer whose connection is gone, before `SILENCE_S`."""
         if name in self._peers:
             self._miss(name)
             self._show()
 
     def echoes(self, now: float) -> list[Echo]:
-        """What a heartbeat of ours tells the others for their round trips."""
+        """The echoes of our heartbeat, by which the others measure their round trips."""
         return [
             Echo(name, peer.sent_us, max(0, int((now - peer.arrived_s) * 1e6)))
             for name, peer in [*self._peers.items(), *self._strangers.items()][:MAX_ECHOES]
         ]
 
     def _stranger(self, name: int) -> _Peer:
-        """Returns one of whom nothing is believed yet; the oldest of too many are forgotten."""
+        """Returns a sender that has not echoed us yet; of too many, the oldest is forgotten."""
         peer = self._strangers.get(name)
         if peer is None:
             peer = self._strangers[name] = _Peer()
@@ -216,28 +215,28 @@ class Peers:
         if len(self._peers) > self._most:
             self._most = len(self._peers)
             self._rises[name] = peer.arrived_s
-        self._tell()
+        self._update_strategy()
         return True
 
     def _read_echoes(self, peer: _Peer, letter: Letter, now: float) -> None:
         for echo in letter.echoes:
             if echo.peer == self._me:
-                peer.delay.echo(letter.sent_us / 1e6, now, now - (echo.sent_us + echo.held_us) / 1e6)
+                peer.delay.echo(letter.sent_us / 1e6, now, now - (echo.sent_us + echo.waited_us) / 1e6)
 
     def _time(self, peer: _Peer, letter: Letter, now: float) -> None:
-        peer.delay.hear(letter.sent_us / 1e6, now, self.limit_s)
+        peer.delay.measure(letter.sent_us / 1e6, now, self.limit_s)
         if peer.delay.is_prompt != peer.is_counted:
             peer.is_counted = peer.delay.is_prompt
             sign = 1 if peer.is_counted else -1
             for endpoint, count in peer.ledger.counts().items():
                 self._add(endpoint, sign * count)
-            self._tell()
+            self._update_strategy()
 
-    def _hear_pick(self, peer: _Peer, news: Picked) -> None:
+    def _apply_pick(self, peer: _Peer, news: Picked) -> None:
         step = peer.ledger.note(news.number, news.endpoint, 1)
         if step is None:
             return
-        self._heard_picks += 1
+        self._peer_picks += 1
         if step and peer.is_counted:
             self._add(news.endpoint, step)
         name = self._names.get(news.endpoint)
@@ -248,7 +247,7 @@ class Peers:
             missing = news.missing if peer.is_counted else None
             self._pool.shares_picks.apply_peer_pick(name, news, missing)
 
-    def _hear_end(self, peer: _Peer, news: Ended) -> None:
+    def _apply_end(self, peer: _Peer, news: Ended) -> None:
         step = peer.ledger.note(news.number, news.endpoint, -1)
         if step is None:
             return
@@ -259,10 +258,10 @@ class Peers:
         if pick is not None and name is not None and self._pool.shares_picks is not None:
             self._pool.shares_picks.apply_peer_end(name, pick)
 
-    def _hear_withdrawn(self, news: Withdrawn) -> None:
+    def _apply_withdrawn(self, news: Withdrawn) -> None:
         name, hashes, strategy = self._names.get(news.endpoint), news.hashes, self._pool.shares_picks
         if name is not None and hashes and strategy is not None:
-            # How long its blocks are, is known where they are known.
+            # The index has the blocks' lengths, so any do here.
             ends = range(1, len(hashes) + 1)
             strategy.apply_peer_withdrawal(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
 
@@ -277,12 +276,12 @@ class Peers:
                     self._add(endpoint, step)
 
     def _miss(self, name: int) -> None:
-        """Drops one who is lost."""
+        """Drops a lost peer."""
         self._missed.append(self._peers[name].arrived_s)
         self._drop(name)
 
     def _replace_missed(self) -> None:
-        """Finds who had taken the places of lost ones before they were missed: those are not lost."""
+        """Finds peers that had taken the places of lost ones before the loss was noticed."""
         for name, rise_s in list(self._rises.items()):
             latest_s = self._peers[name].arrived_s - SILENCE_S
             place = next((at_s for at_s in self._missed if at_s < rise_s and at_s < latest_s), None)
@@ -299,7 +298,7 @@ class Peers:
         if peer.is_counted:
             for endpoint, count in peer.ledger.counts().items():
                 self._add(endpoint, -count)
-        self._tell()
+        self._update_strategy()
 
     def _add(self, endpoint: int, step: int) -> None:
         count = self._counts.get(endpoint, 0) + step
@@ -310,15 +309,15 @@ class Peers:
         self._stirred.add(endpoint)
 
     def _show(self) -> None:
-        """Brings the book up to date, once for all that a letter says."""
+        """Brings the book up to date, once for a whole letter."""
         for endpoint in self._stirred:
             name = self._names.get(endpoint)
             if name is not None:
-                self._pool.book.hear(name, self._counts.get(endpoint, 0))
+                self._pool.book.set_peer_count(name, self._counts.get(endpoint, 0))
         self._stirred.clear()
 
     def _follow(self) -> None:
-        """Shows the counts of endpoints that came in, and no more those of who went."""
+        """Shows the counts of endpoints that came in, and removes those of endpoints that went."""
         snapshot = self._pool.snapshot
         if snapshot is self._snapshot:
             return
@@ -326,23 +325,23 @@ class Peers:
         names = {name_of(name): name for name in snapshot.names}
         for endpoint, name in self._names.items():
             if endpoint not in names:
-                self._pool.book.hear(name, 0)
+                self._pool.book.set_peer_count(name, 0)
         for endpoint, name in names.items():
-            self._pool.book.hear(name, self._counts.get(endpoint, 0))
+            self._pool.book.set_peer_count(name, self._counts.get(endpoint, 0))
         self._names = names
 
-    def _tell(self) -> None:
+    def _update_strategy(self) -> None:
         if self._pool.shares_picks is not None:
             self._pool.shares_picks.set_peers(self.counts)
 
 
 MAX_PICKS: Final = 2_048
-# Of all prompts together; each takes some 40 bytes. A long prompt has some hundred of them.
+# Blocks of all prompts together, some 40 bytes each. A long prompt has about a hundred.
 MAX_PICK_BLOCKS: Final = 131_072
 
 
 class PeerPicks:
-    """The newest ones, so many and of so many blocks: of a peer that says no ends nothing grows on and on."""
+    """One peer's newest picks, bounded in number and blocks: a peer may never send the ends."""
 
     __slots__ = ("_blocks", "_picks")
 
@@ -361,7 +360,7 @@ class PeerPicks:
             self._blocks -= len(self._picks.popitem(last=False)[1].hashes)
 
     def take(self, number: int) -> Picked | None:
-        """Returns a request's pick, which is not kept any more; `None` where it is not kept."""
+        """Removes and returns a request's pick; `None` where there is none."""
         pick = self._picks.pop(number, None)
         if pick is not None:
             self._blocks -= len(pick.hashes)

@@ -1,7 +1,7 @@
-"""One pool's part in the sharing: what a transport calls, whichever it is.
+"""One pool's part in the sharing; the courier calls it, whatever carries the letters.
 
 A transport posts `letters` to all other gateways, `wait_s` after `on_news` was called, `heartbeat` every
-`HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `hear`, in any order. It may
+`HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `receive`, in any order. It may
 lose letters, and deliver them twice. Nothing here waits for it.
 """
 
@@ -18,9 +18,9 @@ HEARTBEAT_S: Final = 1.0
 
 
 class Share:
-    """Tells others of a pool's picks and hears of theirs; `me` is drawn at random for each start.
+    """Writes letters of our picks of a pool, and reads the others'; `me` is drawn at random at each start.
 
-    `now` counts seconds and only forward, the same clock always.
+    `now` is in seconds, always of the same monotonic clock.
     """
 
     def __init__(self, pool: Pool, me: int, on_news: Callable[[], None] = lambda: None) -> None:
@@ -39,7 +39,7 @@ class Share:
         return [self._letter(news, now) for news in self.outbox.post()]
 
     def heartbeat(self, now: float) -> Letter:
-        """Looks who fell silent; returns what is open here, and what the others measure their delay by."""
+        """Drops silent peers; returns our open requests, and the echoes that the others measure delay by."""
         picks = self.outbox.picks
         self.peers.check(now, picks - self._picks)
         self._picks = picks
@@ -50,10 +50,10 @@ class Share:
     def farewell(self, now: float) -> Letter:
         return self._letter([Goodbye()], now)
 
-    def hear(self, letter: Letter, now: float) -> None:
-        """Takes a letter; one of another pool, or of our own, is left alone."""
+    def receive(self, letter: Letter, now: float) -> None:
+        """Takes a letter; ignores one of another pool, or of our own."""
         if letter.pool == self._pool:
-            self.peers.hear(letter, now)
+            self.peers.receive(letter, now)
 
     def _letter(self, news: list[News], now: float) -> Letter:
         return Letter(self.me, self._pool, int(now * 1e6), news, [])

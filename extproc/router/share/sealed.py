@@ -10,10 +10,10 @@
 #   for every block.
 # - A nonce is never used twice under one key: it is the peer's name, 64 bits drawn at random when it starts,
 #   and a count of its letters.
-# - An old letter sent once more is dropped by its number while its sender is known. Of a sender that is not
-#   nothing is believed, no block, no count, not even that it is there, until it echoes a letter that we sent
-#   just now; see `peers`. So letters from before we started, or of who is long gone, are worth nothing.
-# - Who has the secret can do everything: it is as good as a gateway.
+# - An old letter sent once more is dropped by its number while we remember its sender. The letters of a new
+#   sender have no effect, no block, no count, until it echoes a letter that we sent just now; see `peers`.
+#   So recordings from before we started, or of gateways that are gone, have no effect.
+# - Anyone with the secret can act as a gateway.
 #
 # The first byte is the version of all this, and of how prompts are cut into blocks: gateways of two versions
 # do not understand each other, and decide as if alone.

@@ -25,7 +25,7 @@ class ShareCollector(Collector):
             letters.add_metric([result], count)
         peers = gauges("extproc_share_peers", "Other gateways that share a pool's picks.", "pool", "state")
         delay = gauges("extproc_share_delay_seconds", "How late the latest gateway's news are.", "pool")
-        fresh = gauges("extproc_share_fresh", "1 while the counts of all gateways heard are used.", "pool")
+        fresh = gauges("extproc_share_fresh", "1 while the counts of all active gateways are used.", "pool")
         for pool, share in self._shares().items():
             now = share.peers.counts
             for state, count in (
@@ -34,9 +34,9 @@ class ShareCollector(Collector):
                 ("lost", now.lost),
             ):
                 peers.add_metric([pool, state], count)
-            known = [late_s for late_s in share.peers.delays().values() if late_s is not None]
-            if known:
-                delay.add_metric([pool], max(known))
+            delays = [late_s for late_s in share.peers.delays().values() if late_s is not None]
+            if delays:
+                delay.add_metric([pool], max(delays))
             fresh.add_metric([pool], float(0 < now.active == now.prompt))
         yield from (letters, peers, delay, fresh)
 

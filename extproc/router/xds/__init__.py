@@ -1,1 +1,1 @@
-"""Proxies kept in step: clusters and endpoints served to Envoy over xDS."""
+"""Clusters and endpoints served to Envoy over xDS."""

@@ -1,7 +1,7 @@
 """A pool as an Envoy cluster, sent over CDS.
 
 The settings are those of the static cluster `vllm` in envoy/standalone.yaml (a test compares them),
-with the endpoints from EDS. docs/why/wire.md tells how a real Envoy behaves with them.
+with the endpoints from EDS. docs/why/wire.md says how a real Envoy behaves with them.
 """
 
 from datetime import timedelta

@@ -1,7 +1,7 @@
-"""What Envoy is told: per type, named resources, serialised once per change.
+"""What we send to Envoy: per type, named resources, serialised once per change.
 
-Pure: endpoints in, bytes out. A version is a hash of the content, so services that know the same
-endpoints give the same versions, before and after a restart.
+Pure: endpoints in, bytes out. A version is a hash of the content, so services with the same endpoints give
+the same versions, before and after a restart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from extproc.router.xds.requests import WireAssignment, WireLocality
 CLUSTERS: Final = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ASSIGNMENTS: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-# The cluster of the open pool under a name that every bootstrap can know; no pool can be called so.
+# The open pool's cluster under a fixed name, for bootstraps; no pool can be called so.
 DEFAULT_CLUSTER: Final = "_default"
 
 
@@ -36,8 +36,8 @@ class XdsResource:
 class Catalog:
     """The resources in force. Replacing one forgets the one before.
 
-    The pool named as `open_pool` is told a second time as `DEFAULT_CLUSTER`, which the bootstrap routes to
-    while the service is away. Without one there is no such cluster, and Envoy answers 503: it cannot tell
+    The pool named as `open_pool` is sent a second time as `DEFAULT_CLUSTER`, which the bootstrap routes to
+    while the service is away. Without one there is no such cluster, and Envoy answers 503: it cannot see
     which pool a prompt is for, and one pool's prompts are not another's to read.
     """
 
@@ -58,14 +58,14 @@ class Catalog:
         if pool not in self._pools:
             self._pools[pool] = None
             self._rebuild_clusters()
-        known = self._encoded.get(pool, {})
+        encoded = self._encoded.get(pool, {})
         keys = sorted({(endpoint.address, endpoint.is_ready): endpoint for endpoint in endpoints}.items())
-        fresh = {key: known.get(key) or encode_endpoint(endpoint) for key, endpoint in keys}
+        fresh = {key: encoded.get(key) or encode_endpoint(endpoint) for key, endpoint in keys}
         self._encoded[pool] = fresh
         self._assignments[pool] = _resource(ASSIGNMENTS, encode_assignment(pool, list(fresh.values())))
 
     def remove(self, pool: str) -> None:
-        """Forgets a pool; one that is not known is not missed."""
+        """Forgets a pool, if it is there."""
         self._pools.pop(pool, None)
         self._encoded.pop(pool, None)
         self._assignments.pop(pool, None)

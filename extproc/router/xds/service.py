@@ -22,12 +22,12 @@ _LOGGED_CHARS: Final = 500
 
 
 class Xds:
-    """Keeps every connected Envoy in step with the pools.
+    """Sends the pools and their changes to every connected Envoy.
 
-    `pools` are the configured names. They are told as clusters from the start; a pool's endpoints are told
-    once known, so that an Envoy that outlived us keeps what it has until then. `open_pool` takes the
-    requests that nobody could route, `None` has them refused. `on_rejection` hears the type's last name
-    ("Cluster") of each configuration an Envoy refused.
+    `pools` are the configured names. They are sent as clusters from the start, a pool's endpoints once its
+    source has listed them, so that an Envoy that outlived us keeps its own until then. `open_pool` takes
+    the requests that nobody could route, `None` has them refused. `on_rejection` gets the type's last name
+    ("Cluster") for each configuration that an Envoy refused.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Xds:
         return len(self._envoys)
 
     def publish(self, pool: str, endpoints: Sequence[Endpoint]) -> None:
-        """Tells every Envoy a pool's endpoints, all of them; an unknown pool becomes a cluster."""
+        """Sends every Envoy all endpoints of a pool; a new pool becomes a cluster."""
         self._catalog.replace(pool, endpoints)
         self._push()
 

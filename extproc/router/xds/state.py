@@ -12,7 +12,7 @@ from typing import Final
 from extproc.router.xds.requests import Request, WireResponse
 from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog, XdsResource, version_of
 
-# Clusters first: endpoints of a cluster that Envoy does not know yet would be dropped.
+# Clusters first: Envoy would drop endpoints of a cluster that it has not got yet.
 _ORDER: Final = (CLUSTERS, ASSIGNMENTS)
 _WILDCARD: Final = "*"
 
@@ -27,7 +27,7 @@ class Rejection:
 
 @dataclass(slots=True)
 class Subscription:
-    """One type on one stream. `sent` maps names to versions; what is not in it is owed."""
+    """One type on one stream. `sent` maps names to versions; a resource not in it is still to be sent."""
 
     names: frozenset[str] = frozenset()
     nonce: str = ""
@@ -46,8 +46,8 @@ class Subscriber:
     def on(self, request: Request) -> Rejection | None:
         """Takes a request in; returns what it refuses, if it does.
 
-        Nothing comes of a request about a type that we do not serve, nor of one about a response before
-        the last: the client writes again about the last.
+        Ignores a request about a type that we do not serve, and one about a response before the last: the
+        client will acknowledge the last one, too.
         """
         if request.type_url not in _ORDER:
             return None
@@ -57,9 +57,9 @@ class Subscriber:
         subscription.is_answered = True
         subscription.names = frozenset(request.names)
         if request.type_url == ASSIGNMENTS:
-            # Asked for again later, it is owed again.
-            kept = subscription.sent.keys() & subscription.names
-            subscription.sent = {name: subscription.sent[name] for name in kept}
+            # A name that is dropped and requested again later is sent again.
+            still_wanted = subscription.sent.keys() & subscription.names
+            subscription.sent = {name: subscription.sent[name] for name in still_wanted}
         return None if request.fault is None else Rejection(request.type_url, request.fault)
 
     def next(self) -> WireResponse | None:
@@ -75,7 +75,7 @@ class Subscriber:
 
     def _wanted(self, type_url: str, names: frozenset[str]) -> dict[str, XdsResource]:
         resources = self._catalog[type_url]
-        # Clusters that nobody names are all clusters; endpoints are always asked for by name.
+        # A request for clusters without names means all clusters; endpoints are always requested by name.
         if type_url == CLUSTERS and (not names or _WILDCARD in names):
             return dict(resources)
         return {name: resources[name] for name in names & resources.keys()}
@@ -100,6 +100,6 @@ def _owed(type_url: str, wanted: dict[str, XdsResource], sent: dict[str, str]) -
     changed = {name: resource for name, resource in wanted.items() if resource.version != sent.get(name)}
     if type_url == ASSIGNMENTS:
         return changed
-    # Clusters are told all or not at all, since Envoy deletes one that is left out. None at all is
-    # never told: an Envoy with old endpoints serves better than one with none.
+    # Clusters are sent all or not at all, since Envoy deletes one that is left out. An empty set is never
+    # sent: an Envoy with old endpoints serves better than one with none.
     return wanted if changed or sent.keys() - wanted.keys() else {}

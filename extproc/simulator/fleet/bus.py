@@ -104,7 +104,7 @@ class Bus:
 
     def _deliver(self, letter: Letter, to: Sequence[int]) -> None:
         for place in to:
-            self._shares[place].hear(letter, self._timeline.now)
+            self._shares[place].receive(letter, self._timeline.now)
 
     def _carries(self, sender: int, place: int) -> bool:
         sharing, since_s = self._sharing, self._timeline.now - self._sharing.middle_s

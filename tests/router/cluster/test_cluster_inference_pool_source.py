@@ -167,7 +167,7 @@ async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(kube: 
     async with kube.running():
         await kube.until(lambda told: len(told.lacking) >= 4)
         assert (kube.sink.lists, kube.sink.restarts) == ([], [])
-        reason = "the API server knows no InferencePools: are their CRDs installed?"
+        reason = "the API server has no InferencePools: are their CRDs installed?"
         assert set(kube.sink.lacking) == {("no_crd", reason)}
         assert all(kube.delays[:4])
         kube.server.of(POOLS).refusal = None

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.router.cluster.models import AskPace, ModelsSource
+from extproc.router.cluster.models import ModelsPace, ModelsSource
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.harness import RecordingSink, running
 
 BASE = {"id": "llama", "object": "model", "parent": None}
 LORA = {"id": "sql-lora", "object": "model", "parent": "llama"}
-QUICK = AskPace(settle_s=0.01)
+QUICK = ModelsPace(settle_s=0.01)
 
 
 class Told:
@@ -56,7 +56,7 @@ class Asking:
             return web.Response(**self.answer)
         return web.json_response({"object": "list", "data": self.cards})
 
-    def running(self, source: Source, pace: AskPace = QUICK) -> AbstractAsyncContextManager[object]:
+    def running(self, source: Source, pace: ModelsPace = QUICK) -> AbstractAsyncContextManager[object]:
         return running(ModelsSource(source, pace=pace, rng=Random(7), sleep=self._nap), self.sink)
 
     async def _nap(self, delay_s: float) -> None:
@@ -129,13 +129,13 @@ async def test_an_answer_of_no_use_keeps_what_is_known(at: Asking, answer: dict[
 async def test_a_silent_endpoint_is_asked_again_later(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     at.delay_s = 0.5
-    async with at.running(Told(at.endpoint), AskPace(timeout_s=0.1)):
+    async with at.running(Told(at.endpoint), ModelsPace(timeout_s=0.1)):
         await at.sink.until(lambda _: len(at.delays) >= 3)
         assert all(delay <= 2**number for number, delay in enumerate(at.delays))
         at.delay_s = 0
         await at.sink.until(lambda told: told.lists[-1][0].models == {"llama"})
 
-    assert caplog.messages == [f"{at.endpoint.address} does not tell its models: TimeoutError"]
+    assert caplog.messages == [f"{at.endpoint.address} does not list its models: TimeoutError"]
 
 
 async def test_one_that_cannot_be_asked_stops_no_other(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +199,7 @@ async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_
 async def test_only_a_few_are_asked_at_a_time_and_told_together(at: Asking) -> None:
     at.delay_s = 0.01
     many = [Endpoint(f"default/{number}", at.endpoint.address) for number in range(40)]
-    pace = AskPace(parallel=4, settle_s=0.05)
+    pace = ModelsPace(parallel=4, settle_s=0.05)
     async with at.running(Told(*many), pace):
         await at.sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
 

@@ -13,7 +13,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 
 from extproc.router.feedback.cooling import Cooling, Rules, Why
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.probes import ProbePlan, Prober, ask_health
+from extproc.router.feedback.probes import ProbePlan, Prober, probe_health
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
@@ -27,14 +27,14 @@ def build(count: int) -> PoolFeedback:
     outside = Outside(random.Random(1), lambda: 0.0)
     cooling = Cooling(Rules(), clock=outside.clock, rng=outside.rng)
     pool = Pool("llama", RoundRobin(outside), gate=cooling)
-    desk = PoolFeedback(pool, cooling)
-    install(desk, count)
-    return desk
+    feedback = PoolFeedback(pool, cooling)
+    install(feedback, count)
+    return feedback
 
 
-def install(desk: PoolFeedback, count: int) -> None:
+def install(feedback: PoolFeedback, count: int) -> None:
     endpoints = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250 + 1}:80") for n in range(count)]
-    desk.pool.replace(endpoints)
+    feedback.pool.replace(endpoints)
 
 
 class Health:
@@ -55,23 +55,23 @@ class Health:
         return address not in self.sick
 
 
-def prober(desk: PoolFeedback, sleeps: Sleeps, plan: ProbePlan = ProbePlan()) -> Prober:  # noqa: B008  # frozen
-    return Prober(desk, plan, rng=random.Random(2), sleep=sleeps)
+def prober(feedback: PoolFeedback, sleeps: Sleeps, plan: ProbePlan = ProbePlan()) -> Prober:  # noqa: B008  # frozen
+    return Prober(feedback, plan, rng=random.Random(2), sleep=sleeps)
 
 
 async def test_three_failures_in_a_row_make_an_endpoint_unhealthy_and_one_answer_healthy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "extproc")
-    desk, health = build(4), Health("10.0.0.1:80")
-    rounds = prober(desk, Sleeps())
+    feedback, health = build(4), Health("10.0.0.1:80")
+    rounds = prober(feedback, Sleeps())
     seen = []
     for _ in range(5):
-        await rounds.ask_around(health)
-        seen.append(dict(desk.cooling.shut()))
+        await rounds.probe_all(health)
+        seen.append(dict(feedback.cooling.shut()))
     health.sick.clear()
-    await rounds.ask_around(health)
-    seen.append(dict(desk.cooling.shut()))
+    await rounds.probe_all(health)
+    seen.append(dict(feedback.cooling.shut()))
 
     assert seen == [{}, {}, *[{"e0": Why.UNHEALTHY}] * 3, {}]
     assert set(health.asked.values()) == {6}
@@ -82,9 +82,9 @@ async def test_three_failures_in_a_row_make_an_endpoint_unhealthy_and_one_answer
 
 
 async def test_a_probe_says_whether_the_endpoint_of_a_lost_connection_is_there() -> None:
-    desk, health = build(4), Health("10.0.0.1:80")
-    with patch.object(desk, "confirm") as confirm:
-        await prober(desk, Sleeps()).ask_around(health)
+    feedback, health = build(4), Health("10.0.0.1:80")
+    with patch.object(feedback, "confirm") as confirm:
+        await prober(feedback, Sleeps()).probe_all(health)
 
     assert {each.args[0]: each.kwargs["is_there"] for each in confirm.call_args_list} == {
         "e0": False,
@@ -95,12 +95,12 @@ async def test_a_probe_says_whether_the_endpoint_of_a_lost_connection_is_there()
 
 
 async def test_questions_are_spread_by_chance_over_the_interval_and_bounded() -> None:
-    desk, health, sleeps = build(40), Health(), Sleeps()
-    rounds = prober(desk, sleeps, ProbePlan(interval_s=4, parallel=3))
+    feedback, health, sleeps = build(40), Health(), Sleeps()
+    rounds = prober(feedback, sleeps, ProbePlan(interval_s=4, parallel=3))
     orders = []
     for _ in range(2):
         health.asked.clear()
-        await rounds.ask_around(health)
+        await rounds.probe_all(health)
         orders.append([*health.asked])
 
     assert set(health.asked.values()) == {1}
@@ -114,30 +114,30 @@ async def test_questions_are_spread_by_chance_over_the_interval_and_bounded() ->
 
 async def test_a_thousand_endpoints_are_asked_fifty_a_second() -> None:
     sleeps = Sleeps()
-    await prober(build(1_000), sleeps).ask_around(Health())
+    await prober(build(1_000), sleeps).probe_all(Health())
 
     assert sum(sleeps.asked) == pytest.approx(20, rel=0.1)
 
 
 async def test_an_empty_pool_is_looked_at_again_after_the_interval() -> None:
     sleeps = Sleeps()
-    await prober(build(0), sleeps).ask_around(Health())
+    await prober(build(0), sleeps).probe_all(Health())
 
     assert sleeps.asked == [pytest.approx(5, rel=0.2)]
 
 
 async def test_an_endpoint_that_left_meanwhile_is_asked_no_more() -> None:
-    desk, health = build(4), Health("10.0.0.4:80")
-    rounds = prober(desk, Sleeps())
-    await rounds.ask_around(health)
-    await rounds.ask_around(health)
-    install(desk, 3)
-    await rounds.ask_around(health)
-    install(desk, 4)
-    await rounds.ask_around(health)
+    feedback, health = build(4), Health("10.0.0.4:80")
+    rounds = prober(feedback, Sleeps())
+    await rounds.probe_all(health)
+    await rounds.probe_all(health)
+    install(feedback, 3)
+    await rounds.probe_all(health)
+    install(feedback, 4)
+    await rounds.probe_all(health)
 
     assert health.asked["10.0.0.4:80"] == 3
-    assert desk.cooling.shut() == {}
+    assert feedback.cooling.shut() == {}
 
 
 @asynccontextmanager
@@ -161,12 +161,12 @@ async def serving(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
 )
 async def test_health_is_an_answer_below_500(status: int, is_healthy: bool) -> None:
     async with serving(status) as url, ClientSession() as session:
-        assert await ask_health(session, url) is is_healthy
+        assert await probe_health(session, url) is is_healthy
 
 
 async def test_silence_and_a_closed_port_are_no_health() -> None:
     [closed] = free_ports(1)
     timeout = ClientTimeout(total=0.2)
     async with serving(200, delay_s=1) as slow, ClientSession(timeout=timeout) as session:
-        assert not await ask_health(session, slow)
-        assert not await ask_health(session, f"http://127.0.0.1:{closed}/health")
+        assert not await probe_health(session, slow)
+        assert not await probe_health(session, f"http://127.0.0.1:{closed}/health")

@@ -45,8 +45,8 @@ def build(*addresses: str, strategy: Strategy | None = None) -> PoolFeedback:
     return PoolFeedback(pool, cooling)
 
 
-def scraper(desk: PoolFeedback, sleeps: Sleeps, interval_s: float = 5.0) -> Scraper:
-    return Scraper(desk, ScrapePlan(interval_s), rng=random.Random(2), sleep=sleeps)
+def scraper(feedback: PoolFeedback, sleeps: Sleeps, interval_s: float = 5.0) -> Scraper:
+    return Scraper(feedback, ScrapePlan(interval_s), rng=random.Random(2), sleep=sleeps)
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def ask(address: str, timeout_s: float = 5.0) -> EndpointSignals | None:
+async def scrape(address: str, timeout_s: float = 5.0) -> EndpointSignals | None:
     async with ClientSession(timeout=ClientTimeout(total=timeout_s)) as session:
         return await fetch_signals(session, f"http://{address}/metrics")
 
@@ -73,12 +73,12 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     async def tell(_: web.Request) -> web.Response:
         return web.Response(body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n')
 
-    async with serving(tell) as address, ClientSession() as session:
-        desk = build(address)
-        await scraper(desk, Sleeps()).ask_around(lambda one: fetch_signals(session, f"http://{one}/metrics"))
-    endpoints = desk.pool.describe_engines()["endpoints"]
+    async with serving(tell) as address:
+        feedback = build(address)
+        await scraper(feedback, Sleeps()).scrape_all(scrape)
+    endpoints = feedback.pool.describe_engines()["endpoints"]
 
-    assert desk.signals["e0"] == EndpointSignals(3, 2, 5_000, 40)
+    assert feedback.signals["e0"] == EndpointSignals(3, 2, 5_000, 40)
     assert endpoints["e0"]["cache_tokens"] == 5_000  # type: ignore[index]
     assert endpoints["e0"]["waiting"] == 2  # type: ignore[index]
 
@@ -99,7 +99,7 @@ async def test_an_endpoint_that_tells_nothing_useful_is_not_known(page: web.Resp
         return page
 
     async with serving(tell) as address:
-        assert await ask(address) is None
+        assert await scrape(address) is None
 
 
 async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_up() -> None:
@@ -111,20 +111,20 @@ async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_u
         return response
 
     async with serving(tell) as address:
-        assert await ask(address, timeout_s=0.2) is None
-    assert await ask(f"127.0.0.1:{free_ports(1)[0]}") is None
+        assert await scrape(address, timeout_s=0.2) is None
+    assert await scrape(f"127.0.0.1:{free_ports(1)[0]}") is None
 
 
 async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "extproc")
-    desk = build("10.0.0.1:80")
-    rounds = scraper(desk, Sleeps())
+    feedback = build("10.0.0.1:80")
+    rounds = scraper(feedback, Sleeps())
     for signals in (EndpointSignals(), None, None, EndpointSignals(), None):
 
         async def tell(_: str, signals: EndpointSignals | None = signals) -> EndpointSignals | None:
             return signals
 
-        await rounds.ask_around(tell)
+        await rounds.scrape_all(tell)
 
     assert [record.getMessage() for record in caplog.records] == [
         "pool llama: 1 endpoints give no metrics, e0 for one",
@@ -134,17 +134,17 @@ async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFi
 
 
 def test_nothing_is_known_of_an_endpoint_that_is_gone_or_asked_no_more() -> None:
-    desk = build("10.0.0.1:80")
-    endpoint = desk.pool.snapshot.ready["e0"]
-    desk.apply_signals(endpoint, EndpointSignals(waiting=9))
-    desk.forget_signals()
-    assert desk.signals == {}
-    assert desk.pool.describe_engines()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
+    feedback = build("10.0.0.1:80")
+    endpoint = feedback.pool.snapshot.ready["e0"]
+    feedback.apply_signals(endpoint, EndpointSignals(waiting=9))
+    feedback.forget_signals()
+    assert feedback.signals == {}
+    assert feedback.pool.describe_engines()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
 
-    desk.pool.replace([Endpoint("e0", "10.0.0.9:80")])
-    desk.apply_signals(endpoint, EndpointSignals(waiting=9))
+    feedback.pool.replace([Endpoint("e0", "10.0.0.9:80")])
+    feedback.apply_signals(endpoint, EndpointSignals(waiting=9))
 
-    assert desk.signals == {}
+    assert feedback.signals == {}
 
 
 @table(("status", "answers_us", "is_dropped"), [(0, False, True), (0, True, False), (500, False, False)])
@@ -152,27 +152,28 @@ def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
     status: int, answers_us: bool, is_dropped: bool
 ) -> None:
     strategy = PrefixCache(OUTSIDE)
-    desk = build("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
-    pick = desk.pool.pick(strategy.read(LONG, {}, ""))
+    feedback = build("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
+    pick = feedback.pool.pick(strategy.read(LONG, {}, ""))
     pick.release()
     for _ in range(3):
-        desk.observe(Outcome(pick.endpoint.address, Verdict.FAILED, status, 0.1))
-    assert desk.pool.left_out() == {pick.endpoint.name: "cooling"}
+        feedback.observe(Outcome(pick.endpoint.address, Verdict.FAILED, status, 0.1))
+    assert feedback.pool.left_out() == {pick.endpoint.name: "cooling"}
     assert len(strategy.index) > 0
 
-    desk.confirm(pick.endpoint.name, is_there=answers_us)
+    feedback.confirm(pick.endpoint.name, is_there=answers_us)
 
     assert (len(strategy.index) == 0) == is_dropped
 
 
 def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     strategy = PrefixCache(OUTSIDE)
-    desk = build("10.0.0.1:80", strategy=strategy)
+    feedback = build("10.0.0.1:80", strategy=strategy)
     for _ in range(2):
-        desk.pool.pick(strategy.read(LONG, {}, "")).release()
-    desk.apply_signals(desk.pool.snapshot.ready["e0"], EndpointSignals(queried_tokens=1_000, hit_tokens=400))
+        feedback.pool.pick(strategy.read(LONG, {}, "")).release()
+    e0 = feedback.pool.snapshot.ready["e0"]
+    feedback.apply_signals(e0, EndpointSignals(queried_tokens=1_000, hit_tokens=400))
     registry = CollectorRegistry()
-    registry.register(FeedbackCollector(lambda: [desk]))
+    registry.register(FeedbackCollector(lambda: [feedback]))
 
     def told(family: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"extproc_{family}_tokens_total", {"pool": "llama", **labels})
@@ -187,7 +188,7 @@ def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     assert told("measured", endpoint="e0", cached="yes") == 400
     assert told("measured", endpoint="e0", cached="no") == 600
 
-    desk.keep([])
+    feedback.keep([])
 
     assert told("measured", endpoint="e0", cached="yes") is None
 

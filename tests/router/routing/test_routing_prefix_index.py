@@ -262,10 +262,10 @@ def test_a_thousand_endpoints_share_what_memory_there_is_whatever_they_tell() ->
 def test_what_another_gateway_sent_is_held_and_goes_like_what_nobody_uses() -> None:
     index = index_of("a", blocks=4)
     index.take(at(index, "a"), chain(1, 2), 0.0)
-    index.hear(at(index, "a"), chain(1, 2, 3), 0.0, is_new=True)
-    index.hear(at(index, "a"), chain(7), 0.0, is_new=True)
-    index.hear(at(index, "a"), chain(1, 2, 3), 0.0, is_new=False)
-    index.hear(at(index, "a"), chain(8), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(7), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0, is_new=False)
+    index.apply_peer_pick(at(index, "a"), chain(8), 0.0, is_new=True)
 
     assert [depth(index, "a", *path) for path in ((1, 2, 3), (7,), (8,))] == [3, 0, 1]
     assert (len(at(index, "a").pinned), len(at(index, "a").idle)) == (2, 2)
@@ -273,14 +273,14 @@ def test_what_another_gateway_sent_is_held_and_goes_like_what_nobody_uses() -> N
 
 def test_a_fork_counts_the_passes_of_other_gateways_and_not_their_ends() -> None:
     index = index_of("a")
-    index.hear(at(index, "a"), chain(1, 2), 0.0, is_new=True)
-    index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(1, 2), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0, is_new=True)
     [fork] = chain(1).hashes
     before = index.uses(fork, 0.0)
-    index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=False)
+    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0, is_new=False)
     assert index.uses(fork, 0.0) == before
 
-    index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0, is_new=True)
     assert index.uses(fork, 0.0) == 2 * before
 
 
@@ -355,7 +355,7 @@ class IndexMachine(RuleBasedStateMachine):
         if holding is not None:
             self.now += 1
             self.paths.add(tuple(path))
-            self.index.hear(holding, chain(*path), self.now, is_new=is_new)
+            self.index.apply_peer_pick(holding, chain(*path), self.now, is_new=is_new)
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:

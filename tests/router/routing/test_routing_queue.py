@@ -308,7 +308,7 @@ def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
     def tell(sent_us: int, counts: dict[int, int], now: float) -> None:
         ours = share.heartbeat(now)
         echo = Echo(7, ours.sent_us, 0)
-        share.hear(Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001)
+        share.receive(Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001)
 
     tell(1, {name_of("e0"): 1}, 10.0)
     tell(2, {name_of("e0"): 1}, 10.1)

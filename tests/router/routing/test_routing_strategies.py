@@ -253,7 +253,7 @@ MOVES = st.lists(
 
 def test_what_was_never_taken_or_by_others_is_not_ours_to_release() -> None:
     book = booked({"a": 1, "b": 0})
-    book.hear("b", 3)
+    book.set_peer_count("b", 3)
     book.release("a")
 
     for name in "ab":
@@ -267,7 +267,7 @@ def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) 
     for what, names, count in moves:
         if what == "hear":
             elsewhere[names] = count
-            book.hear(names, count)
+            book.set_peer_count(names, count)
         elif what == "members":
             members = set(names)
             book.set_members(names)

@@ -19,7 +19,7 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.configuration import Configuration
 from extproc.router.service.live.build_state import STEP, WINDOW_S, StateBuilder
-from extproc.router.service.live.recorder import KEPT, Recording
+from extproc.router.service.live.recorder import LAST_DECISIONS, Recording
 from extproc.router.service.live.service_state import EndpointRow, State
 from extproc.router.settings.reading import parse_settings
 from tests.clock import Clock
@@ -47,9 +47,9 @@ class Stage:
         cooling = Cooling(Rules(), clock=self.clock, rng=outside.rng)
         self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
-        self.desk = PoolFeedback(self.pool, cooling)
+        self.feedback = PoolFeedback(self.pool, cooling)
         keeper = SimpleNamespace(pool=self.pool, age_s=3.0, fault=None)
-        running = SimpleNamespace(pool=self.pool, keeper=keeper, feedback=self.desk, name="llama")
+        running = SimpleNamespace(pool=self.pool, keeper=keeper, feedback=self.feedback, name="llama")
         self.pools = RunningPools([running])
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
@@ -66,9 +66,9 @@ class Stage:
         return decision.pick.endpoint.name
 
     def answer(self, number: int, first_token_s: float) -> None:
-        before = self.desk.signals.get(f"e{number}", EndpointSignals())
+        before = self.feedback.signals.get(f"e{number}", EndpointSignals())
         counts = before.first_tokens + 1, before.first_token_s + first_token_s
-        self.desk.signals[f"e{number}"] = EndpointSignals(first_tokens=counts[0], first_token_s=counts[1])
+        self.feedback.signals[f"e{number}"] = EndpointSignals(first_tokens=counts[0], first_token_s=counts[1])
 
     def draw(self) -> State:
         return finish(self.steps())
@@ -131,11 +131,11 @@ def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None
             stage.pick("another")
             stage.answer(7, 9.0)
             stage.recording.refuse("llama", "overloaded")
-            stage.desk.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
+            stage.feedback.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
             stage.trouble = ["late"]
             if pauses == 2:
                 stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
-                stage.desk.keep({"e0"})
+                stage.feedback.keep({"e0"})
     except StopIteration as end:
         told = end.value
 
@@ -150,11 +150,11 @@ def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None
     first = stage.pick(text)
     assert stage.pick(text) == first
     endpoint = stage.pool.snapshot.ready[first]
-    stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000, hit_tokens=400))
+    stage.feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000, hit_tokens=400))
     state = stage.draw()
     row = next(row for row in state.pools[0].endpoints if row.name == first)
     stage.clock.now_s += 1
-    stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=100, hit_tokens=10))
+    stage.feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=100, hit_tokens=10))
 
     assert (row.predicted, row.found) == (state.pools[0].predicted, state.pools[0].found) == (0.5, 0.4)
     assert stage.rows()[first].found == 0.1, "an engine that began again is told by what it counts since"
@@ -163,7 +163,7 @@ def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None
 def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
     stage = Stage()
     for _ in range(3):
-        stage.desk.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500, 0.1))
+        stage.feedback.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500, 0.1))
     stage.trouble.append("pool llama: no list of endpoints yet")
 
     state = stage.draw()
@@ -190,12 +190,12 @@ def test_a_refused_configuration_is_told_until_another_one_is_applied() -> None:
 
 def test_the_tape_keeps_the_last_decisions_and_nothing_of_a_prompt() -> None:
     stage = Stage("prefix_hash")
-    for number in range(KEPT + 10):
+    for number in range(LAST_DECISIONS + 10):
         stage.pick(f"a secret {number}")
 
     state = stage.draw()
 
-    assert [row.number for row in state.decisions] == list(range(KEPT + 10, 10, -1))
+    assert [row.number for row in state.decisions] == list(range(LAST_DECISIONS + 10, 10, -1))
     assert "secret" not in str(stage.recording.last) + str(state)
     assert all(row.prefix is not None and len(row.prefix) == 16 for row in state.decisions)
     assert state.pools[0].bound is not None

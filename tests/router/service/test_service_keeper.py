@@ -66,7 +66,7 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
 
     assert caplog.messages == [
         "pool llama (no_service): Service default/vllm has no EndpointSlice",
-        "pool llama: no word for 0 s (file_invalid), what is known stays: endpoints.yaml: not YAML",
+        "pool llama: no list for 0 s (file_invalid), the last one stays: endpoints.yaml: not YAML",
     ]
 
 
@@ -85,11 +85,11 @@ async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(caplog: pytes
             keeper.confirm()
 
     lines = [(record.levelno, record.getMessage()) for record in caplog.records]
-    first = "pool a: no word for 0 s (connection), what is known stays: no route"
+    first = "pool a: no list for 0 s (connection), the last one stays: no route"
     assert lines[0] == (logging.WARNING, first)
     assert 9 <= len([line for level, line in lines if level == logging.WARNING]) <= 10
     assert 9 <= len([line for level, line in lines if level == logging.ERROR]) <= 10
-    assert lines[-3:] == [(logging.INFO, f"pool {name} is heard of again, after 599 s") for name in "abc"]
+    assert lines[-3:] == [(logging.INFO, f"pool {name} has a list again, after 599 s") for name in "abc"]
 
 
 async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:

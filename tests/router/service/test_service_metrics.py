@@ -58,8 +58,8 @@ async def _first_scrape(app: Application) -> list[Metric]:
         await until(lambda: sum(each.keeper.synced.is_set() for each in app.pools) == 4)
         await until(lambda: app.pools["gie"].objectives.age_s is not None)
         # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
-        desk = app.pools["mixtral"].feedback
-        desk.apply_signals(desk.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
+        feedback = app.pools["mixtral"].feedback
+        feedback.apply_signals(feedback.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
         _meet(app)
         return list(app.metrics.registry.collect())
     finally:
@@ -71,7 +71,7 @@ def _meet(app: Application) -> None:
     assert app.courier is not None
     share = app.courier.shares()["llama"]
     ours = share.heartbeat(10.0)
-    share.hear(Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001)
+    share.receive(Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001)
 
 
 def told() -> dict[str, tuple[str, set[str]]]:

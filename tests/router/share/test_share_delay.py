@@ -26,7 +26,7 @@ class Way:
             sent_s = self.now - here_s + AHEAD_S
             if number % 100 == 0:
                 self.delay.echo(sent_s, self.now, here_s + (here_s if there_s is None else there_s))
-            self.delay.hear(sent_s, self.now, limit_s)
+            self.delay.measure(sent_s, self.now, limit_s)
 
 
 @table(("late_s", "is_prompt"), [(0.0, True), (0.009, True), (0.03, False), (1.0, False)])
@@ -45,7 +45,7 @@ def test_nobody_is_prompt_before_a_round_trip_was_seen_and_one_from_the_future_i
     delay = Delay()
     if has_echo:
         delay.echo(1.0, 2.0, -1.0)
-    delay.hear(1.0, 2.0, 0.02)
+    delay.measure(1.0, 2.0, 0.02)
 
     assert (delay.is_prompt, delay.seconds) == (False, None)
 
@@ -58,7 +58,7 @@ def test_a_bus_that_becomes_slow_is_noticed_within_ten_letters_without_an_echo_b
     way.travel(100, 0.001)
     for _ in range(letters):
         way.now += 0.01
-        way.delay.hear(way.now - late_s + AHEAD_S, way.now, 0.02)
+        way.delay.measure(way.now - late_s + AHEAD_S, way.now, 0.02)
 
     assert way.delay.is_prompt is is_prompt
 
@@ -92,7 +92,7 @@ def test_what_clocks_showed_is_not_believed_for_ever() -> None:
         way.now += 1.0
         sent_s = way.now - 0.002 + AHEAD_S - 0.1
         way.delay.echo(sent_s, way.now, 0.0041)
-        way.delay.hear(sent_s, way.now, 0.02)
+        way.delay.measure(sent_s, way.now, 0.02)
 
     assert way.delay.seconds == pytest.approx(0.002, abs=1e-3)
 

@@ -47,9 +47,9 @@ class Gateway(Fleet):
     def neighbours(self) -> PeerCounts:
         return self.share.peers.counts
 
-    def hear(self, letters: Iterable[Letter]) -> None:
+    def receive(self, letters: Iterable[Letter]) -> None:
         for letter in letters:
-            self.share.hear(letter, self.clock.now_s)
+            self.share.receive(letter, self.clock.now_s)
 
 
 class Town:
@@ -68,7 +68,7 @@ class Town:
             letters = sender.share.letters(sender.clock.now_s)
             for gateway in self.gateways:
                 if gateway is not sender:
-                    gateway.hear(letters)
+                    gateway.receive(letters)
 
     def beat(self, rounds: int = 1, late_s: float = 0.0) -> None:
         """So many heartbeats of everybody, a second each."""
@@ -79,7 +79,7 @@ class Town:
             for sender, letter in letters:
                 for gateway in self.gateways:
                     if gateway is not sender:
-                        gateway.hear([letter])
+                        gateway.receive([letter])
 
 
 def town(count: int, **options: object) -> Town:
@@ -198,7 +198,7 @@ def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
     both.wait(silent_s)
     other.share.letters(other.clock.now_s)
 
-    other.hear([one.share.farewell(one.clock.now_s)])
+    other.receive([one.share.farewell(one.clock.now_s)])
 
     assert sum(counts(other).values()) == 0
     assert other.neighbours == PeerCounts(0, 0, 0)
@@ -247,13 +247,13 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
             one.pick(f"{number}?").release()
         letters = one.share.letters(one.clock.now_s)
         both.wait(late_s)
-        other.hear(letters)
+        other.receive(letters)
         both.beat(1, late_s)
     said = [words("Why?", 500)]
     first = one.pick(*said)
     letters = one.share.letters(one.clock.now_s)
     both.wait(late_s)
-    other.hear(letters)
+    other.receive(letters)
 
     assert other.neighbours == PeerCounts(1, prompt, 0)
     assert sum(counts(other).values()) == prompt
@@ -301,10 +301,10 @@ def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
 def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -> None:
     one, other = town(2).gateways
     before = other.share.peers.echoes(0.0)
-    other.hear([other.share.heartbeat(other.clock.now_s), Letter(5, name_of("another pool"), 1)])
+    other.receive([other.share.heartbeat(other.clock.now_s), Letter(5, name_of("another pool"), 1)])
     assert other.share.peers.echoes(0.0) == before
 
-    other.hear(answered(other, 5_000 + number) for number in range(MAX_PEERS + 5))
+    other.receive(answered(other, 5_000 + number) for number in range(MAX_PEERS + 5))
 
     assert other.neighbours.active == MAX_PEERS
     assert one.neighbours.active == 1
@@ -323,12 +323,12 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     pick = Picked(1, name_of("a"), 5, (1, 2, 3))
     stand = Heartbeat(1, {name_of("a"): 1})
     gateway.clock.now_s = 100.0
-    gateway.hear([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
-    gateway.hear([answered(gateway, 7, pick, stand, ago_s=10.1)])
+    gateway.receive([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
+    gateway.receive([answered(gateway, 7, pick, stand, ago_s=10.1)])
     assert gateway.neighbours == PeerCounts()
     assert sum(counts(gateway).values()) == gateway.strategy.index.matched((1, 2, 3)) == 0
 
-    gateway.hear([answered(gateway, 7, pick, stand, ago_s=0.01)])
+    gateway.receive([answered(gateway, 7, pick, stand, ago_s=0.01)])
 
     assert gateway.neighbours == PeerCounts(1, 1, 0)
     assert (sum(counts(gateway).values()), gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
@@ -339,7 +339,7 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
     gateway = Gateway(0, "a")
     gateway.clock.now_s = 100.0
     for number, hashes in enumerate([(1, 2), (3, 2), (3, 4), (5, 5)], 1):
-        gateway.hear([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
+        gateway.receive([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
 
     assert gateway.neighbours.active == 1
     assert gateway.strategy.index.matched((1, 2)) == 2
@@ -348,7 +348,7 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
 def test_strangers_take_nobodys_place() -> None:
     """However many names somebody has recorded, who is known stays, and who is new comes in."""
     one, other = (both := town(2)).gateways
-    other.hear(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
+    other.receive(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
     both.beat()
     assert other.neighbours == PeerCounts(1, 1, 0)
     assert len(other.share.peers.echoes(0.0)) == 1 + MAX_STRANGERS
@@ -373,7 +373,7 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
     for letter in recorded:
         fresh.clock.now_s += 0.5
         fresh.share.heartbeat(fresh.clock.now_s)
-        fresh.hear([letter])
+        fresh.receive([letter])
 
     assert fresh.neighbours == PeerCounts()
     assert sum(counts(fresh).values()) == 0
@@ -385,10 +385,10 @@ def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
     here = [Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(MAX_PICKS + 10)]
     for news in (*picks, *here[: len(here) // 2]):
-        other.hear([Letter(1_000, name_of("llama"), sent_us, [news])])
-    other.hear([answered(other, 5_000)])
+        other.receive([Letter(1_000, name_of("llama"), sent_us, [news])])
+    other.receive([answered(other, 5_000)])
     for news in here:
-        other.hear([Letter(5_000, name_of("llama"), sent_us, [news])])
+        other.receive([Letter(5_000, name_of("llama"), sent_us, [news])])
     kept = [len(peer.picks) for peer in other.share.peers._peers.values()]
 
     assert kept == [0, MAX_PICKS]
@@ -495,7 +495,7 @@ class BadBus:
             under_way += [(to, one) for one in letters for to in others if rng.random() >= self._loss]
         rng.shuffle(under_way)
         for to, letter in under_way[: rng.randrange(8)]:
-            to.hear([letter])
+            to.receive([letter])
             if rng.random() < 0.8:
                 under_way.remove((to, letter))
 
@@ -547,13 +547,13 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
     """Between its news we pick (a chain), and end the oldest of ours (an empty one)."""
     gateway = Gateway(0, "a", kv_tokens=400)
     gateway.clock.now_s = 100.0
-    gateway.hear([answered(gateway, 7)])
+    gateway.receive([answered(gateway, 7)])
     index, ours = gateway.strategy.index, deque[tuple[Chain, Taken]]()
     holding = index.holding("a")
     assert holding is not None
     for one in story:
         if not isinstance(one, tuple):
-            gateway.hear([answered(gateway, 7, one)])
+            gateway.receive([answered(gateway, 7, one)])
         elif one:
             ends = [200 * place for place in range(1, len(one) + 1)]
             chain = Chain(one, ends, ends, ends[-1], one[0], 0)

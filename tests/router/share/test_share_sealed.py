@@ -19,7 +19,7 @@ from extproc.router.share.letters import (
     Heartbeat,
     Letter,
     Picked,
-    tell_pick,
+    pick_news,
 )
 from extproc.router.share.sealed import MAX_BYTES, LetterError, Seal, read
 from tests.tables import table
@@ -133,7 +133,7 @@ def test_a_nonce_is_used_once_and_a_short_secret_is_refused() -> None:
 def test_nothing_of_a_prompt_can_be_seen() -> None:
     """Neither its text nor a hash of it, by which somebody could find out what it was."""
     chain = chain_of([("", "My name is Ada. " * 80)], 1)
-    sent = seal().close(Letter(ME, 1, 1, [tell_pick(1, 2, 3, chain)]))
+    sent = seal().close(Letter(ME, 1, 1, [pick_news(1, 2, 3, chain)]))
 
     for block in chain.hashes:
         assert block.to_bytes(8) not in sent
@@ -144,7 +144,7 @@ def test_nothing_of_a_prompt_can_be_seen() -> None:
 @table("words", [10, 204, 205, 256, 1_000])
 def test_blocks_arrive_with_their_lengths(words: int) -> None:
     chain = chain_of([("user", "Why? " * words)], 1)
-    found = tell_pick(1, 2, 3, chain)
+    found = pick_news(1, 2, 3, chain)
     assert found.hashes == tuple(chain.hashes)
     for start in range(len(chain)):
         for stop in range(start, len(chain) + 1):
@@ -154,11 +154,11 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
 def test_of_the_longest_prompt_the_head_is_told_and_of_one_without_blocks_the_pick() -> None:
     places = range(1, MAX_BLOCKS + 10)
     chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
-    found = tell_pick(1, 2, 3, chain)
+    found = pick_news(1, 2, 3, chain)
 
     assert len(found.hashes) == MAX_BLOCKS
     assert found.bytes_between(0, MAX_BLOCKS) == BLOCK_BYTES * MAX_BLOCKS
-    assert tell_pick(1, 2, 3, None).hashes == tell_pick(1, 2, 3, chain_of([("", "Why?")], 1)).hashes == ()
+    assert pick_news(1, 2, 3, None).hashes == pick_news(1, 2, 3, chain_of([("", "Why?")], 1)).hashes == ()
 
 
 def test_the_longest_letters_are_within_their_bound() -> None:

@@ -201,11 +201,11 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
     pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
     text = "The same long question. " * 50
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
-        [desk] = [each.feedback for each in live.app.pools]
+        [feedback] = [each.feedback for each in live.app.pools]
         warm = {live.request(text).pick.endpoint.name for _ in range(2)}
-        for endpoint in desk.pool.snapshot.ready.values():
+        for endpoint in feedback.pool.snapshot.ready.values():
             found = 400.0 if endpoint.name in warm else 0.0
-            desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0, hit_tokens=found))
+            feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0, hit_tokens=found))
         await visit.until(DECIDED, 2)
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
         facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())

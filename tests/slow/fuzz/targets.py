@@ -106,7 +106,7 @@ def letter(data: bytes) -> None:
             told = read(encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]]))
         except LetterError:
             told = read(encode_letter([*head, []]))
-        share.hear(told, now)
+        share.receive(told, now)
         assert min(pool.book.counts().values()) >= 0
         assert not any(pool.book.ours().values())
     share.peers.check(now + 4, 0)

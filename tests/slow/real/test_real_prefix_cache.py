@@ -67,7 +67,7 @@ async def test_what_is_predicted_is_what_vllm_finds_within_one_block(addresses: 
     strategy = PrefixCache(Outside(random.Random(1), monotonic))
     pool = Pool("tiny", strategy)
     pool.replace([Endpoint(address, address) for address in addresses])
-    desk = PoolFeedback(pool, Cooling(Rules(), clock=monotonic, rng=random.Random(2)))
+    feedback = PoolFeedback(pool, Cooling(Rules(), clock=monotonic, rng=random.Random(2)))
     picker, talks = Picker([Route(pool)]), Talks(2026)
     pairs: list[tuple[float, int, int]] = []
     async with aiohttp.ClientSession() as client:
@@ -75,7 +75,7 @@ async def test_what_is_predicted_is_what_vllm_finds_within_one_block(addresses: 
             if number % 20 == 0:
                 for endpoint in pool.snapshot.ready.values():
                     url = f"http://{endpoint.address}/metrics"
-                    desk.apply_signals(endpoint, await fetch_signals(client, url))
+                    feedback.apply_signals(endpoint, await fetch_signals(client, url))
             talk = talks.ask()
             body = {"model": "tiny", "messages": talk, "max_tokens": 3, "temperature": 0}
             before = _predicted(strategy)

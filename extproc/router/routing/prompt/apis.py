@@ -64,7 +64,7 @@ APIS: Final = MappingProxyType(
     }
 )
 
-# The GenAI semantic conventions' word for what a path asks for, where they have one.
+# The GenAI semantic conventions' names for the operations of paths, where they have one.
 _CHATS: Final = ("chat/completions", "chat/completions/batch", "chat", "responses", "messages")
 _OPERATIONS: Final = {
     **dict.fromkeys(_CHATS, "chat"),
@@ -108,7 +108,7 @@ _SHORT: Final = 256
 
 
 def _segments(path: str) -> tuple[str, ...]:
-    """A path is the client's choice, 60 kB at most by Envoy's limit: only short ones are kept."""
+    """A client chooses the path, up to 60 kB by Envoy's limit: only short ones are cached."""
     return _short_segments(path) if len(path) <= _SHORT else _split(path)
 
 
@@ -116,4 +116,4 @@ def _split(path: str) -> tuple[str, ...]:
     return tuple(segment for segment in path.partition("?")[0].split("/") if segment)
 
 
-_short_segments = lru_cache(maxsize=64)(_split)  # each request asks three times
+_short_segments = lru_cache(maxsize=64)(_split)  # called three times a request

@@ -1,4 +1,4 @@
-"""A prompt as a chain of blocks: what tells how much of it one endpoint has seen. Pure: text in, hashes out.
+"""A prompt as a chain of blocks, to find how much of it an endpoint has. Pure: text in, hashes out.
 
 vLLM names a block of tokens by a hash of its parent's name and its own content, so equal names mean equal
 prefixes. Here the same is done with text: tokens would need the model's tokenizer, and cost far more.
@@ -27,7 +27,7 @@ BLOCK_BYTES: Final = 1_024
 # A shorter rest makes its last block longer instead: tiny blocks cost as much memory as any.
 _REST_BYTES: Final = 256
 
-# A shorter text before the user's first is no root: it tells no tenant from another.
+# A shorter text before the user's first is no root: it is the same for many tenants.
 ROOT_BYTES: Final = 256
 
 # What a model says of its own: answers, and what the Responses API lists beside them.
@@ -35,7 +35,7 @@ _SPOKEN: Final = frozenset({"assistant", "function_call", "reasoning"})
 
 
 class Blocks(Protocol):
-    """What of a chain other gateways are told, and all that an index needs of it."""
+    """The part of a chain that is sent to other gateways, and all that an index needs of it."""
 
     @property
     def hashes(self) -> Sequence[int]:
@@ -88,7 +88,7 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
     """
     pieces, cuts = list[bytes](), dict[int, int]()
     size = start = first = rooted = answers = answered = 0
-    asked = told = -1
+    question_at = answer_at = -1
     is_chat = was_spoken = False
     for role, text in turns:
         is_spoken = role in _SPOKEN
@@ -96,12 +96,12 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
             was_spoken = is_spoken
             if is_spoken:
                 answers, start, first = answers + 1, size, first or size
-                told = size if told < 0 else told
+                answer_at = size if answer_at < 0 else answer_at
             else:
                 answered = size
             cuts[start] = size
-        elif asked < 0 and not answers and role == "user":
-            asked = size
+        elif question_at < 0 and not answers and role == "user":
+            question_at = size
             if size >= ROOT_BYTES:
                 rooted = cuts[size] = size
         is_chat = is_chat or (bool(role) and not size)
@@ -112,7 +112,7 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
         answered = cuts[start] = size
     written = b"".join(pieces)
     hashes, ends, reaches = _cut(written, cuts, seed, is_open=not is_chat)
-    named = xxh3_64_intdigest(written[max(asked, 0) : size if told < 0 else told], seed)
+    named = xxh3_64_intdigest(written[max(question_at, 0) : size if answer_at < 0 else answer_at], seed)
     home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
     root = hashes[ends.index(rooted)] if rooted else 0
     return Chain(hashes, ends, reaches, size, home or seed, answered, root, rooted, named, answers)

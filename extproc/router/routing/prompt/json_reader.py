@@ -1,4 +1,4 @@
-"""The members of a JSON object, read when asked for: a small body at once, a large one by `json_skim`.
+"""The members of a JSON object, read lazily: a small body at once, a large one by `json_skim`.
 
 Only `open_object` raises. A member that cannot be read is as good as absent: it must not cost a request
 its route, since the endpoint is the one to judge it.
@@ -36,7 +36,7 @@ _NUMBERS: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+(?=[-\d])")
 
 
 class Object(Protocol):
-    """A JSON object of which members are read when asked for; nothing here raises."""
+    """A JSON object whose members are read when they are used; nothing here raises."""
 
     @property
     def fault(self) -> PromptError | None:

@@ -1,4 +1,4 @@
-"""Reads what a large body says, without an object for what nobody asks for.
+"""Reads parts of a large body, without making objects of the others.
 
 What it does is counted in units of effort, and it stops where they are spent: no body, whatever is in it,
 holds the serving loop for long or takes memory by the element. Long texts and arrays stay where they are, in
@@ -46,7 +46,7 @@ _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Text:
-    """A long string that stays where it is, in the body; read as far as asked for."""
+    """A long string that stays in the body; read as far as it is used."""
 
     __slots__ = ("_end", "_skim", "_start", "is_cut")
 
@@ -224,7 +224,7 @@ class Skim(Walk):
             at = self._following(self.end(value), CLOSE_OBJECT)
 
     def _name(self, start: int, end: int) -> str:
-        # Nobody asks for a longer one.
+        # No caller needs a longer one.
         if end - start > _NAME_BYTES:
             return ""
         return self.decode(start + 1, end - 1)

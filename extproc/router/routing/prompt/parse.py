@@ -1,4 +1,4 @@
-"""A request's prompt: the model it asks for, and the text that may be in a KV cache already.
+"""A request's prompt: the model it names, and the text that may be in a KV cache already.
 
 Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never raises. Bodies are read as
 far as needed and never changed.
@@ -21,7 +21,7 @@ __all__ = ["Prompt", "parse", "reads_body"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a request says to a model; texts are read when asked for, as far as asked for.
+    """What a request says to a model; texts are read lazily, as far as they are used.
 
     `model` is `None` where the request names none. `cache_salt` is empty where there is none: vLLM
     shares no block between different salts. Lengths are in Unicode code points.
@@ -38,7 +38,7 @@ class Prompt:
 
     @property
     def fault(self) -> PromptError | None:
-        """Why some of the body was not read, if it took too much; of what was asked for until now."""
+        """Why some of the body was not read, if that took too long; of the parts read until now."""
         return self._fields.fault
 
     @property

@@ -169,7 +169,7 @@ def _pieces(part: object, chars: int | None, levels: int) -> Iterator[str | Text
 
 
 def _medium(part: Mapping[str, object]) -> str:
-    """An image, a sound, a video or a file as the digest of what tells it from others."""
+    """An image, a sound, a video or a file as the digest of its distinguishing members."""
     for name in _MEDIA:
         value = part.get(name)
         texts = map(value.get, _MEDIA_DATA) if isinstance(value, dict) else [value]

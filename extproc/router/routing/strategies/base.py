@@ -247,14 +247,14 @@ class Reading(ABC):
         return None
 
     def content(self) -> tuple[Chain | None, int]:
-        """What other gateways may know of it after `taken`: its blocks, and bytes to prefill."""
+        """What is sent to other gateways after `taken`: the prompt's blocks, and bytes to prefill."""
         return None, 0
 
 
 class PredictedHits(Struct):
     """Tokens of prompts, and how many of them were predicted to be in the caches of the endpoints.
 
-    `saved_ms` is what their prefill would have taken, by what was known of the engines at the time.
+    `saved_ms` is what their prefill would have taken, by the engine's constants at the time.
     """
 
     prompt: float = 0.0
@@ -265,7 +265,7 @@ class PredictedHits(Struct):
 class PeerCounts(Struct, frozen=True):
     """Other gateways with the same pool: how many are `active`, and how many of these report in time.
 
-    `lost` ones were active and fell silent; nobody knows whether they still run.
+    `lost` ones were active and fell silent; they may still run.
     """
 
     active: int = 0
@@ -364,13 +364,13 @@ class ReadsSignals(Protocol):
         """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
 
     def forget_cache(self, endpoint: str, /) -> None:
-        """An endpoint's process is gone, and with it whatever its cache held."""
+        """An endpoint's process is gone, and its cache with it."""
 
     def describe_engines(self) -> Mapping[str, object]:
-        """What it knows that is not configured, JSON-ready, for operators."""
+        """What it has learnt, JSON-ready, for operators."""
 
     def predicted(self) -> Mapping[Reason, PredictedHits]:
-        """What was picked, by reason, and how much of it the picked endpoints should have held."""
+        """Bytes of picked prompts, by reason, and how many of them the endpoints should have cached."""
 
     def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
-        """Bytes of prompts that an endpoint got since it is known, and how many it should have held."""
+        """Bytes of prompts that an endpoint got since it was listed, and how many it should have cached."""

@@ -22,7 +22,7 @@ from extproc.router.routing.strategies.base import (
     StrategySettings,
 )
 
-# A longer walk in an explanation tells nobody anything.
+# An explanation lists no more of the walk: the rest is of no use.
 _WALK_LENGTH: Final = 16
 
 

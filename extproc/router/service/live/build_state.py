@@ -105,13 +105,11 @@ class StateBuilder:
             pools.append((yield from _build_pool(one)))  # noqa: PERF401  # no comprehension may yield
         return replace(state, pools=pools)
 
-    def _count(self, desk: PoolFeedback) -> EndpointCounts:
-        found = {name: (signals.queried_tokens, signals.hit_tokens) for name, signals in desk.signals.items()}
-        first = {
-            name: (signals.first_tokens, signals.first_token_s) for name, signals in desk.signals.items()
-        }
-        picks = dict(self._recording.picks.get(desk.pool.name, {}))
-        strategy = desk.pool.reads_signals
+    def _count(self, feedback: PoolFeedback) -> EndpointCounts:
+        found = {name: (each.queried_tokens, each.hit_tokens) for name, each in feedback.signals.items()}
+        first = {name: (each.first_tokens, each.first_token_s) for name, each in feedback.signals.items()}
+        picks = dict(self._recording.picks.get(feedback.pool.name, {}))
+        strategy = feedback.pool.reads_signals
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
         return EndpointCounts(picks, first, sent, found)
 
@@ -156,14 +154,14 @@ class _PoolMoment(Struct, frozen=True):
 
 
 def _read_pool(
-    keeper: PoolKeeper, desk: PoolFeedback, now: EndpointCounts, then: EndpointCounts
+    keeper: PoolKeeper, feedback: PoolFeedback, now: EndpointCounts, then: EndpointCounts
 ) -> _PoolMoment:
     pool = keeper.pool
     states = list(pool.states())
     in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()
     cache, loads = pool.reads_signals, [in_flight[name] for name in pool.snapshot.names]
     left_s = {
-        endpoint.name: desk.cooling.cooled_for_s(endpoint.name)
+        endpoint.name: feedback.cooling.cooled_for_s(endpoint.name)
         for endpoint, state in states
         if state == "cooling"
     }

@@ -1,4 +1,4 @@
-"""What is picked while somebody looks: the last decisions, and counts. Nothing of a prompt but its hash."""
+"""Records picks while somebody watches: the last decisions, and counts. Nothing of a prompt but its hash."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 from extproc.router.routing.picker import Decision
 from extproc.router.stream.server import Observer
 
-# Of a second's decisions, the last so many are told; of a quieter service those of the last minutes.
-KEPT: Final = 50
+# How many decisions are shown, the last ones.
+LAST_DECISIONS: Final = 50
 
 
 class RecordedDecision(NamedTuple):
-    """One decision: the how-manyth, when by the clock, and what; `key` is the prefix's hash."""
+    """One decision with its number and its time by the clock; `key` is the prefix's hash."""
 
     number: int
     at_s: float
@@ -28,7 +28,7 @@ class Recording:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.total = 0
-        self.last: deque[RecordedDecision] = deque(maxlen=KEPT)
+        self.last: deque[RecordedDecision] = deque(maxlen=LAST_DECISIONS)
         self.picks: dict[str, dict[str, int]] = {}
         self.reasons: dict[str, dict[str, int]] = {}
 
@@ -52,7 +52,7 @@ class Recording:
 
 
 class Recorder:
-    """An observer that writes down what another one hears, too; takes its place while somebody looks."""
+    """An observer that records events before another one; takes its place while somebody looks."""
 
     def __init__(self, observer: Observer, recording: Recording) -> None:
         self._recording = recording

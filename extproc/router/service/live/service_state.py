@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class EndpointRow(Struct, frozen=True, array_like=True):
-    """One endpoint. Shares are between 0 and 1, `None` where nothing tells.
+    """One endpoint. Shares are between 0 and 1, `None` without a figure.
 
     `elsewhere` of those in flight are other gateways'. `share` is of the pool's picks. `left_s` is how long
     it is left alone yet. `predicted` is how much of its prompts it was believed to hold, `found` how much it
@@ -88,7 +88,7 @@ Reasons = Mapping[str, Mapping[str, int]]
 class State(Struct, frozen=True):
     """The service. `reasons` count since somebody looks; one a second, by `number`.
 
-    What is told of "now" is of the last minute; where nothing was counted in it, of all the time before.
+    Figures of "now" are of the last minute; where nothing was counted in it, of all the time before.
     """
 
     number: int

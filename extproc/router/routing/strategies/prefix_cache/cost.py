@@ -8,18 +8,18 @@
 # and the least cost wins.
 #
 # - A prompt falls into parts at its forks: places where others with the same beginning went on differently.
-#   The last part is its own, and A is 1 there. What stands before a fork is shared with others: prefilled
-#   once more it becomes another copy, of use to all of them. With k copies now, asked for u times a second,
-#   and a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price over those who will use it.
-# - KEEP is 3: a prompt's own part will be asked for again, by the conversation's next turn, which would find
-#   it in one place or the other; moving it costs the prefill now, and evicts what others would have found.
+#   The last part is its own, and A is 1 there. The part before a fork is shared with others: prefilled
+#   once more it becomes another copy, of use to all of them. With k copies now, used u times a second, and
+#   a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
+# - KEEP is 3: the conversation's next turn will need the prompt's own part again, in one place or the other;
+#   moving it costs the prefill now, and evicts blocks that others would have found.
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8 of
 #   real time. Without it a burst of new prompts meets on one endpoint.
 # - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it. Without it
 #   a pool near its capacity copies prefixes to idle endpoints, evicts others for them, and tips over
 #   (simulated).
 # - evicted(e) is prefill · missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
-#   next was last used `age` ago. What was used a moment ago is soon asked for, and prefilled, again.
+#   next was last used `age` ago. Blocks used a moment ago will soon be needed, and prefilled, again.
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
 #   prefill of a request. On a fast engine a step is short, while an agent's context keeps a cache filled.
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.

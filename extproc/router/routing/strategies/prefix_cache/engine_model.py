@@ -63,7 +63,7 @@ DEFAULT_ENGINE: Final = "l4-llama8b-fp8"
 
 
 class EngineModel:
-    """The engines of a pool, as far as `prefix_cache` knows them.
+    """What `prefix_cache` has learnt of a pool's engines.
 
     `kv_tokens` is the size of a cache whose endpoint does not say it, `reasons` those of picks by a prompt.
     With an `rng` the model learns the engine's constants. `slow` has the factors of the endpoints that are
@@ -212,7 +212,7 @@ class EngineModel:
         if change.is_lost:
             index.lose(endpoint)
         if change.bytes_per_token is not None and self._gateways.is_alone:
-            # The first one tells more than a guess does.
+            # The first sample is better than the default.
             share = _SLOWLY if self._is_measured else 1.0
             self._is_measured = True
             self.bytes_per_token += share * (change.bytes_per_token - self.bytes_per_token)

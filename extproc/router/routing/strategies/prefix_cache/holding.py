@@ -15,7 +15,7 @@ from extproc.router.routing.prompt.chain import Chain
 ENTRY_BYTES: Final = 128
 
 
-# Among blocks that were used this long ago, a third is asked for again soon.
+# Of blocks that were used this long ago, a third will be needed again soon.
 _EVICT_S: Final = 10.0
 
 
@@ -67,11 +67,11 @@ class Holding:
     def pin(self, chain: Chain, blocks: int) -> int:
         """Counts one more request on the first `blocks` of a chain; returns how many of them it held.
 
-        That is all of them, unless a peer that is mad told of blocks without those that lead to them.
+        That is all of them, unless a faulty peer sent blocks without those that lead to them.
         """
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
         first = block = 0
-        # Who pins a block pins all that lead to it: the pinned ones stand first.
+        # A request pins a block and all that lead to it, so the pinned ones come first.
         for block in hashes[:blocks]:
             if block not in pinned:
                 break

@@ -1,32 +1,31 @@
-"""Homes: where gateways that hear nothing of each other look for what another one of them put there. Pure."""
+"""Homes: endpoints where gateways that share no picks expect the prompts of other gateways. Pure."""
 
 # The rules, found by simulation with four and eight gateways that share the requests at random:
 #
-# - A conversation has a home, by its first turn; so has what the operator puts before every conversation.
-#   All gateways find the same ones, on a ring of endpoints.
-# - A home is presumed to hold what it is home to only where we have not seen it ourselves. Who sent the last
-#   turn knows where it went, and presuming otherwise sends back what was moved away for a reason.
-# - Without a last turn there is nothing to presume. But the others will look for the conversation at its
-#   home, so that its own part, once prefilled there, is not lost on them: it costs less there.
-# - An instruction that nobody has seen may be a tenant's, and not the only one that a home would be full of.
-#   So it decides alone, and the home of the question, which is another one each time, is not asked.
+# - A conversation has a home, by its first turn; so has the system prompt that the operator puts before every
+#   conversation. All gateways find the same homes, on a ring of endpoints.
+# - A home is presumed to hold its conversation only where we have not seen that ourselves. The gateway that
+#   sent the last turn has its endpoint in the index, and must not send the conversation back home.
+# - A first turn is nowhere yet, so nothing is presumed. But the others will look for the conversation at its
+#   home, so a prefill there is of use to them: it costs less there.
+# - A system prompt that no gateway has seen may be one tenant's, among many with the same home. So it decides
+#   alone, and the home of the question, which differs each time, plays no part.
 #
-# How many gateways there are, conversations tell: with n of them, one turn in n follows one of our own. A
-# client that stays with one gateway makes that gateway alone, which is the truth for our purpose. Whether the
-# last turn was ours, the index cannot say: its blocks may be evicted, and a head that changes with each turn
-# makes them others. So a conversation is also known by its first question, and by how many answers it had
-# when we last saw it. Without that a single gateway near its capacity takes itself for several, looks for
-# prompts at their homes, and drowns (simulated: 46 s to the first token instead of 13).
+# The number of gateways is estimated from conversations: with n gateways, one turn in n follows one of our
+# own. Where clients stay with one gateway, it counts as alone, which is right for our purpose. The index
+# cannot say whether the last turn was ours: its blocks may be evicted, and a head that changes with each turn
+# gives new blocks. So we also remember a conversation by its first question, with the number of its answers
+# when we last saw it. Without that a single gateway near its capacity takes itself for several, sends prompts
+# to their homes, and is overloaded (simulated: 46 s to the first token instead of 13).
 #
-# Gateways that share their picks see with each other's eyes: what one of them did counts as our own. So they
-# have no homes while all of them are heard, and need none: homes on top of that would only send away what
-# was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
-# asked again.
+# Gateways that share their picks see each other's prompts as their own. So they need no homes while all their
+# letters come: homes would only move conversations away from where they are. When some fall silent, turns
+# show it within seconds, and homes count again.
 #
-# Conversations that began before are where they were then, which is not at home: who was seen with a third of
-# one is presumed to have all of it, to its end. For all gateways saw it there, and each of them presumes the
-# same (without it half as much time again to the first token). Not so of a conversation that began since: who
-# was seen with it is known to one of them alone, and the others look at home, so that it would go to and fro.
+# Conversations that began before the silence are where they were then, not at home: an endpoint that was seen
+# with a third of one is presumed to have all of it. All gateways saw it there, and presume the same (without
+# that rule, half as much time again to the first token). Not so for a conversation that began since: only one
+# gateway has seen it, the others look at its home, and it would go to and fro.
 #
 # Tried, and taken out, since it gained less than a twentieth: homes from the first silence on, by how quick
 # turns are; homes for instructions alone, from a loss on.
@@ -41,12 +40,12 @@ from extproc.router.routing.strategies.base import PeerCounts
 
 # Each turn's weight in the share of those that followed our own.
 _WEIGHT: Final = 0.02
-# With a smaller share we are not alone. Turns of ours get lost, too: evicted, or sent before a restart.
+# Below this share we are not alone. It is less than 1: our own turns may be evicted, or older than a restart.
 _ALONE: Final = 0.7
 _MOST: Final = 64.0
 _GENERATION: Final = 50_000
 
-# After a loss, what share of a conversation tells where it is; and after how long silence is noticed.
+# After a loss, the share of a conversation that shows where it is; and after how long silence is noticed.
 _SEEN: Final = 0.3
 _NOTICED_S: Final = 0.5
 
@@ -66,7 +65,7 @@ NO_HOMES: Final = Homes()
 
 
 def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
-    """Returns the homes to ask for a prompt of which anybody has `reach` bytes as far as we have seen.
+    """Returns the homes of a prompt of which some endpoint has `reach` bytes, by our own index.
 
     `walk` yields endpoints by a key, the same for all gateways.
     """
@@ -80,9 +79,9 @@ def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -
 
 
 class GatewayCount:
-    """How many gateways share the conversations, and know nothing of each other: as told, or as turns tell.
+    """How many gateways route the conversations without sharing picks: configured, or estimated from turns.
 
-    Those that tell each other their picks are one in this. `gateways` counts each of them.
+    Gateways that share their picks count as one here; `gateways` counts each of them.
     """
 
     __slots__ = ("_configured", "_cut_s", "_is_cut", "_ours", "_peers", "_seen")
@@ -108,32 +107,32 @@ class GatewayCount:
 
     @property
     def times(self) -> float:
-        """How many times what we know to be in flight is in flight: late counts are not known."""
+        """By how much to multiply the requests in flight that we count: late peers' are not in it."""
         late = (1 + self._peers.active) / (1 + self._peers.prompt)
         if self._configured is not None:
             return self.count * late
-        # Turns that come before their news tell of who is late, too: not once more.
+        # The turns' estimate includes late peers, so the two are not multiplied.
         return max(self.count, late)
 
     @property
     def misses(self) -> bool:
-        """Whether some fell silent that told of their picks before, and may be picking still."""
+        """Whether some peers fell silent, and may be picking still."""
         return self._peers.lost > 0
 
     def set_peers(self, peers: PeerCounts, now: float) -> None:
-        """Takes which others tell of their picks."""
+        """Takes how many peers share their picks."""
         was_cut = self._is_cut
         self._peers = peers
-        # So many are not heard in time that we are not alone.
+        # Too many peers are late or lost to count as alone.
         self._is_cut = peers.untimely > (1 - _ALONE) * (1 + peers.active + peers.lost)
         if self._is_cut and not was_cut:
             self._cut_s = now
 
     def is_whole_at_one(self, chain: Chain, reach: int, since: float) -> bool:
-        """Whether who was seen with so much of it, and not its home, has a conversation that began then."""
-        was_heard = self._is_cut and since < self._cut_s - _NOTICED_S
-        # Of what is shared with others, nobody has a conversation.
-        return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
+        """Whether an endpoint with `reach` bytes, not its home, has all of a conversation from `since`."""
+        was_active = self._is_cut and since < self._cut_s - _NOTICED_S
+        # A shared system prompt is no sign of a conversation.
+        return was_active and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
     def take(self, chain: Chain, reach: int) -> None:
         """Takes a prompt, and how much of it we have seen."""

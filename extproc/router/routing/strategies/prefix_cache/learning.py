@@ -5,14 +5,14 @@ A request whose endpoint had nothing else to prefill waits for the engine's step
     first token = base + slope · bytes that were not cached
 
 The line is Theil and Sen's: the median of the slopes between pairs of samples. A third of the samples may be
-anything (a queue that we did not know of, an index that is wrong, a client that stopped reading) and it still
-holds. Three checks stand before a new line:
+anything (another gateway's queue, an index that is wrong, a client that stopped reading) and the line is
+still right. Three checks stand before a new line:
 
-- Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte of an answer says
-  nothing of the prefill, as of a head that is sent at once, half of them say the opposite.
-- A slope beyond `_FAR` times what the profile says, or below a part of it as small, is none: something else
-  was measured.
-- Each new line counts a quarter, so half a thousand samples make a new engine known, and a bad minute is
+- Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte does not depend on
+  the prefill, as with response headers that are sent at once, half of the pairs say the opposite.
+- A slope more than `_FAR` times the profile's, or less than that part of it, is rejected: it measured
+  something else.
+- Each new line counts a quarter, so half a thousand samples suffice for a new engine, and a bad minute is
   forgotten.
 """
 
@@ -34,7 +34,7 @@ _FAR: Final = 8.0
 _SHARE: Final = 0.25
 # The rest of a step, and the request's own: a fifth of them wait for less.
 _BASE_STEPS: Final = 1.2
-# A pair that is closer than this part of the middle half tells little of a slope.
+# A pair closer together than this part of the middle half says little about a slope.
 _APART: Final = 0.5
 
 

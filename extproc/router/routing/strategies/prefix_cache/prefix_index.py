@@ -1,4 +1,4 @@
-"""Which endpoint holds which blocks: what each one's KV cache most likely has, as far as we sent it there.
+"""Which endpoint holds which blocks: an estimate of each KV cache from the prompts that were sent there.
 
 Nothing here decides. Time comes in as an argument.
 """
@@ -10,10 +10,10 @@ Nothing here decides. Time comes in as an argument.
 #   what makes a match found by bisection a match of everything before it.
 # - It is written in the same step as the pick, not when the answer comes: of a burst of one new prefix
 #   every request finds the first one's blocks.
-# - The engine is never asked. Where it forgets earlier than we think, a request pays for a prefill that was
-#   not predicted. Where we forget earlier than it does, prompts leave warm endpoints for cold ones, and that
-#   costs more (measured: a quarter too small, 24 % more time to the first token; half, five times). So blocks
-#   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
+# - The engine's own index is never read. Where it forgets earlier than we think, a request pays for a prefill
+#   that was not predicted. Where we forget earlier than it does, prompts leave warm endpoints for cold ones,
+#   and that costs more (measured: a quarter too small, 24 % more time to the first token; half, five times).
+#   So blocks of open requests never take all the room: a tenth of it is always the others'.
 
 from collections.abc import Iterator, Sequence
 from math import exp, inf
@@ -24,14 +24,14 @@ from msgspec import Struct
 from extproc.router.routing.prompt.chain import Blocks, Chain
 from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
 
-# What all of them have at most, whatever their capacities: 1 GB.
+# Most entries of all endpoints together, whatever their capacities: 1 GB.
 MOST_ENTRIES: Final = 2_700_000
 
-# Over how long rates are averaged, seconds: some requests of a prefix that is worth keeping.
+# Rates are averaged over so many seconds: a few requests of a prefix that is worth caching.
 _RATE_S: Final = 60.0
 
 
-# What is longer than we looked is as good as for ever.
+# A longer time counts as infinite: rates are averaged over no longer one.
 _LONGEST_S: Final = 60.0
 
 
@@ -53,7 +53,7 @@ class Rate:
 
 
 # Not followed by the garbage collector: there are millions, and no cycle goes through them.
-class _Known(Struct, gc=False):
+class _Entry(Struct, gc=False):
     holders: tuple[Holding, ...]
     length: int
     since: float
@@ -63,9 +63,9 @@ class _Known(Struct, gc=False):
 class PrefixIndex:
     """All endpoints' holdings, and the blocks by what they are.
 
-    `capacity` is how many bytes of prompts one endpoint's cache holds, unless it is told otherwise of one.
-    Memory is bounded by `capacity / ENTRY_BYTES` entries an endpoint, and by `MOST_ENTRIES` over all; of
-    open requests beyond that, tails are left out.
+    `capacity` is how many bytes of prompts an endpoint's cache holds, where `resize` has set no other.
+    Memory is bounded by `capacity / ENTRY_BYTES` entries an endpoint, and by `MOST_ENTRIES` over all; the
+    tails of open requests beyond that are left out.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -73,8 +73,8 @@ class PrefixIndex:
         self._default = capacity
         self._room = 0
         self._holdings: dict[str, Holding] = {}
-        self._blocks: dict[int, _Known] = {}
-        # Blocks after which prompts went different ways, and how often they are asked for.
+        self._blocks: dict[int, _Entry] = {}
+        # Blocks after which prompts went different ways, and how often prompts with them come.
         self._forks: dict[int, Rate] = {}
         self._new_bytes = Rate()
 
@@ -134,7 +134,7 @@ class PrefixIndex:
             low, high = 0, matched - 1
             while low < high:
                 middle = (low + high) // 2
-                found = blocks.get(hashes[middle])  # `None`: a mad peer told of what comes after it alone
+                found = blocks.get(hashes[middle])  # `None`: a faulty peer sent only what comes after it
                 if found is not None and len(found.holders) > len(holders):
                     low = middle + 1
                 else:
@@ -151,7 +151,7 @@ class PrefixIndex:
         return len(found.holders) if found else 0
 
     def since(self, block: int) -> float:
-        """When a block became known; infinite where it is not."""
+        """When a block was first added; infinite if it is not there."""
         found = self._blocks.get(block)
         return found.since if found else inf
 
@@ -166,7 +166,7 @@ class PrefixIndex:
         return room / per_s if per_s * _LONGEST_S > room else _LONGEST_S
 
     def is_full(self, now: float) -> bool:
-        """Whether blocks are evicted within the time that rates are known for."""
+        """Whether blocks are evicted within the time that rates are averaged over."""
         return self.life_s(now) < _LONGEST_S
 
     def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
@@ -177,16 +177,16 @@ class PrefixIndex:
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             for block in [*filter(holding.idle.__contains__, hashes[had:stop])]:
-                self._evict(holding, block)  # what a mad peer told of without what leads to it
+                self._evict(holding, block)  # a faulty peer sent it without what leads to it
             holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
             holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
             self._make_room(holding)
         return Taken(had, stop)
 
-    def hear(self, holding: Holding, chain: Blocks, now: float, *, is_new: bool) -> None:
+    def apply_peer_pick(self, holding: Holding, chain: Blocks, now: float, *, is_new: bool) -> None:
         """Writes a chain down that another gateway sent there, without pinning it; `is_new`: just now.
 
-        We may never hear of its end, and what is pinned stays.
+        No pin, because the peer's letter about its end may be lost.
         """
         hashes, idle = chain.hashes, holding.idle
         if is_new:
@@ -196,9 +196,9 @@ class PrefixIndex:
         if stop > had:
             # The tail first: it is evicted before the head.
             fresh = dict.fromkeys(reversed(hashes[had:stop]), now)
-            is_held = any(map(idle.__contains__, fresh)) or any(map(holding.pinned.__contains__, fresh))
-            if is_held or len(fresh) < stop - had:
-                return  # no chain's blocks, but what a mad peer made up
+            has_some = any(map(idle.__contains__, fresh)) or any(map(holding.pinned.__contains__, fresh))
+            if has_some or len(fresh) < stop - had:
+                return  # not a chain's blocks, but made up by a faulty peer
             idle.update(fresh)
             holding.idle_bytes += self._insert(holding, chain, had, stop, now)
         holding.touch(hashes, had, now)
@@ -212,7 +212,7 @@ class PrefixIndex:
             self._make_room(holding)
 
     def withdraw(self, holding: Holding, chain: Chain, taken: Taken) -> None:
-        """Takes back what a request that was never read has added, unless others asked for it since."""
+        """Removes the blocks of a request that the engine never read, unless others used them since."""
         if holding.is_gone:
             return
         for number in range(taken.blocks - 1, taken.had - 1, -1):
@@ -230,18 +230,18 @@ class PrefixIndex:
             self._forks[fork].add(1, now)
 
     def _insert(self, holding: Holding, chain: Blocks, start: int, stop: int, now: float) -> int:
-        """Says of the blocks from `start` to `stop` that they are held, too; returns their bytes."""
+        """Adds the holding to the blocks from `start` to `stop`; returns their bytes."""
         hashes, blocks, alone = chain.hashes, self._blocks, holding.alone
         for number in range(start, stop):
             block = hashes[number]
             found = blocks.get(block)
             if found is None:
-                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now)
+                blocks[block] = _Entry(alone, chain.bytes_between(number, number + 1), now)
                 if number:
                     self._inherit(hashes[number - 1], block, now)
             else:
                 found.holders += alone
-                # Who is mad may tell another length; at last, what was known first is taken off.
+                # A faulty peer may send another length; eviction will subtract the first one.
                 holding.idle_bytes += found.length - chain.bytes_between(number, number + 1)
         new_bytes = chain.bytes_between(start, stop)
         self._new_bytes.add(new_bytes, now)

@@ -82,7 +82,7 @@ class Trust:
 
 
 class SentTotals(Struct):
-    """What was sent to an endpoint: requests, their bytes, and how many of these it should have held."""
+    """What was sent to an endpoint: requests, their bytes, and how many of these it should have cached."""
 
     requests: int = 0
     size: float = 0.0
@@ -102,7 +102,7 @@ class SignalChange(Struct, frozen=True):
 
 
 class SignalHistory:
-    """The metrics of one endpoint over time. `waiting` is smoothed; `None`: not known."""
+    """The metrics of one endpoint over time. `waiting` is smoothed; `None` without a figure."""
 
     __slots__ = (
         "_last",
@@ -126,7 +126,7 @@ class SignalHistory:
         self._was_sent = self._was_sized = SentTotals()
 
     def miss(self) -> None:
-        """It gave no metrics: how many requests wait there is not known."""
+        """It gave no metrics: there is no figure of how many requests wait there."""
         self.signals = self.waiting = None
 
     def take(self, signals: EndpointSignals) -> SignalChange:
@@ -180,7 +180,7 @@ def foreign_requests(
     running: Mapping[str, float],
     gateways: float,
 ) -> dict[str, float]:
-    """How many requests wait at each endpoint that we do not know of; those without any are left out.
+    """How many requests wait at each endpoint that we did not send; endpoints without any are left out.
 
     With several gateways, the others' part of those that wait. Alone, those far beyond our own: what
     `running` and `waiting` say together may be a second old.

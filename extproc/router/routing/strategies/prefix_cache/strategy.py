@@ -1,7 +1,7 @@
-"""The cheapest endpoint: what of a prompt each one holds, and what the wait there costs; see `cost`.
+"""The cheapest endpoint, by how much of a prompt each one holds and what the wait there costs; see `cost`.
 
-Several gateways do not know each other's picks. Then conversations, and what the operator puts before them,
-have homes on a ring, the same for all of them; see `homes`.
+Several gateways that do not share their picks use homes: each conversation, and each system prompt, has a
+home on a ring, the same for all gateways; see `homes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,20 +75,20 @@ _NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0, 0)
 
 
 class PrefixCacheSettings(StrategySettings):
-    """The endpoint where a prompt costs least: what each one holds of it, and what the wait there is."""
+    """The endpoint where a prompt costs least, by what each one holds of it and how long it waits there."""
 
     name: Literal["prefix_cache"] = "prefix_cache"
     engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
-    """Whose constants the costs are made of; the nearest does, only their proportions matter."""
+    """Engine and GPU whose constants make the costs. The nearest will do: only proportions matter."""
     learn: bool = False
-    """Learn the constants, beginning with those of `engine`, from the time to the first token: what the
-    access log tells (see docs/how-to/plain-envoy.md), else `signals`. Finds slow endpoints, too."""
+    """Learn the constants, beginning with those of `engine`, from the time to the first token: by the
+    access log (see docs/how-to/plain-envoy.md), else by `signals`. Finds slow endpoints, too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, as vLLM says when it starts; omitted: the engine's. `signals` correct
     it. Too few costs hits; too many costs agents with long contexts most."""
     gateways: int | None = Field(default=None, ge=1, le=1_000)
-    """How many of these services share the pool. They do not know each other's picks: with more than one,
-    conversations have homes. Omitted: found out from the turns of conversations."""
+    """How many of these services serve the pool without sharing their picks: with more than one,
+    conversations have homes. Omitted: estimated from the turns of conversations."""
     shed_cold: bool = False
     """Answer new conversations with 429, as many as necessary, where those that go on outgrow the caches:
     else none of them finds anything there. For one gateway, or several that share their picks (`share`)."""
@@ -160,14 +160,14 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
     def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
         holding, now = self.index.holding(endpoint), self._clock()
         if holding is not None:
-            self.index.hear(holding, blocks, now, is_new=True)
+            self.index.apply_peer_pick(holding, blocks, now, is_new=True)
             if missing:
                 self._backlogs.add(endpoint, missing * self.engine.ms_per_byte, now)
 
     def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
         holding = self.index.holding(endpoint)
         if holding is not None:
-            self.index.hear(holding, blocks, self._clock(), is_new=False)
+            self.index.apply_peer_pick(holding, blocks, self._clock(), is_new=False)
 
     def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
         holding = self.index.holding(endpoint)
@@ -352,21 +352,21 @@ class _CacheReading(Reading):
 # The rule, and why.
 #
 # While conversations go on, their contexts have to stay in the caches from turn to turn. Beyond some load
-# they do not: what is missing is computed again, answers come later, conversations last longer, more of them
-# are open at a time, and each new one evicts what another is about to ask for. Hits fall to nothing, whatever
-# the strategy, and stay there (simulated): the endpoints are as busy as before, and answer a fraction.
+# they do not: evicted parts are computed again, answers come later, conversations last longer, more of them
+# are open at a time, and each new one evicts what another needs next. Hits fall to nothing, whatever the
+# strategy, and stay there (simulated): the endpoints are as busy as before, and answer a fraction.
 #
 # The first sign is how much of its earlier turns a conversation still finds. Each request with earlier turns
 # shows that when it comes; here it is averaged over some fifty of them. From `_FEW` of it down a part
 # of the new conversations is refused, at `_NONE` all of them, and those that go on keep what they have. A new
 # one costs the others most and itself least: nobody waits for its next word yet.
 #
-# - New is who has no earlier turn, and of whose prompt less than half is cached: where a long system prompt
-#   is shared, or a document, a new conversation brings little, and is let in.
-# - Turns that other gateways answered look like evicted ones. So this is for a gateway that is alone, or
-#   hears of all picks; while some of the others are silent, nothing is refused.
-# - Nothing is refused while the caches are not full: who has just been started finds nothing, either.
-# - A part, not all or none: all at once would empty the endpoints, and let too many in a moment later.
+# - A conversation is new if it has no earlier turn, and less than half of its prompt is cached: where a long
+#   system prompt or a document is shared, a new conversation adds little, and is let in.
+# - Turns that other gateways answered look like evicted ones. So this is for a single gateway, or for several
+#   that share their picks; while some of the others are silent, nothing is refused.
+# - Nothing is refused while the caches are not full: after a start nothing is found, either.
+# - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment later.
 
 _FEW: Final = 0.9
 _NONE: Final = 0.6
@@ -374,7 +374,7 @@ _RARELY: Final = 0.02
 
 
 class Shedding:
-    """What share of earlier turns is still in some cache."""
+    """The share of earlier turns that is still in some cache, averaged."""
 
     __slots__ = ("found",)
 

@@ -41,45 +41,45 @@ def said(endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: fl
     return Outcome(endpoint.address, verdict, status, duration_s, 0.05)
 
 
-def cool(desk: PoolFeedback, endpoint: Endpoint = BAD) -> None:
+def cool(feedback: PoolFeedback, endpoint: Endpoint = BAD) -> None:
     for _ in range(3):
-        desk.observe(said(endpoint, Verdict.FAILED, 500, duration_s=0))
+        feedback.observe(said(endpoint, Verdict.FAILED, 500, duration_s=0))
 
 
 def test_a_request_that_only_cooling_endpoints_could_take_goes_to_one() -> None:
-    desk = build()
-    cool(desk)
-    assert pick(desk.pool, subset=[BAD.address]).endpoint is BAD
-    assert pick(desk.pool, adapter="sql").endpoint is ENDPOINTS[1]
+    feedback = build()
+    cool(feedback)
+    assert pick(feedback.pool, subset=[BAD.address]).endpoint is BAD
+    assert pick(feedback.pool, adapter="sql").endpoint is ENDPOINTS[1]
 
-    cool(desk, ENDPOINTS[1])
+    cool(feedback, ENDPOINTS[1])
 
-    assert pick(desk.pool, adapter="sql").endpoint in ENDPOINTS[:2]
+    assert pick(feedback.pool, adapter="sql").endpoint in ENDPOINTS[:2]
 
 
 def test_the_book_and_the_means_go_on_without_the_cooling() -> None:
     """A limit per endpoint counts those that may be picked."""
-    desk = build()
-    desk.pool.max_in_flight = 2
-    cool(desk)
-    picks = [pick(desk.pool) for _ in range(6)]
+    feedback = build()
+    feedback.pool.max_in_flight = 2
+    cool(feedback)
+    picks = [pick(feedback.pool) for _ in range(6)]
 
     assert Counter(each.endpoint.name for each in picks) == {"e2": 2, "e3": 2, "e4": 2}
     with pytest.raises(Exception, match="limit of 2"):
-        pick(desk.pool)
+        pick(feedback.pool)
 
 
 def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "extproc")
     clock = Clock()
-    desk = build(clock)
-    cool(desk)
+    feedback = build(clock)
+    cool(feedback)
     clock.now_s += 5
-    desk.observe(said(BAD, Verdict.ANSWERED, 404))
-    desk.observe(Outcome(BAD.address, Verdict.FAILED))
-    desk.observe(Outcome("10.9.9.9:80", Verdict.FAILED))
+    feedback.observe(said(BAD, Verdict.ANSWERED, 404))
+    feedback.observe(Outcome(BAD.address, Verdict.FAILED))
+    feedback.observe(Outcome("10.9.9.9:80", Verdict.FAILED))
     registry = CollectorRegistry()
-    registry.register(FeedbackCollector(lambda: [desk]))
+    registry.register(FeedbackCollector(lambda: [feedback]))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"extproc_{name}", {"pool": "llama", **labels})
@@ -100,12 +100,12 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
-    desk = build()
-    desk.pool.replace([Endpoint("e1", BAD.address, zone="a"), Endpoint("e2", ENDPOINTS[1].address, zone="b")])
+    feedback = build()
+    feedback.pool.replace([Endpoint(at, ENDPOINTS[n].address, zone=at) for n, at in enumerate("ab")])
     for _ in range(3):
-        desk.observe(said(BAD, Verdict.ANSWERED))
+        feedback.observe(said(BAD, Verdict.ANSWERED))
     registry = CollectorRegistry()
-    registry.register(FeedbackCollector(lambda: [desk]))
+    registry.register(FeedbackCollector(lambda: [feedback]))
     labels = [{"pool": "llama", "zone": zone, "class": "2xx"} for zone in "ab"]
 
     # A zone without an answer yet is shown, so that `increase()` sees the first one.
@@ -116,53 +116,53 @@ def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
 def test_a_head_does_not_excuse_an_endpoint_that_cuts_its_answers() -> None:
     """The gateway sends response headers, too: each comes before the log says how its answer ended."""
     clock = Clock()
-    desk = build(clock)
+    feedback = build(clock)
     for _ in range(3):
-        desk.observe_response(said(BAD, Verdict.ANSWERED))
-        desk.observe(said(BAD, Verdict.BROKEN))
+        feedback.observe_response(said(BAD, Verdict.ANSWERED))
+        feedback.observe(said(BAD, Verdict.BROKEN))
     clock.now_s += 3
-    desk.observe_response(said(BAD, Verdict.ANSWERED))
+    feedback.observe_response(said(BAD, Verdict.ANSWERED))
 
-    assert desk.cooling.shut() == {BAD.name: "cooling"}
-    assert desk.counters.answers[BAD.name, "broken"] == 3
+    assert feedback.cooling.shut() == {BAD.name: "cooling"}
+    assert feedback.counters.answers[BAD.name, "broken"] == 3
 
 
 def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> None:
-    desk = build()
+    feedback = build()
     draining = Endpoint(BAD.name, BAD.address, is_ready=False)
-    desk.pool.replace([draining, *ENDPOINTS[1:]])
-    desk.observe(said(BAD, Verdict.ANSWERED))
-    assert desk.counters.answers == {("e1", "2xx"): 1}
+    feedback.pool.replace([draining, *ENDPOINTS[1:]])
+    feedback.observe(said(BAD, Verdict.ANSWERED))
+    assert feedback.counters.answers == {("e1", "2xx"): 1}
 
-    desk.counters.keep({"e2"})
+    feedback.counters.keep({"e2"})
 
-    assert desk.counters.answers == {}
+    assert feedback.counters.answers == {}
 
 
 def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_there_is_one() -> None:
-    desk = build()
+    feedback = build()
     endpoint = ENDPOINTS[0]
-    desk.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
-    assert desk.pool.duration_s == 2
-    desk.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
-    assert desk.pool.duration_s == 2
-    desk.apply_signals(endpoint, EndpointSignals(answers=12, answer_s=60, started_s=1))
-    assert desk.pool.duration_s == 2 + (20 - 2) / 16
+    feedback.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
+    assert feedback.pool.duration_s == 2
+    feedback.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
+    assert feedback.pool.duration_s == 2
+    feedback.apply_signals(endpoint, EndpointSignals(answers=12, answer_s=60, started_s=1))
+    assert feedback.pool.duration_s == 2 + (20 - 2) / 16
 
     for _ in range(200):
-        desk.observe(said(endpoint, Verdict.ANSWERED, duration_s=0.5))
-    desk.observe(said(endpoint, Verdict.FAILED, 500, duration_s=100))
-    desk.apply_signals(endpoint, EndpointSignals(answers=14, answer_s=100, started_s=1))
-    assert desk.pool.duration_s == pytest.approx(0.5, abs=0.01)
+        feedback.observe(said(endpoint, Verdict.ANSWERED, duration_s=0.5))
+    feedback.observe(said(endpoint, Verdict.FAILED, 500, duration_s=100))
+    feedback.apply_signals(endpoint, EndpointSignals(answers=14, answer_s=100, started_s=1))
+    assert feedback.pool.duration_s == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_failure_that_is_told_twice_counts_once() -> None:
-    desk = build()
+    feedback = build()
     logged = Outcome(BAD.address, Verdict.FAILED, 500)
     for _ in range(2):
-        desk.observe(logged)
-        desk.observe_response(Outcome(BAD.address, Verdict.FAILED, 500, 0.3, 0.3))
-    assert (desk.cooling.shut(), desk.counters.answers) == ({}, {(BAD.name, "5xx"): 2})
+        feedback.observe(logged)
+        feedback.observe_response(Outcome(BAD.address, Verdict.FAILED, 500, 0.3, 0.3))
+    assert (feedback.cooling.shut(), feedback.counters.answers) == ({}, {(BAD.name, "5xx"): 2})
 
-    desk.observe(logged)
-    assert desk.cooling.shut() == {BAD.name: "cooling"}
+    feedback.observe(logged)
+    assert feedback.cooling.shut() == {BAD.name: "cooling"}
