@@ -34,7 +34,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Lazy(CommandGroup):
-    """Loads the simulator and the benchmark only when one of them is asked for."""
+    """Loads the simulator and the benchmark only when one of their commands runs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Upstream's picker has no commands: its charts give our image flags alone.

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed document. `where` is its file, or what else an operator knows it by."""
+    """A parsed document. `where` is its file, or another name for operators."""
 
     where: str
     tree: Any
@@ -125,14 +125,14 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
             inside = "".join(f"{parent}." for parent in parents)
             beside = {one.removeprefix(inside).partition(".")[0] for one in known if one.startswith(inside)}
-            why = f"there is no such setting{_ask_back(name, beside)}"
+            why = f"there is no such setting{_suggest(name, beside)}"
         case "missing":
             why = "is missing"
         case "string_pattern_mismatch":
             why = f"{fault['input']!r} does not match {given['pattern']}"
         case "union_tag_invalid":
             choices = given["expected_tags"].replace("'", "")
-            nearest = _ask_back(given["tag"], choices.split(", "))
+            nearest = _suggest(given["tag"], choices.split(", "))
             why = f"there is no {given['tag']}{nearest} (choose from {choices})"
         case "literal_error":
             why = f"{fault['input']!r} is none of {given['expected']}"
@@ -141,7 +141,7 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
     return f"{place}: {why}"
 
 
-def _ask_back(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     """Asks for the nearest name, where one is near."""
     nearest = get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean {nearest[0]}?" if nearest else ""

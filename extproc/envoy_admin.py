@@ -1,4 +1,4 @@
-"""What an Envoy's admin port says of the ext_proc filters that ask this service. Pure."""
+"""The ext_proc filters for one service, and their counters, as an Envoy shows them. Pure."""
 
 import json
 from collections import Counter
@@ -64,9 +64,9 @@ def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:
     counters = Counter[str]()
     for stat in json.loads(stats)["stats"]:
         counters[stat.get("name", "").rpartition(".")[2]] += stat.get("value", 0)
-    known = (host for each in ours or filters for host in hosts.get(each.cluster, {}).items())
+    ours_or_all = (host for each in ours or filters for host in hosts.get(each.cluster, {}).items())
     # Of two clusters with one address the one that reaches it counts.
-    return EnvoySeen(True, ours or filters, counters, dict(sorted(known, key=itemgetter(1))))
+    return EnvoySeen(True, ours or filters, counters, dict(sorted(ours_or_all, key=itemgetter(1))))
 
 
 def _read_host(status: Tree) -> tuple[str, bool]:

@@ -28,7 +28,7 @@ class ProtocolError(ExtprocError):
 
 
 class RequestError(ExtprocError):
-    """A request cannot be routed; carries what the client is told, in OpenAI's words.
+    """A request cannot be routed; carries the answer to the client, in OpenAI's words.
 
     `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param`
     and `code` of OpenAI's error object. `retry_after_s` is for failures that pass by themselves.
@@ -59,7 +59,7 @@ class PromptError(RequestError):
 
 
 class NoRoomForBody(PromptError):
-    """The body came when the process held as much as it may: no fault of the client's."""
+    """The body came when the process had no memory left for bodies: no fault of the client's."""
 
     status = 503
     kind = "service_unavailable"
@@ -76,7 +76,7 @@ class PromptTooComplex(PromptError):
 
 
 class UnknownModel(RequestError):
-    """No pool serves the model that the request asks for."""
+    """No pool serves the model that the request names."""
 
     status = 404
     kind = "invalid_request_error"

@@ -176,7 +176,7 @@ class LoadWatch:
     ) -> None:
         self.samples: list[LoopSample] = []
         self._work, self._clock, self._note = work, clock, note
-        self._told = 0
+        self._reported = 0
         self._unfinished: list[int] = []
         self._failures: Counter[str] = Counter()
         self._input_tokens = self._output_tokens = 0
@@ -190,16 +190,16 @@ class LoadWatch:
             lag_s = max(0.0, now_s - due_s)
             self.samples.append(LoopSample(now_s, lag_s, self._work.in_flight))
 
-    async def publish(self, tell: Callable[[RunSnapshot], None]) -> None:
+    async def publish(self, send: Callable[[RunSnapshot], None]) -> None:
         while True:
             await asyncio.sleep(_NEWS_S)
-            tell(self.snapshot())
+            send(self.snapshot())
 
     def snapshot(self) -> RunSnapshot:
         """Returns totals, and the latencies of requests that ended since the last snapshot."""
         records = self._work.records
-        fresh = [*self._unfinished, *range(self._told, len(records))]
-        self._told = len(records)
+        fresh = [*self._unfinished, *range(self._reported, len(records))]
+        self._reported = len(records)
         self._unfinished = [i for i in fresh if not records[i].is_over]
         ended = [records[i] for i in fresh if records[i].is_over]
         self._failures.update(record.failure for record in ended if record.failure)
@@ -389,13 +389,13 @@ def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
     async def obey() -> T:
         stop, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
 
-        def hear() -> None:
+        def on_signal() -> None:
             if stop.is_set() and task is not None:
                 task.cancel()
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, hear)
+            loop.add_signal_handler(number, on_signal)
         return await work(stop)
 
     try:

@@ -18,13 +18,13 @@ from extproc.router.settings.pool_settings import PoolSettings
 
 # A route's timeout that is no longer cuts answers that stream.
 _SHORT_S: Final = 60.0
-# Fewer requests, or tokens, tell nothing.
+# Fewer requests, or tokens, prove nothing.
 _FEW, _TOKENS = 20, 10_000
 # Prefills wait for each other: their time proves that an engine is fast, and hardly that it is slow.
 _FASTER, _SLOWER, _LONG_PROMPT = 3.0, 4.0, 500
 # A cache's size may be wrong by a quarter. Filled so often, it has evicted all that it had.
 _NEAR, _REFILLED = 0.25, 3.0
-# Clocks differ by so much for certain; Envoy is told to wait for so much longer than a request is held.
+# Clocks differ by so much for certain; Envoy has to wait for so much longer than a request is held.
 _SKEW_S, _SPARE_S = 1.0, 2.0
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "unix"})
 _LEFT_OUT: Final = frozenset({"cooling", "busy", "unhealthy", "unknown"})
@@ -60,13 +60,13 @@ def endpoints(evidence: Evidence) -> Iterator[Finding]:
             seen = f"pool {pool.name}: none of {len(engines)} endpoints is ready" if is_empty else pool.name
             yield Finding("no_endpoint" if is_empty else "list_old", f"{seen}; {fault}", source)
         for engine in engines:
-            is_new = engine.state == "unknown" and engine.health == "200"  # not asked yet
+            is_new = engine.state == "unknown" and engine.health == "200"  # not probed yet
             if engine.state in _LEFT_OUT and not is_new:
-                told = evidence.last.tell(
+                counts = evidence.last.count_by(
                     "extproc_answers_total", "class", pool=pool.name, endpoint=engine.name
                 )
                 seen = f"pool {pool.name}: {engine.name} is {engine.state}; its health: {engine.health}"
-                yield Finding(engine.state, f"{seen}; answers so far: {told}", engine.address)
+                yield Finding(engine.state, f"{seen}; answers so far: {counts}", engine.address)
     for name, ready, count in evidence.cluster.unready:
         yield Finding("pods_not_ready", f"Service {name}: {ready} of {count} Pods are ready", name)
 
@@ -109,9 +109,9 @@ def envoy(evidence: Evidence) -> Iterator[Finding]:
         names = ", ".join(seen.hosts)
         yield Finding("not_reached", f"Envoy finds none of {names} healthy", names)
     kinds = ("message_timeouts", "failure_mode_allowed", "streams_started")
-    late, passed, asked = (count(name, 0) for name in kinds)
-    if max(late, passed) > max(_FEW / 4, asked / 100):
-        text = f"of {asked:.0f} requests Envoy waited in vain for {late:.0f}, sent {passed:.0f} on unpicked"
+    late, passed, streams = (count(name, 0) for name in kinds)
+    if max(late, passed) > max(_FEW / 4, streams / 100):
+        text = f"of {streams:.0f} requests Envoy waited in vain for {late:.0f}, sent {passed:.0f} on unpicked"
         yield Finding("passed_by", text)
     for each in seen.filters:
         short = [(name, limit_s) for name, limit_s in each.routes if 0 < limit_s <= _SHORT_S]
@@ -141,9 +141,9 @@ def unheard(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools if not deaf else ():
         count = partial(evidence.first.sum, pool=pool.name)
         ended = count("extproc_picks_total") - count("extproc_endpoint_in_flight")
-        told = count("extproc_answers_total")
-        if pool.cool_after is not None and ended >= _FEW and told < ended / 2:
-            seen = f"pool {pool.name}: {ended:.0f} requests ended, the service heard of {told:.0f}"
+        answers = count("extproc_answers_total")
+        if pool.cool_after is not None and ended >= _FEW and answers < ended / 2:
+            seen = f"pool {pool.name}: {ended:.0f} requests ended, the service got outcomes of {answers:.0f}"
             yield Finding("outcomes_unheard", seen)
 
 
@@ -171,8 +171,8 @@ def replicas(evidence: Evidence) -> Iterator[Finding]:
             )
             yield Finding(rule, seen, count)
         elif share and share["heard"] < count - 1:
-            told = evidence.last.tell("extproc_share_letters_total", "result")
-            seen = f"pool {pool.name} hears {share['heard']} of {count - 1} other replicas; letters: {told}"
+            counts = evidence.last.count_by("extproc_share_letters_total", "result")
+            seen = f"pool {pool.name} hears {share['heard']} of {count - 1} other replicas; letters: {counts}"
             yield Finding("share_unheard", seen)
 
 
@@ -244,8 +244,8 @@ def working_set(evidence: Evidence) -> Iterator[Finding]:
 
 def clocks(evidence: Evidence) -> Iterator[Finding]:
     low, high = evidence.clock or (0.0, 0.0)
-    known = [(engine.address, engine.clock) for engine in evidence.engines]
-    for name, at in (("Envoy", evidence.envoy.clock), *known):
+    clocks = [(engine.address, engine.clock) for engine in evidence.engines]
+    for name, at in (("Envoy", evidence.envoy.clock), *clocks):
         if at and (at[0] - high > _SKEW_S or low - at[1] > _SKEW_S):
             skew_s = (at[0] + at[1] - low - high) / 2
             yield Finding("clock", f"the clock of {name} is {skew_s:+.0f} s from the service's", name)

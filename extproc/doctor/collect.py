@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
 
 TIMEOUT_S: Final = 3.0
-# Engines that are asked.
+# Most engines that are probed.
 _MOST: Final = 64
 # What another's JSON may raise when it is read.
 _FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError)
@@ -51,7 +51,7 @@ async def look_around(
 ) -> seen.Evidence:
     """Asks the admin ports of the service (`url`) and of an Envoy, the engines, and Kubernetes.
 
-    `given` are a file's settings; `None`: the service is asked for its own. Requests are counted for
+    `given` are a file's settings; `None`: the service's own are fetched. Requests are counted for
     `window_s` seconds. Raises `ExtprocError` where there are no settings to go by.
     """
     async with ClientSession(timeout=ClientTimeout(total=TIMEOUT_S)) as session:
@@ -70,12 +70,12 @@ async def look_around(
             look.envoy(envoy, settings),
             look.cluster(settings, namespace),
         )
-    told = [page for page in last[1:] if page.samples]
+    scraped = [page for page in last[1:] if page.samples]
     if config.fault:
         look.unseen.insert(0, f"the running service, {url}: {config.fault}; --url is its admin port")
     else:
         look.looked.insert(0, f"the service {url} ({last[0].info('extproc_info').get('version', '?')})")
-    (look.looked if told else look.unseen).append(f"metrics of {len(told)} of {len(listed)} engines")
+    (look.looked if scraped else look.unseen).append(f"metrics of {len(scraped)} of {len(listed)} engines")
     mute = [engine.address for engine in engines if engine.models is None]
     look.unseen += [f"models of {len(mute)} engines, {mute[0]} for one"] if mute else []
     pairs = zip(engines, first[1:], last[1:], strict=True)
@@ -178,7 +178,7 @@ class _Look:
 
 
 def _list_engines(settings: Settings, running: Sequence[Tree]) -> Iterator[seen.EngineSeen]:
-    """The endpoints that the service has; where it was not asked, those that the settings list."""
+    """The endpoints that the service has; without an answer, those that the settings list."""
     for pool in running:
         for each in pool["endpoints"]:
             yield seen.EngineSeen(pool["name"], each["name"], each["address"], each["state"])

@@ -34,7 +34,7 @@ class MetricsPage:
         found = self.samples.get(name, ())
         return sum(value for named, value in found if labels.items() <= named.items())
 
-    def tell(self, name: str, label: str, **labels: str) -> str:
+    def count_by(self, name: str, label: str, **labels: str) -> str:
         """The same for each value of a label, as `3 5xx, 2 none`."""
         kinds = sorted({named.get(label, "") for named, _ in self.samples.get(name, ())})
         counts = {kind: self.sum(name, **labels, **{label: kind}) for kind in kinds}
@@ -121,7 +121,7 @@ class Evidence:
         return [engine for engine in self.engines if engine.pool == pool.name]
 
     def running(self, pool: PoolSettings) -> Tree:
-        """What `/pools` says of it; empty where it was not asked."""
+        """What `/pools` says of it; empty where that was not fetched."""
         return next((each for each in self.pools if each["name"] == pool.name), {})
 
     @property

@@ -25,7 +25,7 @@ _PLURALS: Final = {
 
 
 class ApiRefusal(ExtprocError):
-    """The API server did not do what it was asked; `status` is 0 if there was no answer."""
+    """The API server refused a call; `status` is 0 if there was no answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}" if status else message)

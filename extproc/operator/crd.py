@@ -19,7 +19,7 @@ from extproc.operator.resource import GROUP, KIND, PLURAL, VERSION, Operation
 Schema = dict[str, Any]
 
 _BOUNDED: Final = ("Items", "Length", "imum")
-_KEPT: Final = ("type", "enum", "pattern", *(f"{end}{what}" for end in ("min", "max") for what in _BOUNDED))
+_COPIED: Final = ("type", "enum", "pattern", *(f"{end}{what}" for end in ("min", "max") for what in _BOUNDED))
 # The object's own name is the run's.
 _LEFT_OUT: Final = frozenset({"name"})
 
@@ -73,7 +73,7 @@ def _root() -> Schema:
     return {
         "type": "object",
         "description": (
-            "A benchmark of a model server: what is asked of it, how it is run, and in its status what came "
+            "A benchmark of a model server: its load, how it is run, and in its status what came "
             "of it. Applied, it is run by Jobs, and judged; deleted, all that it made goes with it."
         ),
         "required": ["spec"],
@@ -119,7 +119,7 @@ def make_structural(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Schem
         return _of_choices(schema, defs)
     if "const" in schema:
         return {"type": "string", "enum": [schema["const"]]}
-    made = {name: schema[name] for name in _KEPT if name in schema} | _describe(schema) | _bound(schema)
+    made = {name: schema[name] for name in _COPIED if name in schema} | _describe(schema) | _bound(schema)
     if schema.get("type") == "integer":
         made["format"] = "int64"
     if schema.get("type") == "array":
@@ -172,7 +172,7 @@ def _of_choices(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
             **({"pattern": patterns.pop()} if patterns else {}),
             **about,
         }
-    # A text or an object: no type, but the object's fields are known, and explained.
+    # A text or an object: no type, but the object's fields are listed, and explained.
     fields = next((each for each in made if "properties" in each), {})
     return {
         **{name: value for name, value in fields.items() if name in {"description", "properties"}},

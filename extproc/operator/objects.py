@@ -29,7 +29,7 @@ BOARD_PORT: Final = 9201
 _SWITCH_TIMEOUT: Final = "5m"
 _SPEC, _DATA, _RESULTS = "/etc/benchmark", "/data", "/results"
 _LAST_WORDS: Final = "/dev/termination-log"
-# Long enough to break off what is in flight, and to write what is known.
+# Long enough to cancel requests in flight, and to write the journal.
 _GRACE_S: Final = 120
 _USER: Final = 65532
 _OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fields.items()}

@@ -1,6 +1,6 @@
 """What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what Pods report.
 
-The Pods of a run have no credentials to write to the API server: the operator asks them over HTTP.
+The Pods of a run have no credentials to write to the API server: the operator fetches their progress.
 """
 
 from collections.abc import Iterable, Mapping
@@ -94,7 +94,7 @@ async def read_statuses(pods: Iterable[Object]) -> dict[str, RunStatus]:
     notices: dict[str, RunStatus] = {}
     for pod in pods:
         url = find_address(pod)
-        notice = await ask_pod(url) if url is not None else None
+        notice = await fetch_run_status(url) if url is not None else None
         if notice is not None:
             run = pod["metadata"]["labels"][RUN_LABEL]
             notices[run] = add_statuses(notices[run], notice) if run in notices else notice
@@ -123,7 +123,7 @@ def find_address(pod: Mapping[str, Any]) -> str | None:
     return f"http://[{ip}]:{BOARD_PORT}/" if ":" in ip else f"http://{ip}:{BOARD_PORT}/"
 
 
-async def ask_pod(url: str) -> RunStatus | None:
+async def fetch_run_status(url: str) -> RunStatus | None:
     """Returns what a Pod reports; `None` for one that does not answer, as before it begins."""
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     try:

@@ -1,8 +1,8 @@
-"""What is to be done about a Benchmark, from what it asks and what there is. Pure.
+"""What to do about a Benchmark, from its spec and the Jobs that exist. Pure.
 
-It keeps nothing: whoever asks again after a crash, anywhere between two actions, gets what is left to do.
-Names make that so: a run's name follows from what is asked (and from when it was due), and everything it is
-made of has a name that follows from the run's, so that making it twice is making it once. A run that has
+It has no memory: called again after a crash, anywhere between two actions, it returns what is left to do.
+Names make that so: a run's name follows from the spec's digest (and from when it was due), and the names of
+its objects follow from the run's, so that creating one twice is creating it once. A run that has
 ended is in the status before its Jobs may go; a run that is in the status is never begun again.
 """
 
@@ -20,9 +20,9 @@ from extproc.operator.status import build_status, refuse_status
 
 
 def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, image: str) -> list[Action]:
-    """Returns what is to be done now, in this order; nothing where all is as it should be.
+    """Returns what is to be done now, in this order; an empty list where nothing is.
 
-    A status that somebody has edited beyond reading is written anew: what ended is known by its Jobs.
+    A status that somebody has edited beyond reading is written anew: the Jobs say which runs ended.
     """
     try:
         return _reconcile(benchmark, observed, now, image)
@@ -41,42 +41,42 @@ def _reconcile(benchmark: Benchmark, observed: Observation, now: datetime, image
         reverse=True,
     )
     history = runs[: benchmark.operation.history_limit]
-    asked = find_run(benchmark, observed, runs, now)
-    status = build_status(benchmark, observed, asked, history, now)
-    notice = observed.notices.get(asked.name) if asked is not None else None
+    run = find_run(benchmark, observed, runs, now)
+    status = build_status(benchmark, observed, run, history, now)
+    notice = observed.notices.get(run.name) if run is not None else None
     wanted = None if notice is None else notice.wanted
     return [
         # A router belongs to a run before it begins, and to nobody else.
-        *(Replace(body) for body in settle_router(asked, observed.router, observed.held, wanted)),
-        # A run first, then the status: a time that is noted as gone by is not gone back to.
-        *(Create(body) for body in _begin(observed, asked, image, now)),
-        # What the status says of a run that ended must not be lost with its Jobs.
+        *(Replace(body) for body in settle_router(run, observed.router, observed.switched, wanted)),
+        # A run first, then the status: a due time that the status has is not run again.
+        *(Create(body) for body in _begin(observed, run, image, now)),
+        # The status before the deletions: it has the results of runs whose Jobs go.
         *([WriteStatus(status)] if status != benchmark.status else []),
-        *_list_needless(observed, asked, runs, history),
+        *_list_needless(observed, run, runs, history),
     ]
 
 
-def _begin(observed: Observation, asked: Run | None, image: str, now: datetime) -> Iterator[Object]:
-    """What a run lacks that is to go on; nothing while there are Pods of another one."""
-    if asked is None:
+def _begin(observed: Observation, run: Run | None, image: str, now: datetime) -> Iterator[Object]:
+    """The objects that a run still lacks; nothing while there are Pods of another run."""
+    if run is None:
         return
-    others = [job for job in observed.jobs if job.run != asked.name and not job.is_over]
-    own = {job.part: job for job in observed.jobs if job.run == asked.name}
+    others = [job for job in observed.jobs if job.run != run.name and not job.is_over]
+    own = {job.part: job for job in observed.jobs if job.run == run.name}
     if others or MAIN in own or any(job.is_deleting for job in observed.jobs):
         return
     if PARTS not in own:
-        yield from list_objects(asked, image, now)
+        yield from list_objects(run, image, now)
     elif own[PARTS].is_over:
-        # However the parts ended: their journals say what is missing.
-        yield merge_job(asked, image)
+        # However the parts ended: the merge finds missing ones by their journals.
+        yield merge_job(run, image)
 
 
 def _list_needless(
-    observed: Observation, asked: Run | None, runs: Sequence[Object], history: Sequence[Object]
+    observed: Observation, run: Run | None, runs: Sequence[Object], history: Sequence[Object]
 ) -> list[Delete]:
-    """Jobs of runs that may not go on, parts whose run has ended, and runs that nobody remembers."""
-    name = None if asked is None else asked.name
-    ended, known = {entry["run"] for entry in runs}, {entry["run"] for entry in history}
+    """Jobs of runs that must stop, parts whose run has ended, and runs that the history has dropped."""
+    name = None if run is None else run.name
+    ended, listed = {entry["run"] for entry in runs}, {entry["run"] for entry in history}
     return [
         Delete(job.name, job.uid)
         for job in observed.jobs
@@ -84,17 +84,17 @@ def _list_needless(
         and (
             (not job.is_over and job.run != name)
             or (job.part == PARTS and job.run in ended)
-            or (job.is_over and job.run in ended - known)
+            or (job.is_over and job.run in ended - listed)
         )
     ]
 
 
 def refuse_spec(body: Mapping[str, Any], message: str, observed: Observation, now: datetime) -> list[Action]:
-    """What is to be done about a Benchmark that cannot be read: it says why, and nothing of it goes on."""
+    """What to do about a Benchmark that cannot be read: its status says why, and its runs stop."""
     before = body.get("status") or {}
     status = refuse_status(before, body["metadata"].get("generation", 1), message, now)
     return [
-        *map(Replace, settle_router(None, None, observed.held, None)),
+        *map(Replace, settle_router(None, None, observed.switched, None)),
         *([WriteStatus(status)] if status != before else []),
         *_list_needless(observed, None, [], []),
     ]

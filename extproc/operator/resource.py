@@ -58,7 +58,7 @@ class Router(SpecSection):
     """The router whose strategies `ab` and `sweep` compare, by the ConfigMap that its settings are in.
 
     The operator writes each arm into `key` of `config_map` in turn, and at the end, however that comes, what
-    was there before. `ab.admin` is where every replica is asked whether it has it, and `ab.pool` is what is
+    was there before. At `ab.admin` every replica must show the change, and `ab.pool` is what is
     changed of it.
     """
 
@@ -139,13 +139,13 @@ class Benchmark:
 
     @property
     def digest(self) -> str:
-        """Names what is asked: Benchmarks of equal digests ask the same of the same."""
-        asked = {name: value for name, value in self.tree.items() if name not in _NOT_OF_A_RUN}
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+        """A hash of the spec's measured part: Benchmarks of equal digests measure the same."""
+        fields = {name: value for name, value in self.tree.items() if name not in _NOT_OF_A_RUN}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
     def stem(self) -> str:
-        """What the names of its runs begin with, as long as it asks the same."""
+        """What the names of its runs begin with, as long as the digest is the same."""
         return f"{self.name}-{self.digest}"
 
 

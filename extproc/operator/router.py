@@ -1,4 +1,4 @@
-"""A router's ConfigMap, while a Benchmark changes its strategy: what it was is kept with it. Pure.
+"""A router's ConfigMap while a Benchmark changes its strategy; an annotation has the text before. Pure.
 
 A run takes the ConfigMap before it begins, and nobody else does until it is given back: an annotation holds
 the text as it was found, a label finds it again, whoever is gone meanwhile, the Benchmark included. Whatever
@@ -17,7 +17,7 @@ from extproc.operator.objects import Object, Run
 from extproc.operator.resource import SWITCHED_MODES, Benchmark
 
 SWITCHED_LABEL: Final = "extproc.dev/switched-by"
-KEPT_ANNOTATION: Final = "extproc.dev/before-the-run"
+ANNOTATION: Final = "extproc.dev/before-the-run"
 
 
 class SwitchedRouter(msgspec.Struct, frozen=True):
@@ -59,88 +59,88 @@ def is_elsewhere(benchmark: Benchmark, config_map: Object | None) -> bool:
     """Whether another Benchmark has the router of this one."""
     if config_map is None or not is_switched(benchmark):
         return False
-    hold = read_switch(config_map)
-    return hold is not None and hold.benchmark != benchmark.name
+    switch = read_switch(config_map)
+    return switch is not None and switch.benchmark != benchmark.name
 
 
 def read_switch(config_map: Mapping[str, Any]) -> SwitchedRouter | None:
-    """Reads who has a ConfigMap; `None` if nobody has, or nobody can tell."""
-    kept = config_map["metadata"].get("annotations", {}).get(KEPT_ANNOTATION)
+    """Reads which run has taken a ConfigMap; `None` without an annotation, or with a broken one."""
+    text = config_map["metadata"].get("annotations", {}).get(ANNOTATION)
     try:
-        return None if kept is None else msgspec.json.decode(kept, type=SwitchedRouter)
+        return None if text is None else msgspec.json.decode(text, type=SwitchedRouter)
     except msgspec.DecodeError:
         return None
 
 
 def settle_router(
-    run: Run | None, config_map: Object | None, held: Sequence[Object], wanted: Mapping[str, object] | None
+    run: Run | None, config_map: Object | None, taken: Sequence[Object], wanted: Mapping[str, object] | None
 ) -> list[Object]:
-    """Returns ConfigMaps that are to be other than they are: as they were, and the run's as it asks.
+    """Returns the ConfigMaps to change: those to give back, and the run's with its strategy.
 
-    `config_map` is the one of the run's router, if it has one; `held` are all that its Benchmark has.
+    `config_map` is the one of the run's router, if it has one; `taken` are all that its Benchmark has.
     """
     if run is None or config_map is None or not is_switched(run.benchmark):
-        return [give_back(each) for each in held]
-    made = [give_back(each) for each in held if _name(each) != _name(config_map)]
-    hold = read_switch(config_map)
-    if hold is None or (hold.uid, hold.run) != (run.benchmark.uid, run.name):
+        return [give_back(each) for each in taken]
+    made = [give_back(each) for each in taken if _name(each) != _name(config_map)]
+    switch = read_switch(config_map)
+    if switch is None or (switch.uid, switch.run) != (run.benchmark.uid, run.name):
         return [*made, take(config_map, run)]
     if wanted is None or wanted not in [arm.section for arm in run.benchmark.spec.ab.arms]:
         return made
-    return [*made, *_switch(config_map, hold, wanted)]
+    return [*made, *_switch(config_map, switch, wanted)]
 
 
 def take(config_map: Object, run: Run) -> Object:
-    """The ConfigMap as a run takes it: as it is, or as it was before the run that had it."""
+    """The ConfigMap marked as the run's; a change by another run is taken back first."""
     benchmark, free = run.benchmark, give_back(config_map)
     key = benchmark.operation.router.key
-    hold = SwitchedRouter(
+    switch = SwitchedRouter(
         benchmark.name, benchmark.uid, run.name, key, benchmark.spec.ab.pool, free["data"][key]
     )
-    return _hold(free, hold)
+    return _mark(free, switch)
 
 
-def _switch(config_map: Object, hold: SwitchedRouter, wanted: Mapping[str, object]) -> list[Object]:
+def _switch(config_map: Object, switch: SwitchedRouter, wanted: Mapping[str, object]) -> list[Object]:
     """The ConfigMap with the strategy that is wanted; nothing if it has it."""
-    before = recall_text(config_map["data"][hold.key], hold)
-    text = lay_strategy(before, hold.pool, wanted)
-    if text == config_map["data"][hold.key] and hold.arm == wanted:
+    before = recall_text(config_map["data"][switch.key], switch)
+    text = lay_strategy(before, switch.pool, wanted)
+    if text == config_map["data"][switch.key] and switch.arm == wanted:
         return []
-    made = {**config_map, "data": {**config_map["data"], hold.key: text}}
-    held = msgspec.structs.replace(hold, text=before, arm=dict(wanted))
-    return [_hold(made, held)]
+    made = {**config_map, "data": {**config_map["data"], switch.key: text}}
+    after = msgspec.structs.replace(switch, text=before, arm=dict(wanted))
+    return [_mark(made, after)]
 
 
-def recall_text(now: str, hold: SwitchedRouter) -> str:
-    """What the text would be had no run touched it: as it was found, or as somebody has written it since."""
-    if hold.arm is None:
+def recall_text(now: str, switch: SwitchedRouter) -> str:
+    """The text without a run's change: as it was found, or as somebody has written it since."""
+    if switch.arm is None:
         return now
     try:
-        if now == lay_strategy(hold.text, hold.pool, hold.arm):
-            return hold.text
-        if read_strategy(now, hold.pool) == hold.arm:
-            return lay_strategy(now, hold.pool, read_strategy(hold.text, hold.pool))
+        if now == lay_strategy(switch.text, switch.pool, switch.arm):
+            return switch.text
+        if read_strategy(now, switch.pool) == switch.arm:
+            return lay_strategy(now, switch.pool, read_strategy(switch.text, switch.pool))
     except (LabError, SettingsError):
-        pass  # Theirs, whatever it is.
+        pass  # Somebody else wrote it: leave it.
     return now
 
 
 def give_back(config_map: Object) -> Object:
     """The ConfigMap without any trace of a run."""
-    metadata, hold = dict(config_map["metadata"]), read_switch(config_map)
-    for part, name in (("labels", SWITCHED_LABEL), ("annotations", KEPT_ANNOTATION)):
+    metadata, switch = dict(config_map["metadata"]), read_switch(config_map)
+    for part, name in (("labels", SWITCHED_LABEL), ("annotations", ANNOTATION)):
         left = {key: value for key, value in metadata.get(part, {}).items() if key != name}
         metadata = {**metadata, part: left} if left else {k: v for k, v in metadata.items() if k != part}
     data = config_map.get("data", {})
-    if hold is not None and hold.key in data:
-        data = {**data, hold.key: recall_text(data[hold.key], hold)}
+    if switch is not None and switch.key in data:
+        data = {**data, switch.key: recall_text(data[switch.key], switch)}
     return {**config_map, "metadata": metadata, "data": data}
 
 
-def _hold(config_map: Object, hold: SwitchedRouter) -> Object:
+def _mark(config_map: Object, switch: SwitchedRouter) -> Object:
     metadata = config_map["metadata"]
-    annotations = {**metadata.get("annotations", {}), KEPT_ANNOTATION: msgspec.json.encode(hold).decode()}
-    labels = {**metadata.get("labels", {}), SWITCHED_LABEL: hold.benchmark}
+    annotations = {**metadata.get("annotations", {}), ANNOTATION: msgspec.json.encode(switch).decode()}
+    labels = {**metadata.get("labels", {}), SWITCHED_LABEL: switch.benchmark}
     return {**config_map, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
 
 

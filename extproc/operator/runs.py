@@ -71,10 +71,10 @@ def find_next(schedule: str, now: datetime) -> datetime:
 
 
 def end_runs(benchmark: Benchmark, observed: Observation, now: datetime) -> Iterator[Object]:
-    """Yields what the status shall remember of runs that have ended and are not in it yet."""
-    known = {entry["run"] for entry in list_history(benchmark)}
+    """Yields the history's entries of runs that have ended and are not in it yet."""
+    recorded = {entry["run"] for entry in list_history(benchmark)}
     for job in observed.jobs:
-        if job.run in known:
+        if job.run in recorded:
             continue
         started = [each.started for each in observed.jobs if each.run == job.run and each.started is not None]
         whole = replace(job, started=min(started, default=None))
@@ -119,8 +119,8 @@ def _judge(job: JobState, words: LastWords | None, brief: Brief | None) -> tuple
         return ("Valid" if brief.is_good else "Invalid"), brief.title, brief.faults
     if words is None:
         return "Failed", "failed", [job.failure or "its Pod is gone without a word"]
-    told = split_lines(words.text)[-5:] or [words.reason or f"exit status {words.exit_code}"]
-    return "Failed", "failed", told
+    words_of_pod = split_lines(words.text)[-5:] or [words.reason or f"exit status {words.exit_code}"]
+    return "Failed", "failed", words_of_pod
 
 
 def list_history(benchmark: Benchmark) -> list[Object]:

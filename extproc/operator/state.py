@@ -54,7 +54,7 @@ class Observation:
     """What there is: the Benchmark's Jobs, how their Pods start and ended by run; why it cannot be run.
 
     `notices` are what the Pods of running Jobs report, by run. `router` is the ConfigMap that the
-    spec names, `held` are those that the Benchmark has.
+    spec names, `switched` are those that the Benchmark has.
     """
 
     jobs: tuple[JobState, ...] = ()
@@ -63,7 +63,7 @@ class Observation:
     faults: tuple[str, ...] = ()
     notices: Mapping[str, RunStatus] = field(default_factory=dict)
     router: Object | None = None
-    held: tuple[Object, ...] = ()
+    switched: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Deletes a Job and its Pods, which get the time to say what they know; one that is gone is as good."""
+    """Deletes a Job and its Pods, which get time to write their results; one that is gone is no error."""
 
     name: str
     uid: str

@@ -19,15 +19,15 @@ _Condition = tuple[str, str, str]
 
 
 def build_status(
-    benchmark: Benchmark, observed: Observation, asked: Run | None, history: Sequence[Object], now: datetime
+    benchmark: Benchmark, observed: Observation, run: Run | None, history: Sequence[Object], now: datetime
 ) -> Object:
     running = next(
-        (job for job in observed.jobs if asked and job.run == asked.name and job.started is not None), None
+        (job for job in observed.jobs if run and job.run == run.name and job.started is not None), None
     )
-    # What the status says is of what is asked now; what was asked before is in the history.
+    # The status is about runs of the spec as it is now; runs of earlier specs are in the history.
     same = [entry for entry in history if entry.get("digest") == benchmark.digest]
     last = same[0] if same else None
-    phase = _find_phase(benchmark, observed, asked, last)
+    phase = _find_phase(benchmark, observed, run, last)
     faults = observed.faults
     status: Object = {
         "observedGeneration": benchmark.generation,
@@ -37,18 +37,18 @@ def build_status(
         "faults": list(faults or (last or {}).get("faults", ())),
         "remarks": list((last or {}).get("remarks", ())),
     }
-    if asked is not None:
-        status |= _tell_running(asked, running, observed.notices.get(asked.name), benchmark.status)
+    if run is not None:
+        status |= _show_running(run, running, observed.notices.get(run.name), benchmark.status)
     elif last is not None:
-        status |= _tell_ended(Run(benchmark, last["run"]), last)
-    status |= _tell_figures(last, _find_regressions(benchmark, same))
+        status |= _show_ended(Run(benchmark, last["run"]), last)
+    status |= _show_figures(last, _find_regressions(benchmark, same))
     if summary := _summarise(status.get("soFar", {}).get("figures") or status.get("figures", {})):
         status["summary"] = summary
-    status |= _tell_schedule(benchmark, asked, observed, now)
+    status |= _show_schedule(benchmark, run, observed, now)
     conditions = _list_conditions(observed.faults, phase, last)
     if phase == "Waiting" and is_elsewhere(benchmark, observed.router):
         conditions["Running"] = ("False", "RouterIsTaken", "another Benchmark switches the router")
-    start = observed.starts.get(asked.name) if asked is not None else None
+    start = observed.starts.get(run.name) if run is not None else None
     if phase == "Starting":
         reason = (start.reason if start is not None else "") or "NoPodYet"
         conditions["Running"] = ("False", reason, start.message if start is not None else "")
@@ -69,52 +69,52 @@ def _remember(entry: Object) -> Object:
     return {name: value for name, value in entry.items() if value not in (None, [], {})}
 
 
-def _find_phase(benchmark: Benchmark, observed: Observation, asked: Run | None, last: Object | None) -> str:
+def _find_phase(benchmark: Benchmark, observed: Observation, run: Run | None, last: Object | None) -> str:
     if observed.faults:
         return "Refused"
     if benchmark.operation.suspend:
         return "Suspended"
-    if asked is not None:
-        start = observed.starts.get(asked.name)
+    if run is not None:
+        start = observed.starts.get(run.name)
         return "Running" if start is not None and start.has_started else "Starting"
     if last is not None:
         return str(last["phase"])
     return "Waiting"
 
 
-def _tell_running(
+def _show_running(
     run: Run, job: JobState | None, notice: RunStatus | None, before: Mapping[str, Any]
 ) -> Object:
-    told: Object = {"run": run.name, "report": run.report}
+    status: Object = {"run": run.name, "report": run.report}
     if job is None or job.started is None:
-        return told
-    told["startedAt"] = write_time(job.started)
-    known = before if before.get("run") == run.name and "finishedAt" not in before else {}
-    return told | _tell_progress(notice, known)
+        return status
+    status["startedAt"] = write_time(job.started)
+    before = before if before.get("run") == run.name and "finishedAt" not in before else {}
+    return status | _show_progress(notice, before)
 
 
-def _tell_progress(notice: RunStatus | None, known: Mapping[str, Any]) -> Object:
-    """What its Pods report, where that is another hundredth or another run: not every look is a write."""
-    so_far = known.get("soFar", {})
+def _show_progress(notice: RunStatus | None, before: Mapping[str, Any]) -> Object:
+    """What its Pods report, if the progress or the run's part has changed: else there is nothing to write."""
+    so_far = before.get("soFar", {})
     is_news = notice is not None and (notice.progress, notice.doing) != (
-        known.get("progress", ""),
+        before.get("progress", ""),
         so_far.get("doing", ""),
     )
     if notice is None or not is_news:
-        return {name: known[name] for name in ("progress", "soFar") if name in known}
+        return {name: before[name] for name in ("progress", "soFar") if name in before}
     so_far = {"doing": notice.doing, "finished": notice.finished, "figures": dict(notice.figures)}
     if notice.planned is not None:
         so_far["planned"] = notice.planned
     return {"soFar": so_far} | ({"progress": notice.progress} if notice.progress else {})
 
 
-def _tell_ended(run: Run, last: Object) -> Object:
+def _show_ended(run: Run, last: Object) -> Object:
     ended: Object = {name: last[name] for name in ("startedAt", "finishedAt") if name in last}
-    told = {"run": run.name, "report": run.report}
-    return {**told, "progress": "100%", **ended}
+    status = {"run": run.name, "report": run.report}
+    return {**status, "progress": "100%", **ended}
 
 
-def _tell_figures(last: Object | None, regressions: Sequence[str]) -> Object:
+def _show_figures(last: Object | None, regressions: Sequence[str]) -> Object:
     figures = (last or {}).get("figures")
     if not figures:
         return {}
@@ -131,29 +131,29 @@ def _summarise(figures: Mapping[str, float]) -> Object:
 
 
 def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[str]:
-    """Holds the last run, if it is valid, against the valid ones before it; all asked the same."""
+    """Compares the last run, if it is valid, with the valid ones before it, all of the same spec."""
     if not history or history[0]["phase"] != "Valid":
         return []
     model = benchmark.spec.target.model or benchmark.spec.endpoint
     return list_regressions(trace_history(benchmark.name, model, history))
 
 
-def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observation, now: datetime) -> Object:
+def _show_schedule(benchmark: Benchmark, run: Run | None, observed: Observation, now: datetime) -> Object:
     schedule = benchmark.operation.schedule
     if schedule is None:
         return {}
-    told: Object = {}
+    status: Object = {}
     dues = [job.due for job in observed.jobs if job.due is not None]
-    dues += [asked.due] if asked is not None and asked.due is not None else []
-    # What was due while another run went is left out, not made up for.
-    missed = find_due(schedule, last_due(benchmark, now), now) if asked is not None else None
+    dues += [run.due] if run is not None and run.due is not None else []
+    # A time that came while another run went is skipped.
+    missed = find_due(schedule, last_due(benchmark, now), now) if run is not None else None
     dues += [missed] if missed is not None else []
     dues = [due for due in dues if due <= now]
     if dues or benchmark.status.get("lastScheduledAt"):
-        told["lastScheduledAt"] = write_time(max([*dues, last_due(benchmark, now)]))
+        status["lastScheduledAt"] = write_time(max([*dues, last_due(benchmark, now)]))
     if not benchmark.operation.suspend:
-        told["nextRunAt"] = write_time(find_next(schedule, now))
-    return told
+        status["nextRunAt"] = write_time(find_next(schedule, now))
+    return status
 
 
 def _list_conditions(faults: Sequence[str], phase: str, last: Object | None) -> dict[str, _Condition]:
@@ -181,12 +181,12 @@ def _list_conditions(faults: Sequence[str], phase: str, last: Object | None) -> 
 def _turn(
     before: Iterable[Mapping[str, Any]], wanted: Mapping[str, _Condition], generation: int, now: datetime
 ) -> list[Object]:
-    """Returns conditions; one that says the same as before has done so since then."""
-    known = {condition["type"]: condition for condition in before}
+    """Returns conditions; one with the same status as before keeps its transition time."""
+    old = {condition["type"]: condition for condition in before}
     turned = []
     for kind, (status, reason, message) in wanted.items():
-        old = known.get(kind, {})
-        since = old.get("lastTransitionTime") if old.get("status") == status else None
+        last = old.get(kind, {})
+        since = last.get("lastTransitionTime") if last.get("status") == status else None
         turned.append(
             {
                 "type": kind,
@@ -209,7 +209,7 @@ def refuse_status(before: Mapping[str, Any], generation: int, message: str, now:
 
 
 def trace_history(name: str, model: str, runs: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Lines up runs by what was asked, and compares the last valid one of each with those before it."""
+    """Groups runs by their spec's digest, and compares the last valid one of each with those before it."""
     entries = [
         Entry(
             source=run["run"],

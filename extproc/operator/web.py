@@ -45,7 +45,7 @@ def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> Col
         of = ("namespace", "benchmark", *labels)
         return Gauge(f"extproc_benchmark_{name}", text, of, registry=registry)
 
-    info = gauge("info", "What is asked; always 1", "mode", "model")
+    info = gauge("info", "What is measured; always 1", "mode", "model")
     phase = gauge("phase", "1 for the phase that it is in, 0 for the others", "phase")
     progress = gauge("progress_ratio", "How much of it is over")
     figure = gauge("figure", "A headline figure of the last run, by its name in the status", "figure")
@@ -58,7 +58,7 @@ def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> Col
         info.labels(*own, spec.get("mode", "run"), (spec.get("target") or {}).get("model") or "").set(1)
         for name in PHASES:
             phase.labels(*own, name).set(name == status["phase"])
-        # Of a search nobody knows how much there will be: it says which run is at work.
+        # A search has no known end: its progress is the number of its run.
         if status["progress"].endswith("%"):
             with suppress(ValueError):
                 progress.labels(*own).set(float(status["progress"].removesuffix("%")) / 100)
@@ -127,9 +127,9 @@ class _Pages:
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     async def report(self, request: web.Request) -> web.StreamResponse:
-        asked = request.match_info
-        body = self._benchmarks.get((asked["namespace"], asked["name"]))
-        run, file = asked["run"], asked["file"]
+        names = request.match_info
+        body = self._benchmarks.get((names["namespace"], names["name"]))
+        run, file = names["run"], names["file"]
         path = None if body is None else await asyncio.to_thread(find_report, self._reports, body, run, file)
         if path is None:
             raise web.HTTPNotFound(text="there is no such report here\n")

@@ -171,11 +171,11 @@ class WorkQueue:
     async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
         # A longer name is no label, and nothing was ever made for it.
         is_label = len(key[1]) <= LONGEST_NAME
-        held = await find_switched(key, calls) if is_label else ()
+        switched = await find_switched(key, calls) if is_label else ()
         if body is None or body["metadata"].get("deletionTimestamp"):
-            return [Replace(give_back(each)) for each in held]
+            return [Replace(give_back(each)) for each in switched]
         jobs = await find_jobs(key, body["metadata"]["uid"], calls) if is_label else ()
-        observed = Observation(jobs=jobs, held=held)
+        observed = Observation(jobs=jobs, switched=switched)
         try:
             benchmark = parse_benchmark(body)
         except SpecRefused as refused:
@@ -185,7 +185,7 @@ class WorkQueue:
 
 
 def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
-    """Why a spec cannot be run, as far as that is known without its dataset: its Pods find out the rest."""
+    """Why a spec cannot be run, as far as that shows without its dataset: its Pods find out the rest."""
     try:
         if benchmark.operation.mode == "sweep":
             list_tasks(benchmark.spec)

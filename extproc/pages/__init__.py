@@ -1,1 +1,1 @@
-"""Pages for reports: one HTML file with its plots, no script, nothing fetched; others know whose report."""
+"""Pages for reports: one HTML file with its plots, no script, nothing fetched, no report's own words."""

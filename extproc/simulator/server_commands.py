@@ -66,7 +66,7 @@ def read_ports(text: str) -> list[int]:
 @click.option(
     "--answer-tokens", type=COUNT, default=0, help="Mean natural length of answers; 0: up to max_tokens."
 )
-@click.option("--force-include-usage", is_flag=True, help="Streams end with usage, asked for or not.")
+@click.option("--force-include-usage", is_flag=True, help="Streams end with usage, requested or not.")
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens.")
 @click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events there, as in tcp://*:5557.")
 @click.option("--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events.")
@@ -104,10 +104,10 @@ def vllm(*, port: int | None, ports: str | None, host: str, name: str, speed: fl
         for endpoint, publisher in zip(names, publishers, strict=True)
     ]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_until_told(endpoints, host, numbers))
+        runner.run(_serve_until_end(endpoints, host, numbers))
 
 
-async def _serve_until_told(endpoints: Sequence[SimulatedEndpoint], host: str, ports: Sequence[int]) -> None:
+async def _serve_until_end(endpoints: Sequence[SimulatedEndpoint], host: str, ports: Sequence[int]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -7,7 +7,7 @@ import pytest
 
 from extproc.bench.experiments import ab
 from extproc.bench.experiments.arms import Switch, build_switch
-from extproc.bench.experiments.compare import tell_difference
+from extproc.bench.experiments.compare import describe_difference
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import Interval, mean_interval, student_quantile
@@ -150,7 +150,7 @@ def test_difference_is_told_in_a_line(ttft: tuple[float, float, float], tokens: 
     changes = {"ttft_mean_ms": Interval(*ttft, 3), "total_tok_per_s": Interval(tokens, tokens, tokens, 3)}
     example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
 
-    assert expected in str(tell_difference("a", "b", changes, example))
+    assert expected in str(describe_difference("a", "b", changes, example))
 
 
 async def test_servers_are_compared_where_urls_are_given() -> None:

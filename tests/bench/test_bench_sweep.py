@@ -134,7 +134,7 @@ class World:
 
 
 def keep_in(folder: Path, task: Task, said: report.Report) -> None:
-    sweeping.append_kept(folder / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said))
+    sweeping.append_measured(folder / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said))
 
 
 def do(tasks: Sequence[Task], folder: Path, world: World) -> list[str]:
@@ -188,7 +188,7 @@ def test_line_that_was_cut_off_is_done_again_and_swallows_nothing(tmp_path: Path
     path.write_bytes(path.read_bytes()[:-30])
 
     assert len(do(tasks, tmp_path, World())) == 7
-    assert len(sweeping.read_kept(tmp_path)) == 8
+    assert len(sweeping.read_measured(tmp_path)) == 8
 
 
 def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def measure(workload: str, arm: str, seed: int) -> Figures:
     stretches = [[one for one in flights if one.due_at < begins_s + long_s] for long_s in STRETCHES_S]
     return [
         (
-            sum(one.cached_tokens for one in stretch) / sum(one.asked.prompt_tokens for one in stretch),
+            sum(one.cached_tokens for one in stretch) / sum(one.plan.prompt_tokens for one in stretch),
             fmean(one.due_ttft_s for one in stretch),
         )
         for stretch in stretches

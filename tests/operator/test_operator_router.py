@@ -11,7 +11,7 @@ from extproc.bench.experiments.replicas import lay_strategy, read_strategy
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN
 from extproc.operator.resource import SpecRefused, parse_benchmark
-from extproc.operator.router import KEPT_ANNOTATION, SWITCHED_LABEL, read_switch
+from extproc.operator.router import ANNOTATION, SWITCHED_LABEL, read_switch
 from extproc.operator.state import Create, Replace
 from tests.operator.world import SPEC, World, brief
 from tests.tables import table
@@ -140,9 +140,9 @@ def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunne
     again = comparing()
     hold = read_switch(world.routers["extproc"])
     assert hold is not None
-    left = world.routers["extproc"]["metadata"]["annotations"][KEPT_ANNOTATION].replace('"u"', '"gone"')
+    left = world.routers["extproc"]["metadata"]["annotations"][ANNOTATION].replace('"u"', '"gone"')
     again.routers["extproc"] = config_map(
-        text_of(world), labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: left}
+        text_of(world), labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: left}
     )
     again.settle()
 
@@ -185,7 +185,7 @@ def test_router_that_somebody_makes_unusable_ends_the_run_and_stays_theirs(their
 @table("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
 def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
     world = comparing()
-    world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: kept})
+    world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: kept})
     world.settle()
 
     assert (world.status["phase"], text_of(world)) == ("Running", TEXT)
@@ -195,10 +195,10 @@ def test_router_that_another_benchmark_has_is_waited_for() -> None:
     other = comparing()
     other.settle()
     taken = other.routers["extproc"]
-    kept = taken["metadata"]["annotations"][KEPT_ANNOTATION]
+    kept = taken["metadata"]["annotations"][ANNOTATION]
     world = comparing()
     world.routers["extproc"] = config_map(
-        labels={SWITCHED_LABEL: "a"}, annotations={KEPT_ANNOTATION: kept.replace('"b"', '"a"')}
+        labels={SWITCHED_LABEL: "a"}, annotations={ANNOTATION: kept.replace('"b"', '"a"')}
     )
     world.settle()
     assert (world.status["phase"], world.condition("Running")) == ("Waiting", ("False", "RouterIsTaken"))

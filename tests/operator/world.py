@@ -63,7 +63,7 @@ class World:
             self.words,
             self.faults,
             self.notices,
-            held=tuple(held),
+            switched=tuple(held),
         )
         try:
             benchmark = parse_benchmark(self.body())

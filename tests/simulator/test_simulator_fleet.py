@@ -148,7 +148,7 @@ def test_new_endpoint_joins_and_slow_one_is_slow() -> None:
 
 def test_inter_token_latencies_count_every_token_after_the_first() -> None:
     run = play("unique", requests=200, endpoints=1, traffic=Traffic())
-    outputs = sum(flight.asked.output_tokens - 1 for flight in run.flights)
+    outputs = sum(flight.plan.output_tokens - 1 for flight in run.flights)
 
     assert sum(node.preemptions for node in run.nodes) > 0
     assert sum(run.gaps.counts) == outputs
@@ -177,7 +177,7 @@ def test_figures_leave_out_the_warm_up_and_the_tail() -> None:
     assert whole.requests == len(run.flights) > measured.requests
     assert max(flight.ended_at for flight in run.flights) > 60
     assert all(flight.is_answered for flight in run.flights if flight.due_at <= 60)
-    assert sum(run.gaps.counts) < sum(f.asked.output_tokens for f in run.flights)
+    assert sum(run.gaps.counts) < sum(f.plan.output_tokens for f in run.flights)
 
 
 def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def hit_rates_by_endpoint(kv_tokens: int) -> list[float]:
     for flight in simulate_fleet(plan, cell.draw()).flights:
         by_name.setdefault(flight.endpoint, []).append(flight)
     return sorted(
-        sum(f.cached_tokens for f in flights) / sum(f.asked.prompt_tokens for f in flights)
+        sum(f.cached_tokens for f in flights) / sum(f.plan.prompt_tokens for f in flights)
         for flights in by_name.values()
     )
 

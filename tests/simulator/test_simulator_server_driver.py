@@ -78,7 +78,7 @@ async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
             flight = flights[number]
             await clock.sleep_until(flight.sent_at)
             prompt = write_prompt(flight.session, flight.turn)
-            output = range(number << 40, (number << 40) + flight.asked.output_tokens)
+            output = range(number << 40, (number << 40) + flight.plan.output_tokens)
             return await finish(driver.submit(Job(str(number), prompt, output), asyncio.Event()))
 
         generations = await asyncio.gather(*map(send, range(len(flights))))

@@ -261,11 +261,11 @@ def sweep_command(
     missing = sweep.find_missing(tasks, output, again=again)
     pace = Pace(len(missing) * (2 if spec.ab.prime else 1))
 
-    def tell(task: sweep.Task, said: report.Report) -> None:
+    def print_measured(task: sweep.Task, said: report.Report) -> None:
         click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
     async def work(run: Run, stop: asyncio.Event, on: StatusServer | None) -> None:
-        await sweep.run_sweep(spec, missing, run, output, tell, board=on, stop=stop)
+        await sweep.run_sweep(spec, missing, run, output, print_measured, board=on, stop=stop)
 
     _run_all(board, pace, work, quiet=quiet)
     cells = sweep.build_cells(tasks, output)

@@ -148,12 +148,12 @@ def run_command(
             click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
             return
         said = build_report(result)
-        _tell(result, said, output)
+        _print_result(result, said, output)
         write_brief(brief, brief_report(said))
     _end(said, is_excused=allow_client_limited and said.verdict.is_client_limited_only)
 
 
-def _tell(result: RunResult, said: Report, output: Path | None) -> None:
+def _print_result(result: RunResult, said: Report, output: Path | None) -> None:
     click.echo(summary_text(said))
     print_verdict(said, Console(stderr=True))
     if output is not None:
@@ -182,7 +182,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
     said = build_report(result)
     if output is not None:
         make_folder(output)
-    _tell(result, said, output)
+    _print_result(result, said, output)
     write_brief(brief, brief_report(said))
     _end(said, is_excused=False)
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import (
+    describe_difference,
     find_change,
     find_level,
     find_remarks,
     find_unfairness,
     show_change,
-    tell_difference,
 )
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted, Run
@@ -216,8 +216,8 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         remarks += find_remarks(runs, ab.tolerance)
     first = trials[0].report
     example = {trial.arm: trial.report for trial in reversed(trials)}
-    told = (
-        tell_difference(arm.label, baseline, arm.changes, example[baseline], example[arm.label])
+    sentences = (
+        describe_difference(arm.label, baseline, arm.changes, example[baseline], example[arm.label])
         for arm in arms
         if arm.label != baseline
     )
@@ -230,7 +230,7 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         arms=arms,
         faults=tuple(faults),
         remarks=tuple(remarks),
-        sentences=() if faults else tuple(filter(None, told)),
+        sentences=() if faults else tuple(filter(None, sentences)),
         trials=tuple(trials),
     )
 
@@ -245,8 +245,8 @@ def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
         if level := find_level(name, values, confidence):
             figures[name] = level
         pairs = [(base[repeat][name], own[repeat][name]) for repeat in own if repeat in base]
-        known = [(before, after) for before, after in pairs if before is not None and after is not None]
-        if change := find_change(name, known, confidence):
+        both = [(before, after) for before, after in pairs if before is not None and after is not None]
+        if change := find_change(name, both, confidence):
             changes[name] = change
     return Arm(label, figures, changes)
 

@@ -84,16 +84,16 @@ def compare(
         faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
         remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
     by_name = {change.name: change.change for change in changes if change.change}
-    sentence = None if faults else tell_difference(names[1], names[0], by_name, a[0], b[0])
+    sentence = None if faults else describe_difference(names[1], names[0], by_name, a[0], b[0])
     return Comparison(names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence)
 
 
 def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float) -> FigureChange:
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+    both = [(x, y) for x, y in pairs if x is not None and y is not None]
     sides = [[pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1)]
     a, b = (sum(filter(None, side)) / len(side) if side else None for side in sides)
     ratio = None if a is None or b is None or a == 0 else b / a
-    return FigureChange(name, a, b, ratio, find_change(name, known, confidence), FIGURES[name].is_better_high)
+    return FigureChange(name, a, b, ratio, find_change(name, both, confidence), FIGURES[name].is_better_high)
 
 
 def find_change(name: str, pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
@@ -121,7 +121,7 @@ def find_level(name: str, values: Sequence[float], confidence: float) -> Interva
     return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.count)
 
 
-def tell_difference(name: str, baseline: str, changes: dict[str, Interval], *runs: Report) -> str | None:
+def describe_difference(name: str, baseline: str, changes: dict[str, Interval], *runs: Report) -> str | None:
     """Says in one sentence what somebody gets who takes `name` instead of `baseline`; `runs`: one of each."""
     ttft, tokens = changes.get("ttft_mean_ms"), changes.get("total_tok_per_s")
     if ttft is None:
@@ -131,7 +131,7 @@ def tell_difference(name: str, baseline: str, changes: dict[str, Interval], *run
     else:
         way = "sooner" if ttft.mean < 0 else "later"
         what = f"{name} sends the first token {abs(ttft.mean):.0%} {way} than {baseline}".replace("%", " %")
-    what += _tell_certainty(ttft)
+    what += _describe_certainty(ttft)
     if tokens is not None and abs(tokens.mean) >= _SAME:
         what += f", with {1 + tokens.mean:.2f} times the tokens per second"
     served = [{row.label for row in run.groups.endpoints} for run in runs]
@@ -140,7 +140,7 @@ def tell_difference(name: str, baseline: str, changes: dict[str, Interval], *run
     return f"{what}, {ttft.count} repeat{'s' if ttft.count > 1 else ''}."
 
 
-def _tell_certainty(change: Interval) -> str:
+def _describe_certainty(change: Interval) -> str:
     """The interval of a change, in words that nobody takes for more than it says."""
     if change.low is None or change.high is None:
         return " (not certain yet: too few repeats for an interval)"
@@ -203,8 +203,8 @@ def _table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...
         if (change.a, change.b) != (None, None):
             shown = (show(change.name, value) for value in (change.a, change.b))
             ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
-            told = show_change(change.name, change.change)
-            rows.append((FIGURES[change.name].heading, *shown, ratio, told, better[change.is_better]))
+            shown_change = show_change(change.name, change.change)
+            rows.append((FIGURES[change.name].heading, *shown, ratio, shown_change, better[change.is_better]))
     return ("", a, b, f"{b} / {a}", f"change, {CONFIDENCE:.0%} interval", ""), rows
 
 

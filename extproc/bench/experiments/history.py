@@ -88,9 +88,9 @@ class Line:
 def enter_report(report: Report, source: str) -> Entry:
     """A report's place in a history; the engine's version is not part of its kind: versions are compared."""
     stack = {name: str(value) for name, value in report.stack.items()}
-    kept = {name: value for name, value in stack.items() if name in {"accelerator", "count", "engine"}}
+    hardware = {name: value for name, value in stack.items() if name in {"accelerator", "count", "engine"}}
     load = report.spec.get("performance"), report.spec.get("target", {}).get("api")
-    facts = (report.name, report.model, kept, load, report.labels, *filter(None, [report.arm]))
+    facts = (report.name, report.model, hardware, load, report.labels, *filter(None, [report.arm]))
     return Entry(
         source=source,
         kind=xxhash.xxh3_64_hexdigest(json.encode(facts, order="sorted")),
@@ -126,11 +126,11 @@ def _trace(entries: Sequence[Entry], tolerance: float, runs: int) -> Line:
 def _compare(last: Entry, before: Sequence[Entry], tolerance: float) -> Iterator[Drift]:
     for name in WATCHED:
         value = last.figures.get(name)
-        known = [figure for entry in before if (figure := entry.figures.get(name)) is not None]
-        if value is None or not known:
+        values = [figure for entry in before if (figure := entry.figures.get(name)) is not None]
+        if value is None or not values:
             continue
-        median = statistics.median(known)
-        spread = statistics.median(abs(each - median) for each in known) if len(known) >= _FEW else 0.0
+        median = statistics.median(values)
+        spread = statistics.median(abs(each - median) for each in values) if len(values) >= _FEW else 0.0
         allowed = max(tolerance * abs(median), _DEVIATIONS * spread)
         worse = median - value if FIGURES[name].is_better_high else value - median
         yield Drift(name, value, median, allowed, worse > allowed)

@@ -52,10 +52,10 @@ def find_pool(pools: Iterable[dict[str, object]], name: str | None) -> dict[str,
     raise LabError(f"the settings have no pool {name!r}")
 
 
-def is_alike(told: Mapping[str, object], asked: Mapping[str, object]) -> bool:
+def is_alike(running: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
     """Whether two `strategy` sections say the same: a router tells a single value of a list as the list."""
-    return told.keys() == asked.keys() and all(
-        told[name] in (value, [value]) for name, value in asked.items()
+    return running.keys() == wanted.keys() and all(
+        running[name] in (value, [value]) for name, value in wanted.items()
     )
 
 
@@ -100,8 +100,8 @@ class Replicas:
                 return missing
         if not found:
             return "the router has no replica"
-        told = await asyncio.gather(*(self._ask(at, arm) for at in dict.fromkeys(found)))
-        return next((each for each in told if each is not None), None)
+        answers = await asyncio.gather(*(self._find_missing(at, arm) for at in dict.fromkeys(found)))
+        return next((each for each in answers if each is not None), None)
 
     async def find_change(self) -> str | None:
         """Says which replica has read settings since it had the strategy in force; `None`: none."""
@@ -116,11 +116,11 @@ class Replicas:
             with suppress(aiohttp.ClientError, TimeoutError):
                 self._loads[at] = _count(await self._get(at, "metrics"), _LOADED)
 
-    async def _ask(self, at: str, arm: Component) -> str | None:
+    async def _find_missing(self, at: str, arm: Component) -> str | None:
         try:
             pool = find_pool(yaml.safe_load(await self._get(at, "pools")), self._pool)
             settings = list_pools(yaml.safe_load(await self._get(at, "config")))
-            self._hear_refusals(at, metrics := await self._get(at, "metrics"), arm)
+            self._raise_refusals(at, metrics := await self._get(at, "metrics"), arm)
         except (aiohttp.ClientError, TimeoutError, yaml.YAMLError) as error:
             return f"{at} does not say what is in force: {type(error).__name__} {error}"
         section: Any = find_pool(settings, self._pool).get("strategy", {})
@@ -133,7 +133,7 @@ class Replicas:
         async with self._http.get(f"http://{at}/{what}", raise_for_status=True) as answer:
             return await answer.text()
 
-    def _hear_refusals(self, at: str, metrics: str, arm: Component) -> None:
+    def _raise_refusals(self, at: str, metrics: str, arm: Component) -> None:
         """How often a replica has refused a changed file, by its own metrics: once more, and it is ours."""
         count = _count(metrics, _REFUSED)
         if count > self._refusals.setdefault(at, count):

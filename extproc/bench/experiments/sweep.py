@@ -1,4 +1,4 @@
-"""Every strategy over every load and dataset, repeated; what is done is kept, and not done again."""
+"""Every strategy over every load and dataset, repeated; what is done is measured, and not done again."""
 
 import asyncio
 import hashlib
@@ -55,9 +55,9 @@ class Task:
     @property
     def digest(self) -> str:
         """The same for the same run: more arms, loads or repeats beside it change nothing of it."""
-        asked = self.spec.model_dump_json(exclude={"name", "ab", "sweep", "saturate"})
+        spec = self.spec.model_dump_json(exclude={"name", "ab", "sweep", "saturate"})
         prepared = self.spec.ab.model_dump_json(include={"prime", "flush"})
-        return hashlib.sha256(f"{asked} {prepared} {self.arm.model_dump_json()}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{spec} {prepared} {self.arm.model_dump_json()}".encode()).hexdigest()[:16]
 
 
 class MeasuredCells(msgspec.Struct):
@@ -115,22 +115,22 @@ def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:
     return {**{name: fields[name] for name in fields if name != "arrivals"}, "vus": load.concurrency}
 
 
-def read_kept(folder: Path) -> dict[str, MeasuredCells]:
+def read_measured(folder: Path) -> dict[str, MeasuredCells]:
     """The runs that a folder has, by digest; a line that was cut off is none, nor one of another version."""
-    path, kept = folder / CELLS, {}
+    path, measured = folder / CELLS, {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(msgspec.DecodeError):
             one = msgspec.json.decode(line, type=MeasuredCells)
-            kept[one.digest] = one
-    return kept
+            measured[one.digest] = one
+    return measured
 
 
 def find_missing(tasks: Sequence[Task], folder: Path, *, again: bool = False) -> list[Task]:
     """The runs that are still to be done; `again`: those, too, that are not valid."""
-    kept = read_kept(folder)
+    measured = read_measured(folder)
     if again:
-        kept = {digest: one for digest, one in kept.items() if one.report.verdict.is_valid}
-    return [task for task in tasks if task.digest not in kept]
+        measured = {digest: one for digest, one in measured.items() if one.report.verdict.is_valid}
+    return [task for task in tasks if task.digest not in measured]
 
 
 async def run_sweep(
@@ -138,7 +138,7 @@ async def run_sweep(
     tasks: Sequence[Task],
     run: Run,
     folder: Path,
-    told: Callable[[Task, Report], None],
+    on_measured: Callable[[Task, Report], None],
     *,
     board: StatusServer | None = None,
     stop: asyncio.Event | None = None,
@@ -150,8 +150,8 @@ async def run_sweep(
 
     def keep(task: Task, result: RunResult, said: Report) -> None:
         write_reports(result, said, folder / task.folder)
-        append_kept(folder / CELLS, MeasuredCells(task.digest, task.title, said))
-        told(task, said)
+        append_measured(folder / CELLS, MeasuredCells(task.digest, task.title, said))
+        on_measured(task, said)
 
     if tasks:
         async with open_lab(spec, board, stop) as lab:
@@ -161,7 +161,7 @@ async def run_sweep(
 async def run_tasks(
     tasks: Sequence[Task], run: Run, lab: Prepares, keep: Callable[[Task, RunResult, Report], None]
 ) -> None:
-    """Does one run after the other; one that is interrupted ends them all and is not kept."""
+    """Does one run after the other; one that is interrupted ends them all and is not measured."""
     with suppress(Interrupted):
         for task in tasks:
             result = await measure_arm(task.spec, task.arm, task.title, run, lab)
@@ -170,17 +170,17 @@ async def run_tasks(
             keep(task, result, replace(report.build(result), arm=label(task.arm)))
 
 
-def append_kept(path: Path, kept: MeasuredCells) -> None:
+def append_measured(path: Path, measured: MeasuredCells) -> None:
     # What was cut off must not swallow the next line.
     with path.open("ab") as file:
-        file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(kept))
+        file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(measured))
 
 
 def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
     """The cells of all runs that `folder` has, in the order of `tasks`."""
-    kept, cells = read_kept(folder), []
+    measured, cells = read_measured(folder), []
     for task in tasks:
-        if one := kept.get(task.digest):
+        if one := measured.get(task.digest):
             load = task.load.model_copy(update={"req_rate": task.spec.traffic.req_rate})
             cells.append(build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load))
     return cells
@@ -188,13 +188,13 @@ def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
 
 def find_sweep_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
     """Says what keeps a sweep from being one: runs that are missing, schedules that differ."""
-    kept = read_kept(folder)
-    missing = sum(task.digest not in kept for task in tasks)
+    measured = read_measured(folder)
+    missing = sum(task.digest not in measured for task in tasks)
     if missing:
         yield f"partial: {missing} of {len(tasks)} runs are missing; the same command goes on"
     schedules: dict[tuple[str, Load, int], set[str]] = {}
     for task in tasks:
-        if one := kept.get(task.digest):
+        if one := measured.get(task.digest):
             schedules.setdefault((task.dataset, task.load, task.repeat), set()).add(one.report.schedule)
     for (dataset, load, repeat), digests in schedules.items():
         if len(digests) > 1:

@@ -69,8 +69,8 @@ def read_gauges(text: str) -> tuple[float | None, float | None, float | None]:
 
 def add_up(at_s: float, ready: int, texts: Iterable[str | None]) -> FleetSample:
     """One look at all endpoints; those that said nothing are left out."""
-    told = [read_gauges(text) for text in texts if text is not None]
-    running, waiting, kv = ([each[i] for each in told if (each[i]) is not None] for i in range(3))
+    gauges = [read_gauges(text) for text in texts if text is not None]
+    running, waiting, kv = ([each[i] for each in gauges if (each[i]) is not None] for i in range(3))
     sums = [sum(filter(None, values)) if values else None for values in (running, waiting, kv)]
     return FleetSample(at_s, ready, sums[0], sums[1], None if sums[2] is None else sums[2] / len(kv))
 

@@ -136,10 +136,10 @@ def _find_part_faults(info: RunInfo) -> Iterator[FaultReason]:
             share = (
                 f"{part.starts:,} starts" if part.starts else f"{part.users:,} users" if part.users else ""
             )
-            told = f"; {part.records:,} of its requests are counted" if part.records else ""
+            counted = f"; {part.records:,} of its requests are counted" if part.records else ""
             of = f" of {share}" if share else ""
             yield FaultReason(
-                MISSING, f"part {part.number} of {part.count} is missing{of}: {part.lost}{told}"
+                MISSING, f"part {part.number} of {part.count} is missing{of}: {part.lost}{counted}"
             )
     for number, times in numbers.items():
         if times > 1:
@@ -191,9 +191,9 @@ def name_causes(failed: Iterable[Record]) -> str:
     """The commonest causes with their counts and one of the server's own words for each."""
     records = list(failed)
     causes = Counter(str(record.failure) for record in records).most_common()
-    told = [f"{cause} {count:,}{_quote(cause, records)}" for cause, count in causes[:_MOST_CAUSES]]
+    named = [f"{cause} {count:,}{_quote(cause, records)}" for cause, count in causes[:_MOST_CAUSES]]
     rest = sum(count for _, count in causes[_MOST_CAUSES:])
-    return ", ".join([*told, f"others {rest:,}"] if rest else told)
+    return ", ".join([*named, f"others {rest:,}"] if rest else named)
 
 
 def _quote(cause: str, records: Iterable[Record]) -> str:

@@ -41,7 +41,7 @@ class _Process:
         self.done: Done | None = None
         self.is_dead = False
 
-    def hear(self) -> RunSnapshot | None:
+    def receive(self) -> RunSnapshot | None:
         """Takes one message in; returns it if it is news."""
         try:
             message = self.pipe.recv()
@@ -111,8 +111,8 @@ def _spawn(context: SpawnContext, work: tuple[LoadShare, object]) -> _Process:
 
 
 def _listen(process: _Process, processes: Sequence[_Process], progress: Progress) -> None:
-    def hear() -> None:
-        news = process.hear()
+    def on_readable() -> None:
+        news = process.receive()
         if news is not None:
             progress.update(sum_standings([p.snapshot for p in processes if p.snapshot is not None], news))
         if process.is_dead:
@@ -121,7 +121,7 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
                 each.is_ready.set()
                 each.is_over.set()
 
-    asyncio.get_running_loop().add_reader(process.pipe.fileno(), hear)
+    asyncio.get_running_loop().add_reader(process.pipe.fileno(), on_readable)
 
 
 async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:

@@ -101,7 +101,7 @@ class LoadGenerator:
 
     def __init__(self, share: LoadShare, client: Client, clock: Clock, take_next: Next) -> None:
         self.records: list[Record] = []
-        self.asked: list[tuple[TurnMessage, ...]] = []
+        self.prompts: list[tuple[TurnMessage, ...]] = []
         self.cap = Cap(share.cap, clock)
         self._share, self._client, self._clock, self._take_next = share, client, clock, take_next
         self._traffic = share.spec.traffic
@@ -182,7 +182,7 @@ class LoadGenerator:
             history += turn.messages
             is_last = turn_number + 1 == len(conversation.turns)
             record = Record(index, number, turn_number, at_s, is_last=is_last)
-            await self._ask(record, turn, history, conversation)
+            await self._send_turn(record, turn, history, conversation)
             if not record.is_ok:
                 return self._clock() + (record.retry_after_s or _RETRY_S)
             reply = record.text if self._traffic.dataset.replies == "real" else turn.reply
@@ -190,13 +190,13 @@ class LoadGenerator:
             at_s = (record.end_s or 0.0) + thinks[turn_number]
         return at_s
 
-    async def _ask(
+    async def _send_turn(
         self, record: Record, turn: ChatTurn, history: tuple[TurnMessage, ...], conversation: Conversation
     ) -> None:
         self.records.append(record)
-        self.asked.append(history)
+        self.prompts.append(history)
         record.estimated_input_tokens = count_prompt_tokens(history)
-        ask = ChatQuery(
+        query = ChatQuery(
             model=self._share.model,
             messages=history,
             max_tokens=turn.output_tokens,
@@ -206,7 +206,7 @@ class LoadGenerator:
         try:
             record.admitted_s = await self.cap.enter(record.intended_s)
             try:
-                await self._client.send(ask, record)
+                await self._client.send(query, record)
                 self._unconnected = self._unconnected + 1 if record.failure == "connect" else 0
                 if self.has_given_up:
                     self.stop()
@@ -223,8 +223,8 @@ class LoadGenerator:
         # By conversation, so that pauses don't depend on which process runs it.
         rng, thinks = np.random.default_rng((self._share.spec.seed, number)), self._traffic.think_time
         drawn = [0.0] * len(turns) if thinks is None else draw(thinks, len(turns), rng).tolist()
-        known = [turn.think_s for turn in turns[1:]] + [None]
-        return [pause if told is None else told for pause, told in zip(drawn, known, strict=True)]
+        given = [turn.think_s for turn in turns[1:]] + [None]
+        return [pause if own is None else own for pause, own in zip(drawn, given, strict=True)]
 
     async def _sleep_until(self, at_s: float) -> None:
         # A loop that counts in milliseconds wakes up to half of one early.
@@ -244,4 +244,4 @@ class LoadGenerator:
             index = self._numbering.first_index(number)
             failure = "not sent" if self._stopped_s is None else INTERRUPTED
             self.records.append(Record(index, number, 0, at_s, failure=failure))
-            self.asked.append(())
+            self.prompts.append(())

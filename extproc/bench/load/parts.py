@@ -85,11 +85,11 @@ async def find_clock_offset(base_url: str) -> float | None:
     timeout = aiohttp.ClientTimeout(total=10)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            asked = time.time()
+            sent_s = time.time()
             async with session.get(f"{base_url}/v1/models") as answer:
-                told = parsedate_to_datetime(answer.headers["date"]).timestamp()
+                server_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
             # The header has whole seconds: the server's time was half a second later on average.
-            return (asked + time.time()) / 2 - told - 0.5
+            return (sent_s + time.time()) / 2 - server_s - 0.5
     except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError, TypeError):
         return None
 

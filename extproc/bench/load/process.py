@@ -106,7 +106,7 @@ async def _serve(share: LoadShare, pipe: Connection, take_next: Next) -> Done:
     if journal:
         journal.close()
     if target.tokenizer is not None:
-        recount(generator.records, generator.asked, TokenRuler(target.tokenizer))
+        recount(generator.records, generator.prompts, TokenRuler(target.tokenizer))
     return Done(tuple(generator.records), stats)
 
 

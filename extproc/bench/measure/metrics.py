@@ -46,7 +46,7 @@ def e2e_sent(record: Record) -> float | None:
 def tpot(record: Record) -> float | None:
     """Time per output token after the first: (last chunk - first chunk) / (output tokens - 1).
 
-    Undefined where tokens cannot be told apart in time: fewer than two tokens, or all in one chunk.
+    Undefined where tokens cannot be counted apart in time: fewer than two tokens, or all in one chunk.
     """
     if record.output_tokens < 2 or len(record.chunk_s) < 2:
         return None
@@ -217,9 +217,9 @@ def _estimate_error(done: Iterable[Record]) -> float | None:
 
 def hit_rate(records: Iterable[Record]) -> float | None:
     """Cached prompt tokens per prompt token, of the requests whose usage tells."""
-    told = [record for record in records if record.is_ok and record.cached_tokens is not None]
-    asked = sum(record.input_tokens for record in told)
-    return sum(record.cached_tokens or 0 for record in told) / asked if asked else None
+    counted = [record for record in records if record.is_ok and record.cached_tokens is not None]
+    prompt_tokens = sum(record.input_tokens for record in counted)
+    return sum(record.cached_tokens or 0 for record in counted) / prompt_tokens if prompt_tokens else None
 
 
 def throughput(records: Iterable[Record], window: Window) -> Throughput:

@@ -102,8 +102,8 @@ def _fill(record: Record, answer: _Answer) -> None:
 
 def apply_usage(record: Record, usage: Usage) -> None:
     """Takes the server's counts; without them the estimates, and says so."""
-    told = usage.input_tokens is not None and usage.output_tokens is not None
-    record.token_source = TokenSource.SERVER if told else TokenSource.ESTIMATE
+    is_counted = usage.input_tokens is not None and usage.output_tokens is not None
+    record.token_source = TokenSource.SERVER if is_counted else TokenSource.ESTIMATE
     record.input_tokens = _either(usage.input_tokens, record.estimated_input_tokens)
     record.output_tokens = _either(usage.output_tokens, record.estimated_output_tokens)
 

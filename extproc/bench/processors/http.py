@@ -85,11 +85,11 @@ class HttpClient:
             trace_configs=[_trace_sending(wiring.clock)],
         )
 
-    async def send(self, ask: ChatQuery, record: Record) -> None:
+    async def send(self, query: ChatQuery, record: Record) -> None:
         record.started_s = self._clock()
         reads: list[Read] = []
         try:
-            await self._exchange(ask, record, reads)
+            await self._exchange(query, record, reads)
         except TimeoutError:
             fail(record, "timeout")
         except aiohttp.ClientConnectorError as error:
@@ -101,14 +101,14 @@ class HttpClient:
         except NoToken as error:
             fail(record, "no token", str(error))
         record.end_s = reads[-1][0] if reads and record.failure is None else self._clock()
-        self._collect(ask, record, reads)
+        self._collect(query, record, reads)
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _exchange(self, ask: ChatQuery, record: Record, reads: list[Read]) -> None:
-        url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
-        body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
+    async def _exchange(self, query: ChatQuery, record: Record, reads: list[Read]) -> None:
+        url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(query))
+        body = orjson.dumps({**self._processor.body(query), **self._wiring.target.body})
         headers = self._processor.headers(self._keys.get())
         # A target's own headers win.
         own = {name.lower() for name in self._wiring.target.headers}
@@ -122,13 +122,13 @@ class HttpClient:
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
 
-    def _collect(self, ask: ChatQuery, record: Record, reads: list[Read]) -> None:
+    def _collect(self, query: ChatQuery, record: Record, reads: list[Read]) -> None:
         record.first_byte_s = reads[0][0] if reads else None
         if record.status is None:
             return
         if record.status >= 300:
             fail(record, f"http {record.status}", _read_refusal(reads))
-        elif ask.is_streaming:
+        elif query.is_streaming:
             collect_stream(record, reads, self._processor)
         elif record.failure is None:
             collect_whole(record, reads, self._processor)

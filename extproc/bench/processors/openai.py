@@ -32,17 +32,17 @@ class OpenAIChat(HttpApi):
     forces_length: bool = False
     length_field: str = "max_tokens"
 
-    def path(self, ask: ChatQuery) -> str:
-        del ask
+    def path(self, query: ChatQuery) -> str:
+        del query
         return "/v1/chat/completions"
 
-    def body(self, ask: ChatQuery) -> dict[str, object]:
-        return {"messages": _list_messages(ask, "messages"), **self._common(ask)}
+    def body(self, query: ChatQuery) -> dict[str, object]:
+        return {"messages": _list_messages(query, "messages"), **self._common(query)}
 
-    def _common(self, ask: ChatQuery) -> dict[str, object]:
-        body = {**_list_settings(ask), "model": ask.model, "stream": ask.is_streaming}
-        body[self.length_field] = ask.max_tokens
-        if ask.is_streaming:
+    def _common(self, query: ChatQuery) -> dict[str, object]:
+        body = {**_list_settings(query), "model": query.model, "stream": query.is_streaming}
+        body[self.length_field] = query.max_tokens
+        if query.is_streaming:
             body["stream_options"] = {"include_usage": True}
         if self.forces_length:
             body["ignore_eos"] = True
@@ -60,29 +60,29 @@ class OpenAIChat(HttpApi):
 class OpenAICompletions(OpenAIChat):
     """`/v1/completions`."""
 
-    def path(self, ask: ChatQuery) -> str:
-        del ask
+    def path(self, query: ChatQuery) -> str:
+        del query
         return "/v1/completions"
 
-    def body(self, ask: ChatQuery) -> dict[str, object]:
-        return {"prompt": join_prompt(ask.messages), **self._common(ask)}
+    def body(self, query: ChatQuery) -> dict[str, object]:
+        return {"prompt": join_prompt(query.messages), **self._common(query)}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIResponses(HttpApi):
     """`/v1/responses`: typed events, the last one carries the whole response."""
 
-    def path(self, ask: ChatQuery) -> str:
-        del ask
+    def path(self, query: ChatQuery) -> str:
+        del query
         return "/v1/responses"
 
-    def body(self, ask: ChatQuery) -> dict[str, object]:
+    def body(self, query: ChatQuery) -> dict[str, object]:
         return {
-            "input": _list_messages(ask, "input"),
-            **_list_settings(ask),
-            "model": ask.model,
-            "max_output_tokens": ask.max_tokens,
-            "stream": ask.is_streaming,
+            "input": _list_messages(query, "input"),
+            **_list_settings(query),
+            "model": query.model,
+            "max_output_tokens": query.max_tokens,
+            "stream": query.is_streaming,
         }
 
     def read(self, payload: object) -> AnswerPiece:
@@ -108,14 +108,13 @@ class OpenAIResponses(HttpApi):
         return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
 
 
-def _list_messages(ask: ChatQuery, field: str) -> object:
-    """Returns a recorded body's own messages, images and tool calls included, or those of the ask."""
-    recorded = (ask.body or {}).get(field)
-    return recorded or [{"role": m.role, "content": m.content} for m in ask.messages]
+def _list_messages(query: ChatQuery, field: str) -> object:
+    """Returns a recorded body's own messages, images and tool calls included, or the query's."""
+    return (query.body or {}).get(field) or [{"role": m.role, "content": m.content} for m in query.messages]
 
 
-def _list_settings(ask: ChatQuery) -> dict[str, object]:
-    return {name: value for name, value in (ask.body or {}).items() if name not in _OWN_FIELDS}
+def _list_settings(query: ChatQuery) -> dict[str, object]:
+    return {name: value for name, value in (query.body or {}).items() if name not in _OWN_FIELDS}
 
 
 def _read_choice(choice: object) -> str:
@@ -142,21 +141,22 @@ def _read_usage(usage: Mapping[str, object]) -> Usage | None:
 class AnthropicMessages(HttpApi):
     """`/v1/messages`; system messages go into the `system` field."""
 
-    def path(self, ask: ChatQuery) -> str:
-        del ask
+    def path(self, query: ChatQuery) -> str:
+        del query
         return "/v1/messages"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         version = {"anthropic-version": "2023-06-01"}
         return {**version, "x-api-key": api_key} if api_key else version
 
-    def body(self, ask: ChatQuery) -> dict[str, object]:
-        system = "\n\n".join(m.content for m in ask.messages if m.role == "system")
+    def body(self, query: ChatQuery) -> dict[str, object]:
+        system = "\n\n".join(m.content for m in query.messages if m.role == "system")
+        turns = [m for m in query.messages if m.role != "system"]
         body: dict[str, object] = {
-            "model": ask.model,
-            "max_tokens": ask.max_tokens,
-            "messages": [{"role": m.role, "content": m.content} for m in ask.messages if m.role != "system"],
-            "stream": ask.is_streaming,
+            "model": query.model,
+            "max_tokens": query.max_tokens,
+            "messages": [{"role": m.role, "content": m.content} for m in turns],
+            "stream": query.is_streaming,
         }
         return {**body, "system": system} if system else body
 

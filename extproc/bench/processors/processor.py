@@ -92,7 +92,7 @@ class Processor(Protocol):
     @property
     def has_terminator(self) -> bool: ...
 
-    def path(self, ask: ChatQuery) -> str:
+    def path(self, query: ChatQuery) -> str:
         """Returns the URL's path."""
         ...
 
@@ -100,7 +100,7 @@ class Processor(Protocol):
         """Returns the API's own headers."""
         ...
 
-    def body(self, ask: ChatQuery) -> dict[str, object]:
+    def body(self, query: ChatQuery) -> dict[str, object]:
         """Returns the request body."""
         ...
 
@@ -122,7 +122,7 @@ class HttpApi:
 class Client(Protocol):
     """Sends one request at a time, many at once. Lives and dies in a running event loop."""
 
-    async def send(self, ask: ChatQuery, record: Record) -> None:
+    async def send(self, query: ChatQuery, record: Record) -> None:
         """Fills the record from `started_s` to `end_s`; failures are recorded, never raised."""
         ...
 

@@ -249,14 +249,14 @@ def _headline(sweep: SweepTable, part: DatasetPart, strategy: str) -> str:
     best = next((spot for spot in reversed(part.of(strategy)) if spot.ratios), None)
     if best is None:
         return f"{name}: no load at which it and {sweep.baseline} are both valid: no ratio."
-    told = [
+    parts = [
         f"{_HEADINGS[column]} {'at least ' * best.is_bound}{_say(column, best.ratios[column])}"
         for column in _RATIOS
         if column in best.ratios
     ]
     if best.is_bound:
-        told.append("its client was the limit, so that its latencies are of a smaller load")
-    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(told)}."
+        parts.append("its client was the limit, so that its latencies are of a smaller load")
+    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(parts)}."
 
 
 def _say(column: str, ratio: Interval) -> str:

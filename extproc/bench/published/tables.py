@@ -155,11 +155,11 @@ def judge_cell(cell: Cell, limits: Limits | None = None) -> RunVerdict:
     reasons = []
     # Where latencies are not told the comparison with NaN is false: nothing speaks against the client.
     if cell.in_flight < limits.in_flight * expected:
-        told = (
+        text = (
             f"{cell.in_flight:.0f} in flight by Little's law where {cell.rate:.0f} req/s on time would "
             f"have had {expected:.0f}: the client sent about {cell.throughput:.1f} req/s"
         )
-        reasons.append(FaultReason(CLIENT_LIMITED, told))
+        reasons.append(FaultReason(CLIENT_LIMITED, text))
     return build_verdict(reasons, (), figures)
 
 

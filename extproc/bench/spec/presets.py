@@ -111,11 +111,11 @@ def apply_preset(section: Mapping[str, object]) -> dict[str, object]:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: there are {', '.join(PRESETS)}")
     given = {field.replace("-", "_") for field in section}
-    kept = {field: value for field, value in PRESETS[str(name)].items() if field not in _yield_to(given)}
-    if "req_rate" not in {*given, *kept}:
+    fields = {field: value for field, value in PRESETS[str(name)].items() if field not in _yield_to(given)}
+    if "req_rate" not in {*given, *fields}:
         # A closed loop has no arrivals to describe.
-        kept.pop("arrivals", None)
-    return {**kept, **section}
+        fields.pop("arrivals", None)
+    return {**fields, **section}
 
 
 def _yield_to(given: AbstractSet[str]) -> set[str]:

@@ -54,8 +54,8 @@ def parse_claim(text: str) -> Claim:
             raise ValueError(f"{text!r}: a latency is not in %")
         return Claim(latency, _POINTS[point], comparison, float(number) * (1000 if unit == "s" else 1))
     if name not in SHARES + RATES or point:
-        known = ", ".join([*(f"{each}_ms.p95" for each in LATENCIES), *SHARES, *RATES])
-        raise ValueError(f"{text!r}: there is no such figure; there are {known}")
+        names = ", ".join([*(f"{each}_ms.p95" for each in LATENCIES), *SHARES, *RATES])
+        raise ValueError(f"{text!r}: there is no such figure; there are {names}")
     if unit not in ({None, "%"} if name in SHARES else {None}):
         raise ValueError(f"{text!r}: {name} is not in {unit}")
     return Claim(name, None, comparison, float(number) / (100 if unit == "%" else 1))

@@ -305,8 +305,8 @@ class Spec(SpecSection):
     def base_url(self) -> str:
         """The server's URL without a trailing slash; `http` unless `endpoint` says otherwise."""
         url = self._url
-        is_told = self.port is None or url.port is not None
-        host = url.netloc if is_told else f"{url.netloc}:{self.port}"
+        has_port = self.port is None or url.port is not None
+        host = url.netloc if has_port else f"{url.netloc}:{self.port}"
         return f"{url.scheme}://{host}{url.path.rstrip('/')}"
 
     @property

@@ -28,7 +28,7 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") 
 
 
 class KvCache(Protocol[Names_contra]):
-    """What an engine asks of its KV cache; `Names` say which blocks a prompt and its output have."""
+    """What an engine needs of its KV cache; `Names` say which blocks a prompt and its output have."""
 
     size: int
 

@@ -46,7 +46,7 @@ class Engine(Generic[Names]):
 
     The caller owns time: it calls `step(now)`, waits until the result's `ends_at`, delivers what was
     emitted, and steps again. `profile` may be replaced between steps by one that differs in its costs
-    only (an endpoint that slows down). `sink` hears of every change of the prefix cache.
+    only (an endpoint that slows down). `sink` gets every change of the prefix cache.
 
     With a `cache` of one's own, the blocks of an output get their names when the request leaves: right
     where no prompt holds an output that is still being generated, and a request that decodes is touched
@@ -127,17 +127,17 @@ class Engine(Generic[Names]):
         never found again. `extra_key` (adapter and cache salt) separates what must not be shared.
         Raises as `add_hashed` does.
         """
-        known = list(prompt)
+        tokens = list(prompt)
         if output is not None:
             max_tokens = min(max_tokens, len(output))
-            known += output[:max_tokens]
+            tokens += output[:max_tokens]
         self.add_hashed(
             request_id,
             len(prompt),
-            hash_blocks(known, self.profile.block_size, extra_key),
+            hash_blocks(tokens, self.profile.block_size, extra_key),
             max_tokens,
             now=now,
-            token_ids=known if self._sink else (),
+            token_ids=tokens if self._sink else (),
             extra_key=extra_key,
         )
 
@@ -315,7 +315,7 @@ class Engine(Generic[Names]):
 
     def _preempt(self, request: EngineRequest[Names], plan: _Plan) -> None:
         if request.id in self._decoding:
-            # Its token of this step is not computed, though the block for it may be held.
+            # Its token of this step is not computed, though it may have the block for it.
             computed = self._computed(request)
             request.generated = request.max_tokens - (request.last_step - self._steps + 1)
             self._leave(request, computed - 1, computed - (request.id in self._ungrown))
@@ -389,13 +389,13 @@ class Engine(Generic[Names]):
                 finished.append(request.id)
         return tuple(finished)
 
-    def _leave(self, request: EngineRequest[Names], computed: int, held: int | None = None) -> None:
+    def _leave(self, request: EngineRequest[Names], computed: int, held_tokens: int | None = None) -> None:
         """Takes a running request out of the schedule; what it `computed` stays in the cache.
 
-        It has blocks for `held` tokens, `None`: for those that are computed.
+        It has blocks for `held_tokens` tokens, `None`: for those that are computed.
         """
         self._seal(request, computed)
-        private = self._blocks(computed if held is None else held) - request.shared
+        private = self._blocks(computed if held_tokens is None else held_tokens) - request.shared
         self._cache.release(request.names, request.shared, private)
         request.shared = 0
         del self._running[request.id]

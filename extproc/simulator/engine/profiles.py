@@ -24,7 +24,7 @@ class Profile:
 
     The costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
     options of the same names. `is_calibrated` says that the costs were fitted to a measurement, `note`
-    to which, or what else they come from, `misses` where they are known to be wrong. Raises
+    to which, or what else they come from, `misses` where measurements differ. Raises
     `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does
     not start then either.
     """
@@ -109,13 +109,13 @@ def find_profile(name: str) -> Profile:
 
     Raises `SettingsError` if there is neither.
     """
-    known = built_in_profiles()
-    if name in known:
-        return known[name]
+    profiles = built_in_profiles()
+    if name in profiles:
+        return profiles[name]
     try:
         content = Path(name).read_bytes()
     except OSError:
-        raise SettingsError(f"{name!r} is no file and none of {', '.join(known)}") from None
+        raise SettingsError(f"{name!r} is no file and none of {', '.join(profiles)}") from None
     found = read_profiles(content, name)
     if not found:
         raise SettingsError(f"{name}: no profile in it")

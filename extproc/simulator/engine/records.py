@@ -13,8 +13,8 @@ Names = TypeVar("Names", bound=Sized)
 class EngineRequest(Generic[Names]):
     """One request's place in the schedule and what it holds of the KV cache.
 
-    `names` has the full blocks of prompt and output, as far as they are known; the first `shared` of
-    them are held under that name, what else it holds has none. `number` is its place in the order of
+    `names` has the full blocks of prompt and output, as far as they have names; the first `shared` of
+    them are held under those names, its other blocks have none. `number` is its place in the order of
     admission. While it decodes, its computed tokens are `lead` plus the engine's steps, and
     `last_step` is the step that ends it; both mean nothing before, and `last_step` is -1 then.
     """
@@ -42,7 +42,7 @@ class EngineRequest(Generic[Names]):
 class Admitted(Struct, frozen=True):
     """A request left the queue; `cached_tokens` of it were in the prefix cache.
 
-    A preempted request queues again and is admitted again; `is_first` tells the first time. `waited_s`
+    A preempted request queues again and is admitted again; `is_first` marks the first time. `waited_s`
     counts from its arrival.
     """
 
@@ -76,7 +76,7 @@ class EngineCounters:
     """vLLM's metrics of one engine; those in `_total` never fall. Queries and hits are tokens.
 
     `kv_usage` is the share of blocks in use, 0..1. A prompt counts in `prompt_tokens_total` when its
-    first token is emitted. Preempted requests ask the prefix cache again, but are counted once (vLLM).
+    first token is emitted. Preempted requests look into the prefix cache again, but are counted once (vLLM).
     """
 
     running: int

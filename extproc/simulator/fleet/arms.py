@@ -15,7 +15,7 @@ from extproc.simulator.peers.signals import Scrape, scrape_nothing
 
 @dataclass(frozen=True, slots=True)
 class FleetArm:
-    """A strategy and its options, as an operator would configure them; `text` is how it was asked for.
+    """A strategy and its options, as an operator would configure them; `text`: as on the command line.
 
     Or a peer's rule, which no operator of ours can configure.
     """

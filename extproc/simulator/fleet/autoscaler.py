@@ -6,9 +6,9 @@ defaults that it names.
 
 - desired = ceil(current * value / target), the value being the mean over the endpoints.
 - Within a tolerance of 10 % nothing happens.
-- Endpoints that say nothing yet count as 0 where the others ask for more, and as the target where they ask
+- Endpoints without metrics yet count as 0 where the others need more, and as the target where they need
   for fewer; if that turns the direction around, nothing happens.
-- Fewer only as far as no recommendation within the stabilisation window asked for more.
+- Fewer only as far as no recommendation within the stabilisation window was for more.
 - In 15 s at most twice as many as before them, or 4 more, whichever is more.
 """
 
@@ -28,7 +28,7 @@ _GROWTH_TIMES, _GROWTH_MORE = 2, 4
 
 
 class Metric(StrEnum):
-    """What an endpoint is asked for; the first three are vLLM's own gauges, at the end of its last step."""
+    """The metric of an endpoint; the first three are vLLM's own gauges, at the end of its last step."""
 
     QUEUE = "queue"  # vllm:num_requests_waiting
     RUNNING = "running"  # vllm:num_requests_running
@@ -41,7 +41,7 @@ class Scaling:
     """How a fleet is scaled: `target` is what each endpoint should have of the metric.
 
     It is looked every `every_s` seconds, at values that are `lag_s` old: scraped, stored, queried. An
-    endpoint that is asked for is ready after `start_s`, with an empty cache. `window_s` is the
+    new endpoint is ready after `start_s`, with an empty cache. `window_s` is the
     stabilisation window for fewer endpoints.
     """
 
@@ -97,8 +97,8 @@ def _check_options(text: str, options: Mapping[str, object]) -> None:
     if "target" not in options:
         raise SettingsError(f"{text!r} lacks a target: write {SYNTAX}")
     for name, value in options.items():
-        known = int if name in _COUNTS else int | float
-        if isinstance(value, bool) or not isinstance(value, known) or not isfinite(value):
+        kind = int if name in _COUNTS else int | float
+        if isinstance(value, bool) or not isinstance(value, kind) or not isfinite(value):
             raise SettingsError(f"{text!r}: {name} is no {'whole number' if name in _COUNTS else 'number'}")
 
 
@@ -130,9 +130,9 @@ class Autoscaler:
         return max(_GROWTH_TIMES * before, before + _GROWTH_MORE)
 
 
-def _forget(told: deque[tuple[float, int]], until_s: float) -> None:
-    while told and told[0][0] <= until_s:
-        told.popleft()
+def _forget(recommendations: deque[tuple[float, int]], until_s: float) -> None:
+    while recommendations and recommendations[0][0] <= until_s:
+        recommendations.popleft()
 
 
 def recommend(values: Sequence[float], current: int, target: float) -> int:

@@ -20,7 +20,7 @@ class BusFault(StrEnum):
     DIES = "dies"  # nothing comes from the middle of the measured time on
     AWAY = "away"  # for a minute in the middle of it
     SLOWS = "slows"  # letters come a second late, from the middle on
-    HALVES = "halves"  # one half of the gateways does not hear the other, from the middle on
+    HALVES = "halves"  # no letter passes between the halves of the gateways, from the middle on
     RESTART = "restart"  # nothing; but in the middle one gateway is started again
 
 
@@ -30,7 +30,7 @@ _SLOW_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How gateways hear of each other: `delay_s` late, a share of `loss` of the letters never.
+    """How letters travel: each comes `delay_s` late, a share of `loss` of them never.
 
     `middle_s` is when a fault begins that begins later.
     """

@@ -1,4 +1,4 @@
-"""A cell: one run as it is asked for, by names and numbers alone, so that anybody can repeat it."""
+"""A cell: one run as names and numbers alone, so that anybody can repeat it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class MatrixCell:
 
     @property
     def rps(self) -> float:
-        """Requests per second that are asked for; NaN where a number of users is."""
+        """Scheduled requests per second; NaN in a closed loop of users."""
         if self.users is not None:
             return nan
         if self.trace is not None:
@@ -137,7 +137,7 @@ class MatrixCell:
 
     @property
     def profile_names(self) -> Sequence[str]:
-        """What its endpoints are: as asked for, or the workload's own."""
+        """The profile of its endpoints: its own, or the workload's."""
         if self.profiles or self.trace is not None:
             return self.profiles or (DEFAULT_PROFILE,)
         return (find_workload(self.workload).profile,)

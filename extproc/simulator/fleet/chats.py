@@ -61,11 +61,11 @@ class ChatKind:
     def _scale(self, chats: Sequence[Chat]) -> list[Chat]:
         prompts = [prompt for chat in chats for prompt in self.prompts(chat)]
         tokens, output = (sum(column) / len(prompts) for column in zip(*prompts, strict=True))
-        asked = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat))
+        question_tokens = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat))
         by_reply = self.output_tokens / output if self.output_tokens else 1.0
-        history = tokens - asked / len(prompts) - self.system_tokens
+        history = tokens - question_tokens / len(prompts) - self.system_tokens
         wanted = (self.input_tokens or tokens) - self.system_tokens - history * by_reply
-        by_question = wanted * len(prompts) / asked
+        by_question = wanted * len(prompts) / question_tokens
         return [[(max(1, round(q * by_question)), max(1, round(r * by_reply))) for q, r in c] for c in chats]
 
     def _draw_chat(self, rng: Random) -> Chat:

@@ -27,7 +27,7 @@ from extproc.simulator.peers.signals import Signal, SignalScraper
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One run: `endpoints` of them, how they are routed to, how they are asked, what happens to them.
+    """One run: how many `endpoints`, how they are routed to, what is sent to them, what happens to them.
 
     `profiles` are given out in turns, so that one is enough where all endpoints are alike. What comes
     before `warmup_s` is not measured. With `scaling`, `endpoints` are those at the start. A request is
@@ -155,7 +155,7 @@ class _Fleet:
     def _build_node(self, number: int) -> Node:
         profiles = self._setup.profiles
         profile = profiles[number % len(profiles)]
-        # Whoever sends such prompts has told vLLM so.
+        # Operators with such prompts set vLLM's limit so.
         try:
             profile = replace(profile, max_model_len=max(profile.max_model_len, self._longest))
         except ValueError as fault:
@@ -186,7 +186,7 @@ class _Fleet:
         self._nodes[flight.endpoint].add(flight)
 
     def _write(self, flight: Flight) -> bytes | None:
-        return write_body(flight.asked) if self._gateways.needs_body else None
+        return write_body(flight.plan) if self._gateways.needs_body else None
 
     def _ended(self, flight: Flight) -> None:
         pick = self._picks.pop(flight.number)
@@ -229,7 +229,7 @@ class _Fleet:
         self._tell_gateways([other for other in self._ready if other is not endpoint] + [endpoint])
 
     def _leave(self, endpoint: Endpoint) -> None:
-        """An endpoint gets no new requests from when the gateways hear of it."""
+        """An endpoint gets no new requests once the gateways have the new list."""
         self._draining[endpoint.name] = self._nodes[endpoint.name]
         self._tell_gateways([other for other in self._ready if other is not endpoint])
         self._let_go(endpoint.name)
@@ -247,8 +247,8 @@ class _Fleet:
 
     def _count_heads(self) -> None:
         ready = len(self._ready)
-        held = ready + len(self._starting) + len(self._draining)
-        self._headcounts.append(Headcount(self._timeline.now, ready, held))
+        total = ready + len(self._starting) + len(self._draining)
+        self._headcounts.append(Headcount(self._timeline.now, ready, total))
 
     def _autoscale(self, scaling: Scaling) -> None:
         """Looks every so often from now on, and acts on what it saw a little later."""
@@ -258,7 +258,7 @@ class _Fleet:
 
     def _look(self, scaling: Scaling, autoscaler: Autoscaler) -> None:
         now = self._timeline.now
-        said = {endpoint.name: self._nodes[endpoint.name].tell(scaling.metric) for endpoint in self._ready}
+        said = {each.name: self._nodes[each.name].read_metric(scaling.metric) for each in self._ready}
         self._timeline.at(now + scaling.lag_s, self._scale, scaling, autoscaler, said)
         self._timeline.at(now + scaling.every_s, self._look, scaling, autoscaler)
 

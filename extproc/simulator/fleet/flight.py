@@ -10,7 +10,7 @@ class Flight:
     """A request; times in virtual seconds, `-1.0` where it did not come to that.
 
     `due_at` is when the client wanted to send it, `sent_at` when it did. `endpoint`, `reason` and
-    `gateway` tell the routing, `cached_tokens` what the first admission found in the prefix cache.
+    `gateway` describe the routing, `cached_tokens` what the first admission found in the prefix cache.
     """
 
     number: int
@@ -33,12 +33,12 @@ class Flight:
         return self.ended_at >= 0 and not self.is_failed
 
     @property
-    def asked(self) -> PlannedTurn:
+    def plan(self) -> PlannedTurn:
         return self.session.turns[self.turn]
 
     @property
     def tokens(self) -> int:
-        return self.asked.prompt_tokens + self.asked.output_tokens
+        return self.plan.prompt_tokens + self.plan.output_tokens
 
     @property
     def ttft_s(self) -> float:
@@ -55,4 +55,4 @@ class Flight:
     @property
     def tpot_s(self) -> float:
         """Time per output token after the first; of one that has more than one."""
-        return (self.ended_at - self.first_at) / (self.asked.output_tokens - 1)
+        return (self.ended_at - self.first_at) / (self.plan.output_tokens - 1)

@@ -63,7 +63,7 @@ class Gateways:
             pool.install(snapshot)
 
     def restart(self, gateway: int) -> None:
-        """Begins anew with a strategy that knows nothing; requests in flight go on being counted."""
+        """Restarts with a strategy without memory; requests in flight are still counted."""
         pool, strategy = self.pools[gateway], self._builds[gateway]()
         pool.install(pool.snapshot, strategy)
 

@@ -70,8 +70,8 @@ def _code(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     for turn in range(turns):
         reply = min(_CODE(rng), max(16, step - 16))
         result = max(16, rng.uniform(0.5, 1.5) * (step - reply)) if turn else 500
-        asked = script.then("user", f"{name}.result {turn}", result)
-        planned = asked.ask(f"{name}.call {turn}", reply, tools_s(rng) if turn else 0.0)
+        question = script.then("user", f"{name}.result {turn}", result)
+        planned = question.ask(f"{name}.call {turn}", reply, tools_s(rng) if turn else 0.0)
         yield planned
         script = script.after(planned)
 
@@ -89,18 +89,18 @@ def _talk_long(blank: Transcript, name: str, think_s: float, rng: Random) -> Tur
 
 
 def _branch(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
-    """Of the turns 25 % are asked again, 10 % are edited and go on from an earlier turn."""
-    scripts, asked = [blank.then("system", "head", 500)], None
+    """25 % of the turns are sent again, 10 % are edited and go on from an earlier turn."""
+    scripts, question = [blank.then("system", "head", 500)], None
     for turn in range(6 + int(rng.expovariate(1 / 4))):
         roll, pause_s = rng.random(), _pause(think_s, turn, rng)
-        if asked is not None and roll < 0.25:
+        if question is not None and roll < 0.25:
             scripts.pop()
-        elif asked is not None and roll < 0.35:
+        elif question is not None and roll < 0.35:
             del scripts[rng.randrange(1, len(scripts)) :]
-        if asked is None or roll >= 0.25:
-            asked = scripts[-1].then("user", f"{name}.q{turn}", _QUESTION(rng))
-        planned = asked.ask(f"{name}.a{turn}", _SHORT(rng), pause_s)
-        scripts.append(asked.after(planned))
+        if question is None or roll >= 0.25:
+            question = scripts[-1].then("user", f"{name}.q{turn}", _QUESTION(rng))
+        planned = question.ask(f"{name}.a{turn}", _SHORT(rng), pause_s)
+        scripts.append(question.after(planned))
         yield planned
 
 
@@ -157,8 +157,8 @@ def _read(
     draw: Callable[[Random], Sequence[int]], blank: Transcript, name: str, _s: float, rng: Random
 ) -> Turns:
     """One question behind 5 of 400 documents."""
-    asked = _lay_out(blank, draw(rng)).then("user", f"{name}.q", _QUESTION(rng))
-    yield asked.ask(f"{name}.a", _REPLY(rng))
+    question = _lay_out(blank, draw(rng)).then("user", f"{name}.q", _QUESTION(rng))
+    yield question.ask(f"{name}.a", _REPLY(rng))
 
 
 def _lay_out(blank: Transcript, documents: Iterable[int]) -> Transcript:
@@ -242,7 +242,7 @@ def draw_zipf_tenants(demand: Demand, rng: Random) -> Sessions:
 def draw_trees(demand: Demand, rng: Random) -> Sessions:
     """Trees of thought: 16 requests at once behind a new prefix of 3,000 tokens, then three levels of 4 by 4.
 
-    Each of the 16 asks its next level when its own answer is there; the thought it builds on is its beam's.
+    Each of the 16 sends its next level when its own answer is there; the thought it builds on is its beam's.
     """
     blank = Transcript(rng.getrandbits(63))
     for tree, start_s in enumerate(_arrivals(demand, 64, rng)):
@@ -271,8 +271,8 @@ def _job(blank: Transcript, job: int, at_s: float, rng: Random) -> Sequence[Plan
     variants = [task.then("user", f"job {job}.variant {one}", rng.uniform(300, 1_200)) for one in range(3)]
     found = []
     for item in range(rng.randint(120, 380)):
-        asked = rng.choice(variants).then("", f"job {job}.item {item}", rng.uniform(40, 200))
-        turn = asked.ask(f"job {job}.label {item}", rng.uniform(10, 60))
+        question = rng.choice(variants).then("", f"job {job}.item {item}", rng.uniform(40, 200))
+        turn = question.ask(f"job {job}.label {item}", rng.uniform(10, 60))
         found.append(PlannedSession(0, (turn,), at_s + item / 12))
     return found
 

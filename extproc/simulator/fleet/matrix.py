@@ -76,8 +76,8 @@ class Matrix:
             "arm": self.arms,
         }
         for values in product(*axes.values()):
-            asked: dict[str, Any] = dict(zip(axes, values, strict=True))
-            yield MatrixCell(**asked, warmup_s=self.warmup_s, measured_s=self.measured_s)
+            fields: dict[str, Any] = dict(zip(axes, values, strict=True))
+            yield MatrixCell(**fields, warmup_s=self.warmup_s, measured_s=self.measured_s)
 
 
 def read_done_rows(folder: Path) -> dict[str, Row]:
@@ -127,12 +127,12 @@ def run_cell(cell: MatrixCell, version: str) -> Row:
     begins = process_time()
     summary = cell.run()
     figures = orjson.loads(orjson.dumps(flatten(summary)))
-    asked = orjson.loads(orjson.dumps(cell))
+    fields = orjson.loads(orjson.dumps(cell))
     # A run drops nothing before its end, so that looking for garbage in it finds none and costs a tenth.
     gc.collect()
     return {
-        **asked,
-        **{name: figures[name] for name in figures if name not in asked and name != "strategy"},
+        **fields,
+        **{name: figures[name] for name in figures if name not in fields and name != "strategy"},
         "arm": cell.label,
         "faults": summary.warnings,
         "digest": cell.digest,
@@ -146,7 +146,7 @@ def render_rows(rows: Iterable[Row]) -> str:
 
     `to best other` is the geometric mean over the seeds of an arm's mean TTFT as a share of the best other
     arm's in the same seed, `worst seed` the highest of these. `warned` counts the seeds that were not
-    offered, or did not serve, the load that was asked for.
+    offered, or did not serve, the scheduled load.
     """
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

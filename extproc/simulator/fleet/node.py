@@ -38,9 +38,9 @@ class Gaps:
 
 
 class Node:
-    """An engine driven by the timeline; `ended` hears of every request that ends or fails.
+    """An engine driven by the timeline; `ended` is called for every request that ends or fails.
 
-    `read` takes the chunks of every step and tells when the client sees them; `None`: at once.
+    `read` takes the chunks of every step and returns when the client sees them; `None`: at once.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Node:
         name = str(flight.number)
         self._flights[name] = flight
         self.requests += 1
-        asked = flight.asked
+        plan = flight.plan
         path = flight.session.path(flight.turn, self._healthy.block_size)
-        self._engine.add_hashed(name, asked.prompt_tokens, path, asked.output_tokens, now=self._timeline.now)
+        self._engine.add_hashed(name, plan.prompt_tokens, path, plan.output_tokens, now=self._timeline.now)
         if self._quiet_steps:
             self._cut()
         elif not self._is_busy:
@@ -88,7 +88,7 @@ class Node:
     def in_flight(self) -> int:
         return len(self._flights)
 
-    def tell(self, metric: Metric) -> float:
+    def read_metric(self, metric: Metric) -> float:
         """What an autoscaler would read now; of `keep_signals`."""
         said = self.signal_at(self._timeline.now)
         match metric:
@@ -102,7 +102,7 @@ class Node:
                 return self.in_flight
 
     def keep_signals(self, seconds: float) -> None:
-        """From now on `signal_at` can tell what the metrics said so many seconds ago."""
+        """From now on `signal_at` can return what the metrics were so many seconds ago."""
         self._signals = deque([(self._timeline.now, self._signal(0))])
         self._keep_s = max(self._keep_s, seconds)
 
@@ -205,7 +205,7 @@ class Node:
             self._run()
 
     def _note(self, result: StepResult, now: float) -> None:
-        """Records what is known when a step starts."""
+        """Records the figures of a step's start."""
         for admission in result.admitted:
             if admission.is_first:
                 flight = self._flights[admission.request_id]

@@ -180,7 +180,7 @@ def render_threads(preset: ThreadsPreset, profile: Profile, seeds: Sequence[int]
         sessions = draw_sessions("k6-chat", Demand(_THREADS_REQUESTS), seed)
         setup = Setup([profile], preset.endpoints, Routing(strategy), Traffic(users=preset.users), seed=seed)
         flights = [flight for flight in simulate_fleet(setup, sessions).flights if flight.is_answered]
-        times = [1000 * flight.e2e_s / flight.asked.output_tokens for flight in flights[len(flights) // 5 :]]
+        times = [1000 * flight.e2e_s / flight.plan.output_tokens for flight in flights[len(flights) // 5 :]]
         found[strategy].append(fmean(times))
     rows = [
         (name, *_compare(each, preset.published.get(name, 0.0)), f"{min(each):.0f}-{max(each):.0f}")

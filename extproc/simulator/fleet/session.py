@@ -1,4 +1,4 @@
-"""Sessions: what one simulated client asks, turn by turn, and which text it has in common with others.
+"""Sessions: what one simulated client sends, turn by turn, and which text it has in common with others.
 
 An engine sees paths of named texts, a router chat bodies with texts of known lengths and of no meaning.
 """
@@ -48,7 +48,7 @@ class PlannedTurn(Struct, frozen=True):
 
 
 class Transcript(Struct, frozen=True):
-    """The messages of a prompt so far. `seed` tells runs apart."""
+    """The messages of a prompt so far. `seed` makes the texts of two runs differ."""
 
     seed: int = 0
     messages: tuple[PlannedMessage, ...] = ()
@@ -103,7 +103,7 @@ def write_body(turn: PlannedTurn) -> bytes:
 
 
 def make_text(name: bytes, chars: int) -> bytes:
-    """Returns so many characters, which begin with the name that tells this text from others."""
+    """Returns `chars` characters, which begin with the text's name, so that no two texts are equal."""
     pool = _pool()
     start = crc32(name) % max(1, _POOL_BYTES - chars)
     text = b"%b %b" % (name, pool[start : start + chars])

@@ -77,7 +77,7 @@ class Summary:
 
     Latencies count from the sending of a request, `ttft_due` from when it was due. `served_rps` and the
     tokens per second count what ended in the window, `offered_rps` what was due in it, `asked_rps` what
-    the client was told to send; NaN if it was told otherwise. `itl` is over all gaps, `tpot` over
+    the schedule has; NaN without a rate. `itl` is over all gaps, `tpot` over
     requests of more than one token. Failed requests count in `requests` and `failed` only. `elastic` is
     there where the load had a spike or the fleet an autoscaler.
     """
@@ -107,7 +107,7 @@ class Summary:
 
     @property
     def warnings(self) -> list[str]:
-        """Why these latencies may not be those of the load that was asked for."""
+        """Why these latencies may not be those of the scheduled load."""
         found = []
         if not self.requests:
             return ["nothing was due in the window: it has no load to measure"]
@@ -130,7 +130,7 @@ def summarize(run: FleetRun, label: str = "", *, is_whole: bool = False) -> Summ
     done = [flight for flight in due if flight.is_answered]
     served = [f for f in run.flights if f.is_answered and start_s <= f.ended_at <= end_s]
     span_s = max(end_s - start_s, 1e-9) if due else inf
-    outputs = sum(flight.asked.output_tokens for flight in served)
+    outputs = sum(flight.plan.output_tokens for flight in served)
     return Summary(
         strategy=label or setup.routing.strategy,
         seed=setup.seed,
@@ -144,10 +144,10 @@ def summarize(run: FleetRun, label: str = "", *, is_whole: bool = False) -> Summ
         offered_rps=len(due) / span_s,
         served_rps=len(served) / span_s,
         output_tok_per_s=outputs / span_s,
-        total_tok_per_s=(outputs + sum(flight.asked.prompt_tokens for flight in served)) / span_s,
+        total_tok_per_s=(outputs + sum(flight.plan.prompt_tokens for flight in served)) / span_s,
         ttft=Latency.of(flight.ttft_s for flight in done),
         ttft_due=Latency.of(flight.due_ttft_s for flight in done),
-        tpot=Latency.of(flight.tpot_s for flight in done if flight.asked.output_tokens > 1),
+        tpot=Latency.of(flight.tpot_s for flight in done if flight.plan.output_tokens > 1),
         itl=Latency.of_counted(zip(run.gaps.seconds, run.gaps.counts, strict=True)),
         e2e=Latency.of(flight.e2e_s for flight in done),
         hit_rate=_hit_rate(done),
@@ -161,7 +161,7 @@ def _elastic(run: FleetRun, due: Sequence[Flight], start_s: float, end_s: float)
     judged = ((f.due_at, f.is_answered and f.due_ttft_s <= run.setup.slo_ttft_s) for f in due)
     missed = find_missed_seconds(judged)
     ready = [(count.at_s, count.ready) for count in run.headcounts]
-    held = [(count.at_s, count.held) for count in run.headcounts]
+    headcounts = [(count.at_s, count.held) for count in run.headcounts]
     seen = [count for at_s, count in ready if start_s <= at_s <= end_s] or [run.setup.endpoints]
     response = _respond(run, ready, missed, end_s)
     return Elastic(
@@ -171,7 +171,7 @@ def _elastic(run: FleetRun, due: Sequence[Flight], start_s: float, end_s: float)
         least=min(seen),
         most=max(seen),
         ready_seconds=add_up_over(ready, start_s, end_s),
-        held_seconds=add_up_over(held, start_s, end_s),
+        held_seconds=add_up_over(headcounts, start_s, end_s),
     )
 
 
@@ -197,5 +197,5 @@ def _last_answer(flights: Iterable[Flight]) -> float:
 
 
 def _hit_rate(flights: Sequence[Flight]) -> float:
-    asked = sum(flight.asked.prompt_tokens for flight in flights)
-    return sum(flight.cached_tokens for flight in flights) / asked if asked else 0.0
+    tokens = sum(flight.plan.prompt_tokens for flight in flights)
+    return sum(flight.cached_tokens for flight in flights) / tokens if tokens else 0.0

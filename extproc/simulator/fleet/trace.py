@@ -2,7 +2,7 @@
 
 One JSON object per line: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and
 `hash_ids`, a name for each 512 tokens of the prompt and for its rest; equal names after equal names are equal
-text. What a model answered has no name there, so no prompt is known to contain an earlier answer, and
+text. A model's answer has no name there, so no prompt can be seen to contain an earlier answer, and
 who said what is unknown too: a prompt is one message of a user.
 """
 
@@ -74,12 +74,12 @@ def _read(row: Mapping[str, object]) -> _Request:
     if tokens < 1 or len(blocks) > -(-tokens // BLOCK_TOKENS):
         raise ValueError(f"{len(blocks)} blocks of {BLOCK_TOKENS} tokens for {tokens} tokens")
     at_s = float(str(row["timestamp"])) / 1000
-    # Who asked for nothing got a token all the same: there is no request without one.
+    # A request for no token counts as one for one: there is none without output.
     return _Request(at_s, tokens, max(1, answer), [int(block) for block in blocks])
 
 
 def _plan(owner: int, request: _Request, first_s: float) -> PlannedSession:
-    # What begins alike has as many characters per token, whoever asks.
+    # Prompts that begin alike have as many characters per token, whoever sends them.
     family = f"trace {request.blocks[0]}" if request.blocks else f"request {owner}"
     script, left = Transcript(), request.prompt_tokens
     for block in request.blocks:

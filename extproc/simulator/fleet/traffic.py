@@ -92,7 +92,7 @@ class Traffic:
     spike: LoadSpike | None = None
 
     def asked_rps(self, start_s: float, end_s: float) -> float:
-        """Requests per second that are asked for in this time; NaN where no rate is."""
+        """Scheduled requests per second in this time; NaN without a rate."""
         if not self.rate:
             return nan
         if not self.spike or end_s <= start_s:

@@ -1,4 +1,4 @@
-"""The workloads: what a fleet is asked, from a seed. `workloads.yaml` has their figures."""
+"""The workloads: what is sent to a fleet, from a seed. `workloads.yaml` has their figures."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -50,7 +50,7 @@ Draw = Callable[[Demand, Random], Sessions]
 class FleetWorkload(Struct, frozen=True):
     """A kind of load, by its name and its letter. The fields are those of `workloads.yaml`.
 
-    `profile` is what its endpoints are, `scenario` what happens to them, unless something else is asked for.
+    `profile` is what its endpoints are, `scenario` what happens to them, unless a cell names others.
     """
 
     letter: str
@@ -69,8 +69,8 @@ def find_workload(name: str) -> FleetWorkload:
     """Returns the workload with this name or letter; raises `SettingsError`."""
     found = WORKLOADS.get(name) or next((one for one in WORKLOADS.values() if one.letter == name), None)
     if found is None:
-        known = ", ".join(f"{one.name} ({one.letter})" for one in WORKLOADS.values())
-        raise SettingsError(f"{name!r} is no workload: choose from {known}")
+        names = ", ".join(f"{one.name} ({one.letter})" for one in WORKLOADS.values())
+        raise SettingsError(f"{name!r} is no workload: choose from {names}")
     return found
 
 

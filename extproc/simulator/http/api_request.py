@@ -9,7 +9,7 @@ from typing import Any
 class ApiRequest:
     """One or more prompts (in tokens), each answered `n` times.
 
-    `is_text` tells prompts that came as text from those that came as tokens. `model` is None if the
+    `is_text`: the prompt came as text, not as tokens. `model` is None if the
     request names none, `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its
     API calls that number. `repeated` holds fields of the request that its answer repeats.
     """

@@ -30,7 +30,7 @@ class EmbeddingRequest(Fields):
 
 
 def read_embedding(body: object, tokenizer: Tokenizer) -> ApiRequest:
-    """Returns what the body asks of the engine: each input's prompt, and one token that is thrown away."""
+    """Returns the engine's work for a body: each input's prompt, and one token that is thrown away."""
     request = EmbeddingRequest.read(body)
     return ApiRequest(
         prompts=read_prompts(request.input, tokenizer),
@@ -76,17 +76,17 @@ def embed(prompt: Sequence[int], dimensions: int = DIMENSIONS) -> list[float]:
 
 
 def _encode(vector: Sequence[float], form: str) -> list[float] | str:
-    """Returns numbers, or the base64 of little-endian 32-bit floats, which Node's client asks for."""
+    """Returns numbers, or the base64 of little-endian 32-bit floats, which Node's client requests."""
     if form == "float":
         return list(vector)
     return b64encode(pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def _check_dimensions(request: EmbeddingRequest) -> int:
-    asked = DIMENSIONS if request.dimensions is None else request.dimensions
-    if not 1 <= asked <= MOST_DIMENSIONS:
+    size = DIMENSIONS if request.dimensions is None else request.dimensions
+    if not 1 <= size <= MOST_DIMENSIONS:
         raise VllmRefusal(
             f"Model {request.model or 'simulated'!r} only supports dimensions in range "
-            f"[1, {MOST_DIMENSIONS}], got {asked}."
+            f"[1, {MOST_DIMENSIONS}], got {size}."
         )
-    return asked
+    return size

@@ -47,7 +47,7 @@ class SimulatedEndpoint:
     """Takes requests and answers them at its engine's pace; `run` must be running.
 
     `faults` may be replaced at any time. `load` counts the requests to serving APIs that are here.
-    `epoch_s()` tells the time of day. Request ids and the draws of faults come from `name`, so endpoints
+    `epoch_s()` is the time of day. Request ids and the draws of faults come from `name`, so endpoints
     differ and a run repeats.
     """
 
@@ -125,7 +125,7 @@ class SimulatedEndpoint:
         return is_reset
 
     def _find_room(self, request: ApiRequest, prompt: Sequence[int]) -> int:
-        # In vLLM's order: what is asked for, the prompt, what the prompt leaves.
+        # In vLLM's order: the fields, the prompt, the room that the prompt leaves.
         tokens, limit = len(prompt), self.options.profile.max_model_len
         if request.max_tokens is not None and request.max_tokens > limit:
             name, value = request.max_tokens_name, request.max_tokens

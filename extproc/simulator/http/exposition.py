@@ -52,7 +52,7 @@ ABSENT = (
     *("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu"),
     *("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"),
 )
-# What a CPU build of 0.32.0 tells of its cache; the sizes are filled in from the profile.
+# The cache's labels in a CPU build of 0.32.0; the sizes are filled in from the profile.
 CACHE_CONFIG_LABELS = """
     _block_size_resolved=True cache_dtype=auto cache_hit_alignment_tokens=None
     enable_mamba_shared_prefix_checkpoint=False enable_prefix_caching=True gpu_memory_utilization=0.92
@@ -206,7 +206,7 @@ class Distributions:
             )
             for name, buckets in buckets_of.items()
         }
-        # These two are asked for with every token.
+        # These two are read for every token.
         self._first_token = self._histograms["time_to_first_token_seconds"]
         self._between = self._histograms["inter_token_latency_seconds"]
         self.ended = dict.fromkeys(FINISHED_REASONS, 0)

@@ -50,7 +50,7 @@ class Socket(Protocol):
 class Publisher:
     """Sends the events of each step as one numbered message; `flush` ends a step.
 
-    `endpoint` is where `socket` publishes, told to whoever asks.
+    `endpoint` is the address where `socket` publishes, for `/kv_event_sources`.
     """
 
     def __init__(self, socket: Socket, endpoint: str, topic: str, epoch_s: Callable[[], float]) -> None:
@@ -73,7 +73,7 @@ class Publisher:
         self._events = []
 
     def describe(self) -> dict[str, Any]:
-        """Returns vLLM's account of a publisher, as `/kv_event_sources` tells it."""
+        """Returns the description of a publisher in vLLM's `/kv_event_sources`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",

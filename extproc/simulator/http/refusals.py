@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from extproc.errors import ExtprocError
 
-# The type of errors found before a handler is asked: FastAPI's word, not vLLM's.
+# The type of errors found before a handler runs: FastAPI's word, not vLLM's.
 INVALID = "Bad Request"
 # vLLM bounds what it echoes of a bad request.
 REPORTED_ERRORS = 10
@@ -83,13 +83,13 @@ def refuse_shape(errors: Sequence[ErrorDetails]) -> VllmRefusal:
 
 
 def _describe(error: ErrorDetails) -> dict[str, Any]:
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "type": error["type"],
         "loc": _locate(error),
         "msg": error["msg"],
         "input": _summarize(error["input"]),
     }
-    return known | ({"ctx": error["ctx"]} if "ctx" in error else {})
+    return fields | ({"ctx": error["ctx"]} if "ctx" in error else {})
 
 
 def _locate(error: ErrorDetails) -> str:
@@ -129,7 +129,7 @@ _NO_STORE: Final = (
     "enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching "
     "the vLLM server."
 )
-# What the simulator does not do: the field that asks for it, when it does, and the answer.
+# What the simulator does not do: the field, when it is in use, and the answer.
 UNSUPPORTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "logprobs": (_is_set, _NO_SCORES.replace("{kind}", "sample")),
     "top_logprobs": (bool, _NO_SCORES.replace("{kind}", "sample")),
@@ -145,10 +145,10 @@ UNSUPPORTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raises `VllmRefusal` for a request that asks for what the simulator does not do."""
-    for name, (is_asked, message) in UNSUPPORTED.items():
+    """Raises `VllmRefusal` for a request that uses a field of `UNSUPPORTED`."""
+    for name, (is_used, message) in UNSUPPORTED.items():
         value = body.get(name)
-        if is_asked(value):
+        if is_used(value):
             raise refuse_value(message.replace("{value}", str(value)), name, value)
     if body.get("previous_response_id") is not None:
         raise refuse_response_id(body["previous_response_id"])

@@ -13,7 +13,7 @@ from extproc.simulator.http.serving import add_serving_routes
 from extproc.simulator.http.side_routes import SideRoutes
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Who answered: what a test of a gateway wants to know.
+# The response header with the endpoint's name, for tests of gateways.
 ENDPOINT_HEADER = "x-simulated-endpoint"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -51,7 +51,7 @@ class Gie(WholePrompt):
         self.sent = SentPrompt(lru_blocks)
 
     def read(self, prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Reading:
-        return _Asked(self, self._hashes(text_of(prompt).encode()))
+        return _GieReading(self, self._hashes(text_of(prompt).encode()))
 
     def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         self.sent.follow(ready)
@@ -127,7 +127,7 @@ class SentPrompt:
             del self._by_hash[block]
 
 
-class _Asked(Reading):
+class _GieReading(Reading):
     __slots__ = ("_hashes", "_strategy")
 
     def __init__(self, strategy: Gie, hashes: Sequence[int]) -> None:

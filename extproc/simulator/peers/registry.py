@@ -1,6 +1,6 @@
 """Baselines by name: what other projects do, each with where its rule comes from.
 
-They are arms of a simulation and no strategies of the service: its settings do not know them.
+They are arms of a simulation and no strategies of the service: its settings do not have them.
 """
 
 from collections.abc import Callable, Mapping

@@ -44,7 +44,7 @@ class SglangCacheAware(WholePrompt):
         self.tree = Tree()
 
     def read(self, prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Reading:
-        return _Asked(self, text_of(prompt))
+        return _SglangReading(self, text_of(prompt))
 
     def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         # Their map has a hash's order: any, but for each key the same.
@@ -70,7 +70,7 @@ class SglangCacheAware(WholePrompt):
         return Choice((first, *islice(others, count - 1)), reason)
 
 
-class _Asked(Reading):
+class _SglangReading(Reading):
     __slots__ = ("_strategy", "_text")
 
     def __init__(self, strategy: SglangCacheAware, text: str) -> None:
@@ -93,7 +93,7 @@ class _Node:
 
 
 class Tree:
-    """A radix tree of texts, which knows of each stretch who was sent it.
+    """A radix tree of texts; each stretch has the endpoints that were sent it.
 
     `sizes` counts the characters of each name's stretches.
     """

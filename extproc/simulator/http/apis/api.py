@@ -33,7 +33,7 @@ class Api(Protocol):
     id_prefix: str
 
     def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
-        """Returns what the body asks for; raises `VllmRefusal` in vLLM's words."""
+        """Parses the body; raises `VllmRefusal` in vLLM's words."""
         ...
 
     def describe(self, refusal: VllmRefusal) -> dict[str, Any]:

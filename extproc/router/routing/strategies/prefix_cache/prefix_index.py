@@ -123,7 +123,7 @@ class PrefixIndex:
         return low
 
     def holders(self, hashes: Sequence[int], matched: int) -> Iterator[tuple[int, Sequence[Holding]]]:
-        """Yields the most blocks that anyone holds, and who does; then less, each time with all who hold so much.
+        """Yields the most blocks that any endpoint holds, with its holdings; then fewer, each with its holders.
 
         A longer head of a chain has fewer holders, so each step is found by bisection.
         """
