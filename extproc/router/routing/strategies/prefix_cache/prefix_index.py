@@ -123,7 +123,7 @@ class PrefixIndex:
         return low
 
     def holders(self, hashes: Sequence[int], matched: int) -> Iterator[tuple[int, Sequence[Holding]]]:
-        """Yields the most blocks that any endpoint holds, with its holdings; then fewer, each with its holders.
+        """Yields the most blocks that any endpoint holds, and its holdings; then fewer, with theirs.
 
         A longer head of a chain has fewer holders, so each step is found by bisection.
         """
