@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,7 @@ from extproc.simulator.fleet.autoscaler import parse_scaling
 from extproc.simulator.fleet.bus import BusFault
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.changes import SCENARIOS
-from extproc.simulator.fleet.matrix import Matrix, Row, render_rows, run_matrix
+from extproc.simulator.fleet.matrix import Row, cross, render_rows, run_matrix
 from extproc.simulator.fleet.progress import ProgressLine
 from extproc.simulator.fleet.report import flatten, render_summaries, write_csv
 from extproc.simulator.fleet.summary import Summary
@@ -86,6 +86,7 @@ RATE: Final = Number(0, min_open=True)
 LOSS: Final = Number(0, 1)
 LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
 check_workloads: Final = check_names("check_workloads", find_workload)
+_FAULTS: Final = click.Choice(BusFault, case_sensitive=False)
 PRESETS: Final = "KubeAI's 8 x L4 benchmark, all 12 cells; its k6 threads on 8 x H100 and on 2 x L4."
 SHARE_DELAY: Final = "Gateways send each other their picks; milliseconds until they arrive. [default: never]"
 SHARE_LOSS: Final = "Share of these messages that is lost."
@@ -118,6 +119,28 @@ def write_file(path: Path | None, content: bytes) -> None:
         raise SettingsError(f"{path}: {fault.strerror}") from None
 
 
+_AXES: Final[Sequence[tuple[Sequence[str], object, Mapping[str, Any]]]] = (
+    (["--endpoints"], 8, {"type": POSITIVE}),
+    (["--gateways"], 1, {"type": POSITIVE, "help": "Independent pickers."}),
+    (["--share-delay", "share_delay_ms"], None, {"type": SECONDS, "metavar": "MS", "help": SHARE_DELAY}),
+    (["--share-loss"], 0.0, {"type": LOSS, "help": SHARE_LOSS}),
+    (["--share-fault"], BusFault.NONE, {"type": _FAULTS, "help": SHARE_FAULT}),
+    (["--scenario"], "plain", {"type": click.Choice([*SCENARIOS])}),
+)
+
+
+def _take_axes(*, multiple: bool) -> Callable[[Any], Any]:
+    """One value of each for a fleet, several for a matrix."""
+
+    def decorate(command: Any) -> Any:
+        for names, value, given in reversed(_AXES):
+            more = {"default": [value] if multiple else value, "show_default": value is not None, **given}
+            command = click.option(*names, multiple=multiple, **more)(command)
+        return command
+
+    return decorate
+
+
 _NO_SCALER: Final = "none"
 _BESIDE_PRESET: Final = {"preset", "profiles", "seeds", "json_path", "csv_path"}
 _check_scalings = check_names("check_scalings", lambda text: text == _NO_SCALER or parse_scaling(text))
@@ -146,7 +169,6 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
 @click.option("--trace-speed", type=RATE, default=1.0, show_default=True, help="Times as fast.")
 @click.option("--requests", type=POSITIVE, help="So many instead of a measured time.")
 @click.option("--think-s", type=SECONDS, help="Mean pause before a next turn. [default: the workload's]")
-@click.option("--endpoints", type=POSITIVE, default=8, show_default=True)
 @click.option(
     "--profile",
     "profiles",
@@ -154,17 +176,7 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
     help="A profile's name or YAML file; endpoints get several in turns. [default: the workload's]",
 )
 @arms_option
-@click.option("--gateways", type=POSITIVE, default=1, show_default=True, help="Independent pickers.")
-@click.option("--share-delay", "share_delay_ms", type=SECONDS, metavar="MS", help=SHARE_DELAY)
-@click.option("--share-loss", type=LOSS, default=0.0, show_default=True, help=SHARE_LOSS)
-@click.option(
-    "--share-fault",
-    type=click.Choice(BusFault, case_sensitive=False),
-    default=BusFault.NONE,
-    show_default=True,
-    help=SHARE_FAULT,
-)
-@click.option("--scenario", type=click.Choice([*SCENARIOS]), default="plain", show_default=True)
+@_take_axes(multiple=False)
 @click.option(
     "--spike",
     default="",
@@ -194,12 +206,7 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="All figures and all settings.")
 @csv_option
 def fleet(
-    *,
-    preset: str | None,
-    seeds: Sequence[int],
-    json_path: Path | None,
-    csv_path: Path | None,
-    **options: Any,
+    *, preset: str | None, seeds: Sequence[int], json_path: Path | None, csv_path: Path | None, **options: Any
 ) -> None:
     """Simulate a fleet behind the picker, in virtual time."""
     profiles = options["profiles"]
@@ -252,7 +259,8 @@ def _list_cells(
 def _encode_runs(runs: Sequence[tuple[MatrixCell, Summary]]) -> bytes:
     found = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
     definitions = {name: find_profile(name) for cell, _ in runs for name in cell.profile_names}
-    return _encode({"version": __version__, "profiles": definitions, "runs": found})
+    told = {"version": __version__, "profiles": definitions, "runs": found}
+    return orjson.dumps(told, option=orjson.OPT_INDENT_2)
 
 
 def _refuse_others(context: click.Context) -> None:
@@ -299,12 +307,8 @@ def _print_preset(
         for cell in seed_preset.simulate_cells(profile, seed, has_ceiling=has_ceiling)
     ]
     click.echo(seed_preset.render_cells(cells), nl=False)
-    write_file(json_path, _encode(cells))
+    write_file(json_path, orjson.dumps(cells, option=orjson.OPT_INDENT_2))
     write_file(csv_path, write_csv(seed_preset.list_rows(cells)).encode())
-
-
-def _encode(value: object) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
 
 
 @click.command
@@ -312,54 +316,40 @@ def _encode(value: object) -> bytes:
 @arms_option
 @click.option(
     "--workload",
-    "workloads",
     multiple=True,
     default=["sessions"],
     show_default=True,
     callback=lambda ctx, param, names: check_workloads(ctx, param, expand_names(names)),
     help=f"Names or letters: {LETTERS}; {HELD_OUT} are those from swe on.",
 )
-@click.option("--load", "loads", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
-@click.option("--endpoints", type=POSITIVE, multiple=True, default=[8], show_default=True)
-@click.option("--gateways", type=POSITIVE, multiple=True, default=[1], show_default=True)
-@click.option(
-    "--share-delay",
-    "share_delays_ms",
-    type=SECONDS,
-    multiple=True,
-    default=[None],
-    metavar="MS",
-    help=SHARE_DELAY,
-)
-@click.option("--share-loss", "share_losses", type=LOSS, multiple=True, default=[0.0], help=SHARE_LOSS)
-@click.option(
-    "--share-fault",
-    "share_faults",
-    type=click.Choice(BusFault, case_sensitive=False),
-    multiple=True,
-    default=[BusFault.NONE],
-    help=SHARE_FAULT,
-)
-@click.option("--scenario", "scenarios", type=click.Choice([*SCENARIOS]), multiple=True, default=["plain"])
-@click.option(
-    "--profile",
-    "profiles",
-    multiple=True,
-    default=[""],
-    help="[default: the workload's]",
-)
-@click.option("--seeds", type=Seeds(), default="11-13", show_default=True)
+@click.option("--load", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
+@_take_axes(multiple=True)
+@click.option("--profile", "profiles", multiple=True, default=[""], help="[default: the workload's]")
+@click.option("--seeds", "seed", type=Seeds(), default="11-13", show_default=True)
 @warmup_option
 @measured_option
 @click.option("--workers", type=POSITIVE, help="Processes. [default: one per core]")
 @csv_option
-def matrix(folder: Path, *, workers: int | None, csv_path: Path | None, **axes: Any) -> None:
+def matrix(
+    folder: Path,
+    *,
+    workers: int | None,
+    csv_path: Path | None,
+    arms: Sequence[str],
+    profiles: Sequence[str],
+    seed: Sequence[int],
+    **axes: Any,
+) -> None:
     """Simulate every combination, on all cores.
 
     FOLDER keeps the figures. What it has is not run again: a command that was stopped continues, and one
     with more arms, loads or seeds adds to it.
     """
-    cells = [*Matrix(**axes).cells()]
+    kinds = [(name,) if name else () for name in profiles]
+    window = {name: [axes.pop(name)] for name in ("warmup_s", "measured_s")}
+    cells = [
+        *cross(**dict(sorted(axes.items(), reverse=True)), **window, profiles=kinds, seed=seed, arm=arms)
+    ]
     progress = ProgressLine(1.0, sys.stderr, monotonic)
     rows = run_matrix(
         cells,

@@ -10,11 +10,9 @@ from click.testing import CliRunner
 
 from extproc.simulator.commands import simulate as command
 from extproc.simulator.engine.engine import Engine
-from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.changes import FleetChange, Kind
 from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
-from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.report import render_summaries
 from extproc.simulator.fleet.session import PlannedSession
@@ -248,29 +246,6 @@ def test_profiles_are_given_out_in_turns() -> None:
     fast_one, slow_one = simulate_fleet(setup, [planned(i, (100, 50)) for i in range(2)]).flights
 
     assert slow_one.ended_at == pytest.approx(3 * fast_one.ended_at)
-
-
-def hit_rates_by_endpoint(kv_tokens: int) -> list[float]:
-    """KubeAI's k6 benchmark: what each endpoint found cached, the least first."""
-    profiles = ("h100-llama70b-fp8",)
-    cell = MatrixCell(arm="kubeai", workload="K", users=320, requests=5000, profiles=profiles)
-    plan = cell.plan()
-    plan = replace(plan, profiles=[replace(profile, kv_tokens=kv_tokens) for profile in plan.profiles])
-    by_name: dict[str, list[Flight]] = {}
-    for flight in simulate_fleet(plan, cell.draw()).flights:
-        by_name.setdefault(flight.endpoint, []).append(flight)
-    return sorted(
-        sum(f.cached_tokens for f in flights) / sum(f.plan.prompt_tokens for f in flights)
-        for flights in by_name.values()
-    )
-
-
-def test_k6_benchmark_is_at_an_edge_where_an_endpoint_keeps_its_threads_or_loses_them() -> None:
-    edge, roomy = hit_rates_by_endpoint(26_000), hit_rates_by_endpoint(52_000)
-
-    assert edge[-1] > 0.6
-    assert edge[0] < 0.4
-    assert roomy[0] > 0.65
 
 
 @table(("preset", "least_ms", "most_ms"), [("seed-002", 200, 420), ("seed-004", 450, 720)])

@@ -1,9 +1,11 @@
 """Cells, arms, scenarios and the matrix: what is asked for by name, run on all cores, and gone on with."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,16 +21,16 @@ from extproc.simulator.fleet.workloads import WORKLOADS
 from tests.tables import table
 
 SMALL = MatrixCell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
-AXES = matrix.Matrix(
-    arms=["least_load", "prefix_hash:load_factor=1.5"],
-    workloads=["U"],
-    loads=[0.3],
-    endpoints=[2],
-    profiles=["l4-llama8b-fp8"],
-    seeds=[1, 2],
-    warmup_s=5,
-    measured_s=20,
-)
+AXES: dict[str, Sequence[Any]] = {
+    "workload": ["U"],
+    "load": [0.3],
+    "endpoints": [2],
+    "profiles": [("l4-llama8b-fp8",)],
+    "warmup_s": [5],
+    "measured_s": [20],
+    "seed": [1, 2],
+    "arm": ["least_load", "prefix_hash:load_factor=1.5"],
+}
 
 
 def fleet(*arguments: str) -> str:
@@ -99,7 +101,7 @@ def test_rolling_restart_spares_every_request_and_empties_every_cache() -> None:
 
 
 def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    cells = [*AXES.cells()]
+    cells = [*matrix.cross(**AXES)]
     first = matrix.run_matrix(cells[:2], tmp_path, 1, nothing, "1")
     with (tmp_path / matrix.CELLS).open("a") as file:
         file.write('{"digest": "cut o')

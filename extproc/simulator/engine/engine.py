@@ -172,6 +172,11 @@ class Engine(Generic[Names]):
             request_id, prompt_tokens, min(max_tokens, room), names, token_ids, extra_key, now
         )
 
+    def cached_tokens(self, names: Names, prompt_tokens: int) -> tuple[int, int]:
+        """Returns how much of a prompt would be found in the cache now, and how much of that is in use."""
+        hits, idle = self._cache.match(names, (prompt_tokens - 1) // self._block_size)
+        return hits * self._block_size, (hits - idle) * self._block_size
+
     def abort(self, request_id: str) -> None:
         """Forgets a request; one that is unknown has ended before."""
         request = self._running.get(request_id)

@@ -13,11 +13,12 @@ defaults that it names.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from enum import StrEnum
-from math import ceil, isfinite
-from typing import Final
+from math import ceil
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, ValidationError, convert
 
 from extproc.documents import parse_document
 from extproc.errors import SettingsError
@@ -36,8 +37,11 @@ class Metric(StrEnum):
     IN_FLIGHT = "in_flight"  # extproc_endpoint_in_flight: what the gateways count
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
+Above = Annotated[float, Meta(gt=0)]
+Delay = Annotated[float, Meta(ge=0)]
+
+
+class Scaling(Struct, frozen=True, forbid_unknown_fields=True):
     """How a fleet is scaled: `target` is what each endpoint should have of the metric.
 
     It is looked every `every_s` seconds, at values that are `lag_s` old: scraped, stored, queried. An
@@ -46,36 +50,22 @@ class Scaling:
     """
 
     metric: Metric
-    target: float
-    min: int = 1
+    target: Above
+    min: Annotated[int, Meta(ge=1)] = 1
     max: int = 16
-    every_s: float = 15.0
-    lag_s: float = 15.0
-    start_s: float = 60.0
-    window_s: float = 300.0
+    every_s: Above = 15.0
+    lag_s: Delay = 15.0
+    start_s: Delay = 60.0
+    window_s: Delay = 300.0
 
     def __post_init__(self) -> None:
-        for fault in _faults(self):
-            raise SettingsError(f"{self.metric}: {fault}")
-
-
-def _faults(scaling: Scaling) -> Sequence[str]:
-    times = {name: getattr(scaling, name) for name in ("lag_s", "start_s", "window_s")}
-    checks = {
-        f"target {scaling.target:g} must be more than 0": scaling.target > 0,
-        "target is a share of the KV cache, at most 1": scaling.metric is not Metric.KV_USAGE
-        or scaling.target <= 1,
-        f"every_s {scaling.every_s:g} must be more than 0": scaling.every_s > 0,
-        **{f"{name} {value:g} must not be negative": value >= 0 for name, value in times.items()},
-        f"min {scaling.min} must be at least 1": scaling.min >= 1,
-        f"max {scaling.max} is less than min {scaling.min}": scaling.max >= scaling.min,
-    }
-    return [fault for fault, is_fine in checks.items() if not is_fine]
+        if self.max < self.min:
+            raise ValueError(f"max {self.max} is less than min {self.min}")
+        if self.metric is Metric.KV_USAGE and self.target > 1:
+            raise ValueError("target is a share of the KV cache, at most 1")
 
 
 SYNTAX: Final = "METRIC:target=…[,OPTION=VALUE,…]"
-_OPTIONS: Final = tuple(field.name for field in fields(Scaling) if field.name != "metric")
-_COUNTS: Final = ("min", "max")
 
 
 def parse_scaling(text: str) -> Scaling:
@@ -87,19 +77,10 @@ def parse_scaling(text: str) -> Scaling:
         options = parse_document("{" + written.replace("=", ": ") + "}", "autoscale").tree
     except SettingsError:
         raise SettingsError(f"{text!r} is no autoscaler: write {SYNTAX}") from None
-    _check_options(text, options)
-    return Scaling(Metric(name), **options)
-
-
-def _check_options(text: str, options: Mapping[str, object]) -> None:
-    if unknown := [name for name in options if name not in _OPTIONS]:
-        raise SettingsError(f"{text!r}: {unknown[0]!r} is no option: choose from {', '.join(_OPTIONS)}")
-    if "target" not in options:
-        raise SettingsError(f"{text!r} lacks a target: write {SYNTAX}")
-    for name, value in options.items():
-        kind = int if name in _COUNTS else int | float
-        if isinstance(value, bool) or not isinstance(value, kind) or not isfinite(value):
-            raise SettingsError(f"{text!r}: {name} is no {'whole number' if name in _COUNTS else 'number'}")
+    try:
+        return convert({"metric": name, **options}, Scaling)
+    except ValidationError as fault:
+        raise SettingsError(f"{text!r}: {fault}") from None
 
 
 class Autoscaler:

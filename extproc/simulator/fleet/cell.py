@@ -120,10 +120,7 @@ class MatrixCell:
             profiles=[find_profile(name) for name in profiles],
             endpoints=self.endpoints,
             routing=Routing(
-                arm.strategy,
-                self._options(arm),
-                self.gateways,
-                self._sharing((start_s + stop_s) / 2),
+                arm.strategy, self._options(arm), self.gateways, self._sharing((start_s + stop_s) / 2)
             ),
             traffic=Traffic(
                 rate, self.users, until_s=end_s, speed=self.trace_speed, spike=self._spike(start_s, end_s)

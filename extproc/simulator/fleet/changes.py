@@ -61,18 +61,11 @@ Scenario = Callable[[int, float, float], Sequence[FleetChange]]
 """Takes the number of endpoints and the two ends of the measured window, in seconds."""
 
 
-def _plain(_endpoints: int, _start_s: float, _end_s: float) -> Sequence[FleetChange]:
-    return ()
-
-
-def _half_speed(_endpoints: int, _start_s: float, _end_s: float) -> Sequence[FleetChange]:
-    """One endpoint takes twice as long for everything."""
-    return (FleetChange(0.0, Kind.SLOW, 0, 2.0),)
-
-
-def _two_slow(endpoints: int, _start_s: float, _end_s: float) -> Sequence[FleetChange]:
-    """A quarter takes twice as long for everything."""
-    return [FleetChange(0.0, Kind.SLOW, number, 2.0) for number in range(max(1, endpoints // 4))]
+def _slow(count: Callable[[int], int]) -> Scenario:
+    """So many take twice as long for everything."""
+    return lambda endpoints, _start_s, _end_s: [
+        FleetChange(0.0, Kind.SLOW, number, 2.0) for number in range(count(endpoints))
+    ]
 
 
 def _churn(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
@@ -84,19 +77,14 @@ def _churn(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange
     return [*restarts, *_join(endpoints, start_s, end_s)]
 
 
-def _restart(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
-    """One endpoint after the other is drained, restarted, and back half a minute later."""
-    return _one_by_one(Kind.RESTART, endpoints, start_s, end_s)
+def _one_by_one(kind: Kind) -> Scenario:
+    """One endpoint after the other forgets what it had cached, or is drained and back half a minute later."""
 
+    def plan(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
+        step_s = (end_s - start_s) / endpoints
+        return [FleetChange(start_s + number * step_s, kind, number, DOWN_S) for number in range(endpoints)]
 
-def _flush(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
-    """One endpoint after the other forgets what it had cached."""
-    return _one_by_one(Kind.FLUSH, endpoints, start_s, end_s)
-
-
-def _one_by_one(kind: Kind, endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
-    step_s = (end_s - start_s) / endpoints
-    return [FleetChange(start_s + number * step_s, kind, number, DOWN_S) for number in range(endpoints)]
+    return plan
 
 
 def _join(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
@@ -113,12 +101,12 @@ def _crash(_endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChang
 
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     {
-        "plain": _plain,
-        "half-speed": _half_speed,
-        "two-slow": _two_slow,
+        "plain": lambda _endpoints, _start_s, _end_s: (),
+        "half-speed": _slow(lambda _endpoints: 1),
+        "two-slow": _slow(lambda endpoints: max(1, endpoints // 4)),
         "churn": _churn,
-        "restart": _restart,
-        "flush": _flush,
+        "restart": _one_by_one(Kind.RESTART),
+        "flush": _one_by_one(Kind.FLUSH),
         "join": _join,
         "crash": _crash,
     }

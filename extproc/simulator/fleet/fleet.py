@@ -22,7 +22,7 @@ from extproc.simulator.fleet.node import Gaps, Node
 from extproc.simulator.fleet.session import PlannedSession, write_body
 from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.fleet.traffic import SessionClient, Traffic
-from extproc.simulator.peers.signals import Signal, SignalScraper
+from extproc.simulator.peers.signals import CallSignals, Signals, SignalScraper
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +140,17 @@ class _Fleet:
     def _now(self) -> float:
         return self._timeline.now
 
-    def _scrape(self, gateway: int, every_s: float) -> SignalScraper:
+    def _scrape(self, gateway: int, every_s: float) -> Signals:
+        if not every_s:
+            return CallSignals(lambda name: self._nodes[name].signal_for(self._flights[-1]))
         self._keep_signals(every_s)
-        return SignalScraper(every_s, self._draw(f"scrapes {gateway}"), self._now, self._signal_at)
+        rng, nodes = self._draw(f"scrapes {gateway}"), self._nodes
+        return SignalScraper(every_s, rng, self._now, lambda name, at_s: nodes[name].signal_at(at_s))
 
     def _keep_signals(self, seconds: float) -> None:
         self._keep_s = max(self._keep_s or 0.0, seconds)
         for node in self._nodes.values():
             node.keep_signals(self._keep_s)
-
-    def _signal_at(self, name: str, at_s: float) -> Signal:
-        return self._nodes[name].signal_at(at_s)
 
     def _build_node(self, number: int) -> Node:
         profiles = self._setup.profiles

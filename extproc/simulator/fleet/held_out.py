@@ -15,15 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from extproc.simulator.fleet.chats import (
-    Demand,
-    Draw,
-    Sessions,
-    Talk,
-    draw_talks,
-    lognormal,
-    take_turns,
-)
+from extproc.simulator.fleet.chats import Demand, Draw, Sessions, Talk, draw_talks, lognormal, take_turns
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 _QUESTION: Final = lognormal(150, 0.6, 4)
@@ -285,17 +277,13 @@ def _arrivals(demand: Demand, requests: int, rng: Random) -> Iterator[float]:
         at_s += rng.expovariate(demand.rps / requests)
 
 
-def draw_bursts(demand: Demand, rng: Random) -> Sessions:
-    return _draw_at(lambda at_s: 10.0 if at_s % 150 < 30 else 1.0, 2.8, demand, rng)
-
-
-def draw_days(demand: Demand, rng: Random) -> Sessions:
-    return _draw_at(lambda at_s: 3 - 2 * cos(2 * pi * at_s / 600), 3.0, demand, rng)
-
-
 def _draw_at(weight: Callable[[float], float], mean: float, demand: Demand, rng: Random) -> Sessions:
     """Plain chats that begin at a rate which follows `weight`, whose mean over a period is `mean`."""
     at_s, turns = 0.0, 5 + 1 / (exp(1 / 4) - 1)
     for session in draw_talks(_plain, demand, rng):
         yield replace(session, start_s=at_s)
         at_s += rng.expovariate(demand.rps / turns * weight(at_s) / mean)
+
+
+draw_bursts: Final = partial(_draw_at, lambda at_s: 10.0 if at_s % 150 < 30 else 1.0, 2.8)
+draw_days: Final = partial(_draw_at, lambda at_s: 3 - 2 * cos(2 * pi * at_s / 600), 3.0)

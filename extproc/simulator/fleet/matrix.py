@@ -8,7 +8,6 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -17,7 +16,6 @@ from typing import Any, Final
 
 import orjson
 
-from extproc.simulator.fleet.bus import BusFault
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.report import flatten, lay_out
 
@@ -42,42 +40,10 @@ Row = Mapping[str, object]
 """What a cell was, and its figures."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """The axes. Everything of a cell that is no axis is the workload's own, or the default."""
-
-    arms: Sequence[str]
-    workloads: Sequence[str]
-    loads: Sequence[float] = (0.4, 0.75)
-    endpoints: Sequence[int] = (8,)
-    gateways: Sequence[int] = (1,)
-    share_delays_ms: Sequence[float | None] = (None,)
-    share_losses: Sequence[float] = (0.0,)
-    share_faults: Sequence[BusFault] = (BusFault.NONE,)
-    scenarios: Sequence[str] = ("plain",)
-    profiles: Sequence[str]
-    seeds: Sequence[int] = (11, 12, 13)
-    warmup_s: float | None = None
-    measured_s: float | None = None
-
-    def cells(self) -> Iterator[MatrixCell]:
-        """Yields all of them; arms and seeds of one case together."""
-        axes = {
-            "workload": self.workloads,
-            "scenario": self.scenarios,
-            "load": self.loads,
-            "endpoints": self.endpoints,
-            "gateways": self.gateways,
-            "share_delay_ms": self.share_delays_ms,
-            "share_loss": self.share_losses,
-            "share_fault": self.share_faults,
-            "profiles": [(name,) if name else () for name in self.profiles],
-            "seed": self.seeds,
-            "arm": self.arms,
-        }
-        for values in product(*axes.values()):
-            fields: dict[str, Any] = dict(zip(axes, values, strict=True))
-            yield MatrixCell(**fields, warmup_s=self.warmup_s, measured_s=self.measured_s)
+def cross(**axes: Sequence[Any]) -> Iterator[MatrixCell]:
+    """Yields a cell for each combination of its fields' values; the last axis changes first."""
+    for values in product(*axes.values()):
+        yield MatrixCell(**dict(zip(axes, values, strict=True)))
 
 
 def read_done_rows(folder: Path) -> dict[str, Row]:

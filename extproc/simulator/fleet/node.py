@@ -68,6 +68,8 @@ class Node:
         self._plan = 0  # outdates what was planned for a stretch that was cut, or for a dead engine
         self._signals: deque[tuple[float, Signal]] | None = None
         self._keep_s = 0.0
+        self._queued: dict[str, int] = {}
+        self._missing: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Node {self.name}: {self._engine!r}>"
@@ -78,6 +80,8 @@ class Node:
         self.requests += 1
         plan = flight.plan
         path = flight.session.path(flight.turn, self._healthy.block_size)
+        cached, used = self._engine.cached_tokens(path, plan.prompt_tokens)
+        self._missing[name], self._queued[name] = plan.prompt_tokens - cached, plan.prompt_tokens - used
         self._engine.add_hashed(name, plan.prompt_tokens, path, plan.output_tokens, now=self._timeline.now)
         if self._quiet_steps:
             self._cut()
@@ -115,6 +119,15 @@ class Node:
             done = self._steps_within(at_s - self._quiet_from) - 1
             return self._signal(done, self._signals[-1][1].waiting)
         return next((said for since_s, said in reversed(self._signals or ()) if since_s <= at_s), Signal())
+
+    def signal_for(self, flight: Flight) -> Signal:
+        """What is true now, of an endpoint that a request may be sent to. Quiet steps count when they end."""
+        prompt, used = flight.plan.prompt_tokens, self._engine.counters.kv_usage
+        path = flight.session.path(flight.turn, self._healthy.block_size)
+        cached, shared = self._engine.cached_tokens(path, prompt)
+        active = round(used * self._healthy.kv_tokens) + sum(self._queued.values()) + prompt - shared
+        waiting, pending = len(self._queued), sum(self._missing.values())
+        return Signal(self.in_flight - waiting, waiting, used, prompt, cached, pending, active)
 
     def slow_down(self, factor: float) -> None:
         """Makes every step take `factor` times as long as a healthy endpoint's, from the next one on."""
@@ -209,6 +222,8 @@ class Node:
         for admission in result.admitted:
             if admission.is_first:
                 flight = self._flights[admission.request_id]
+                del self._queued[admission.request_id]
+                self._missing[admission.request_id] = flight.plan.prompt_tokens - admission.cached_tokens
                 flight.admitted_at, flight.cached_tokens = now, admission.cached_tokens
         for name in result.preempted:
             self.preemptions += 1
@@ -224,6 +239,7 @@ class Node:
             flight = self._flights[name]
             if flight.first_at < 0:
                 flight.first_at = seen_at
+                del self._missing[name]
             else:
                 self._gaps.add(now - flight.stalled_at, 1)
         for name in result.finished:

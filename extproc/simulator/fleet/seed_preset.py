@@ -9,13 +9,13 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
-from extproc.simulator.fleet.report import lay_out
+from extproc.simulator.fleet.report import flatten, lay_out
 from extproc.simulator.fleet.summary import Summary, summarize
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import draw_sessions
@@ -59,17 +59,9 @@ class PublishedCell:
 def read_published_cells() -> list[Published]:
     """Reads the 12 cells that come with the package."""
     text = files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv").read_text("utf-8")
-    return [
-        Published(
-            cap=int(row["max_concurrency"]),
-            rate=float(row["request_rate"]),
-            strategy=row["strategy"],
-            total_tok_per_s=float(row["total_tok_per_s"]),
-            ttft_mean_ms=float(row["ttft_mean_ms"]),
-            itl_median_ms=float(row["itl_median_ms"]),
-        )
-        for row in csv.DictReader(text.splitlines())
-    ]
+    rows = csv.DictReader(text.splitlines())
+    named = ({**row, "cap": row["max_concurrency"], "rate": row["request_rate"]} for row in rows)
+    return [convert(row, Published, strict=False) for row in named]
 
 
 def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[PublishedCell]:
@@ -114,42 +106,26 @@ def _compare(simulated: Iterable[float], published: float) -> tuple[str, str, st
 
 def list_rows(cells: Iterable[PublishedCell]) -> list[Mapping[str, object]]:
     """The simulated cells in the published columns, a row per seed: what `extproc bench page` draws."""
-    return [
-        {
-            "max_concurrency": cell.published.cap,
-            "request_rate": cell.published.rate,
-            "strategy": cell.published.strategy,
-            "requests": cell.simulated.requests - cell.simulated.failed,
-            "duration_s": cell.simulated.end_s - cell.simulated.start_s,
-            "input_tokens": _count(cell.simulated, cell.simulated.total_tok_per_s)
-            - _count(cell.simulated, cell.simulated.output_tok_per_s),
-            "output_tokens": _count(cell.simulated, cell.simulated.output_tok_per_s),
-            "req_per_s": cell.simulated.served_rps,
-            "output_tok_per_s": cell.simulated.output_tok_per_s,
-            "total_tok_per_s": cell.simulated.total_tok_per_s,
-            **_latencies(cell.simulated),
-            "dataset": "published client's ceiling" if cell.has_ceiling else "client on time",
-            "repeat": cell.simulated.seed,
-            "hit_rate": cell.simulated.hit_rate,
-            "failed": cell.simulated.failed,
-            # Whether a client with a ceiling was the limit is for the reader of its means to find.
-            "verdict": "" if cell.has_ceiling else "valid",
-        }
-        for cell in cells
-    ]
+    return [_row_of(cell, cell.simulated) for cell in cells]
 
 
-def _count(run: Summary, per_s: float) -> int:
-    return round(per_s * (run.end_s - run.start_s))
-
-
-def _latencies(run: Summary) -> dict[str, float]:
-    measured = {"ttft": run.ttft, "tpot": run.tpot, "itl": run.itl}
+def _row_of(cell: PublishedCell, run: Summary) -> Mapping[str, object]:
+    duration_s = run.end_s - run.start_s
     return {
-        f"{name}_{point}_ms": getattr(latency, f"{point}_ms")
-        for name, latency in measured.items()
-        for point in ("mean", "median", "p99")
-    } | {"e2e_mean_ms": run.e2e.mean_ms}
+        **flatten(run),
+        "max_concurrency": cell.published.cap,
+        "request_rate": cell.published.rate,
+        "strategy": cell.published.strategy,
+        "requests": run.requests - run.failed,
+        "duration_s": duration_s,
+        "input_tokens": round(run.total_tok_per_s * duration_s) - round(run.output_tok_per_s * duration_s),
+        "output_tokens": round(run.output_tok_per_s * duration_s),
+        "req_per_s": run.served_rps,
+        "dataset": "published client's ceiling" if cell.has_ceiling else "client on time",
+        "repeat": run.seed,
+        # Whether a client with a ceiling was the limit is for the reader of its means to find.
+        "verdict": "" if cell.has_ceiling else "valid",
+    }
 
 
 class ThreadsPreset(Struct, frozen=True):

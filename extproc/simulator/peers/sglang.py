@@ -4,23 +4,22 @@ Its tree's eviction is left out: it begins at 67 million characters an endpoint,
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.strategies.balanced import LEAST_LOAD
-from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
+from extproc.router.routing.strategies.base import Candidates, Outside, Reason
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX
-from extproc.simulator.peers.whole import WholePrompt, text_of
+from extproc.simulator.peers.whole import WholePrompt
 
 
-class SglangCacheAware(WholePrompt):
+class SglangCacheAware(WholePrompt[str]):
     """Follows the longest match while loads are balanced, and the shortest queue while they are not.
 
     Unbalanced: the most loaded endpoint has more than `balance_abs` requests more than the least loaded,
     and more than `balance_rel` times as many. Otherwise, where more than `cache_threshold` of the text
     was sent before, one of those goes that were sent it, whichever the map has first; else the endpoint
-    with the smallest tree or, as in later releases, `unmatched: least_load`.
+    with the smallest tree.
     """
 
     name = "sglang_cache_aware"
@@ -33,25 +32,28 @@ class SglangCacheAware(WholePrompt):
         cache_threshold: float = 0.3,
         balance_abs: int = 64,
         balance_rel: float = 1.5,
-        unmatched: str = "smallest_tree",
     ) -> None:
-        if unmatched not in {"smallest_tree", "least_load"}:
-            raise ValueError(f"unmatched: {unmatched!r} is neither smallest_tree nor least_load")
         self._rng = outside.rng
         self._threshold, self._abs, self._rel = cache_threshold, balance_abs, balance_rel
-        self._takes_smallest = unmatched == "smallest_tree"
         self._order: dict[str, float] = {}
         self.tree = Tree()
 
-    def read(self, prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Reading:
-        return _SglangReading(self, text_of(prompt))
+    def look(self, text: str) -> str:
+        return text
 
     def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         # Their map has a hash's order: any, but for each key the same.
         self._order = {name: self._order.get(name) or self._rng.random() for name in ready}
         self.tree.follow(ready)
 
-    def first(self, text: str, candidates: Candidates) -> tuple[str, Reason]:
+    def sent(self, seen: str, endpoint: str) -> None:
+        self.tree.add(seen, endpoint)
+
+    def rank(self, seen: str, candidates: Candidates) -> tuple[Iterable[str], Reason]:
+        first, reason = self._first(seen, candidates)
+        return chain([first], (name for name in candidates.least_loaded(self._rng) if name != first)), reason
+
+    def _first(self, text: str, candidates: Candidates) -> tuple[str, Reason]:
         least = next(candidates.least_loaded(self._rng))
         loads = [candidates.in_flight(name) for name in candidates.names]
         if max(loads) - min(loads) > self._abs and max(loads) > min(loads) * self._rel:
@@ -60,27 +62,7 @@ class SglangCacheAware(WholePrompt):
         fit = [name for name in names if candidates.allows(name)]
         if fit and matched > self._threshold * len(text):
             return min(fit, key=self._order.__getitem__), PREFIX
-        if self._takes_smallest:
-            return min(candidates.names, key=lambda name: self.tree.sizes.get(name, 0)), COLD
-        return least, COLD
-
-    def choose(self, text: str, candidates: Candidates, count: int) -> Choice:
-        first, reason = self.first(text, candidates)
-        others = (name for name in candidates.least_loaded(self._rng) if name != first)
-        return Choice((first, *islice(others, count - 1)), reason)
-
-
-class _SglangReading(Reading):
-    __slots__ = ("_strategy", "_text")
-
-    def __init__(self, strategy: SglangCacheAware, text: str) -> None:
-        self._strategy, self._text = strategy, text
-
-    def choose(self, candidates: Candidates, count: int, /) -> Choice:
-        return self._strategy.choose(self._text, candidates, count)
-
-    def taken(self, endpoint: str, /) -> None:
-        self._strategy.tree.add(self._text, endpoint)
+        return min(candidates.names, key=lambda name: self.tree.sizes.get(name, 0)), COLD
 
 
 class _Node:

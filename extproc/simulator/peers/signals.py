@@ -1,4 +1,4 @@
-"""What a router may read of an endpoint's metrics, and how old it is then."""
+"""What a router may read of an endpoint, and how old it is then."""
 
 from collections.abc import Callable
 from random import Random
@@ -6,35 +6,43 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from extproc.errors import SettingsError
-
 
 class Signal(Struct, frozen=True):
-    """What an endpoint's metrics say: requests that run and wait, and the share of its KV cache in use."""
+    """What an endpoint's metrics say: requests that run and wait, and the share of its KV cache in use.
+
+    What no metric says is there for those that read without delay, in tokens: of the `prompt` that is routed
+    `cached` ones are in the cache, `pending` ones of others are not prefilled yet, and with it `active` ones
+    would be in use.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    prompt: int = 0
+    cached: int = 0
+    pending: int = 0
+    active: int = 0
 
 
 class Signals(Protocol):
-    """What one gateway last read of each endpoint's metrics; of one that was never read: idle."""
+    """What one gateway last read of each endpoint; of one that was never read: idle."""
 
     def read(self, name: str) -> Signal: ...
 
 
 Scrape = Callable[[float], Signals]
-"""Begins to read every endpoint's metrics each so many seconds."""
+"""Begins to read every endpoint each so many seconds; 0: at every look, and what no metric says too."""
 
 
-class _Idle:
-    def read(self, name: str) -> Signal:  # noqa: ARG002  # whichever
-        return Signal()
+class CallSignals(Struct, frozen=True):
+    """Calls for every look."""
+
+    read: Callable[[str], Signal]
 
 
 def scrape_nothing(every_s: float) -> Signals:  # noqa: ARG001  # never
     """Of endpoints that there are not yet."""
-    return _Idle()
+    return CallSignals(lambda _name: Signal())
 
 
 # Nobody reads all endpoints at once, or they would all be out of date at once.
@@ -51,8 +59,6 @@ class SignalScraper:
     """
 
     def __init__(self, every_s: float, rng: Random, clock: Callable[[], float], read_at: ReadAt) -> None:
-        if every_s <= 0:
-            raise SettingsError(f"scrape_s: {every_s} is no time to wait")
         self._every_s = every_s
         self._rng, self._clock, self._read_at = rng, clock, read_at
         self._read: dict[str, Signal] = {}
