@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from extproc.bench.datasets import chats, synthetic, traces
 from extproc.bench.load import shapes
 from extproc.bench.load.registry import build_registry
+from extproc.bench.spec import traffic
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.section import Component, parse_duration, parse_rate
 from extproc.bench.spec.traffic import Dataset, Distribution
@@ -242,8 +243,8 @@ def _datasets() -> str:
     parts.append(f"## Without options of their own\n\n{plain}: `path` and the fields of every dataset.")
     parts.append(_section(Distribution, "Distributions"))
     parts.append("## Shapes\n\n`constant` and `trace` have no options. `shape: {name: ramp, …}`:")
-    parts += [_section(shapes.RampOptions, "`ramp`", 3), _section(shapes.StepsOptions, "`steps`", 3)]
-    parts.append(_section(shapes.Step, "A step", 3))
+    parts += [_section(shapes.RampOptions, "`ramp`", 3), _section(traffic.StepsOptions, "`steps`", 3)]
+    parts.append(_section(traffic.Step, "A step", 3))
     parts.append(
         "## APIs\n\n`target.api` is one of " + ", ".join(f"`{name}`" for name in registry.clients) + "."
     )

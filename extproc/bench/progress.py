@@ -5,20 +5,17 @@ to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`wa
 """
 
 import asyncio
-import math
 import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Protocol, TypeVar
 
 import numpy as np
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, start_http_server
-from prometheus_client.core import HistogramMetricFamily
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -26,7 +23,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from extproc.bench.measure import metrics
-from extproc.bench.measure.metrics import chunk_gaps, sample
+from extproc.bench.measure.metrics import sample
 from extproc.bench.measure.words import milliseconds
 from extproc.bench.record import Clock, LoopSample, Record
 from extproc.errors import ExtprocError, SettingsError
@@ -109,19 +106,13 @@ _NEWS_S = 0.5
 # Percentiles on the screen are of the last so many requests: they follow the run instead of its average.
 _RECENT = 2000
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
-GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
-# A bucket holds what is as long as its bound, too: the edge lies just above it.
-_GAP_EDGES_S = (0.0, *(math.nextafter(bound, math.inf) for bound in GAP_BUCKETS_S), math.inf)
+_TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What a run is doing now, summed over its processes; latencies are new since the last one.
-
-    Gaps between chunks are too many to be told one by one: `gaps` counts them by `GAP_BUCKETS_S`, the last
-    count is of those above, and `gaps_s` is their sum.
-    """
+    """What a run is doing now, summed over its processes; latencies are new since the last one."""
 
     at_s: float
     sent: int
@@ -132,8 +123,6 @@ class RunSnapshot:
     lag_s: tuple[float, ...]
     e2e_s: tuple[float, ...] = ()
     tpot_s: tuple[float, ...] = ()
-    gaps: tuple[int, ...] = ()
-    gaps_s: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
     goal: Goal = field(default_factory=Goal)
@@ -208,7 +197,6 @@ class LoadWatch:
         done = [record for record in ended if record.is_ok]
         self._input_tokens += sum(record.input_tokens for record in done)
         self._output_tokens += sum(record.output_tokens for record in done)
-        gaps = chunk_gaps(done)
         finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
         return RunSnapshot(
             at_s=self._clock(),
@@ -220,8 +208,6 @@ class LoadWatch:
             lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
             e2e_s=tuple(sample(done, metrics.e2e).tolist()),
             tpot_s=tuple(sample(done, metrics.tpot).tolist()),
-            gaps=tuple(np.histogram(gaps, bins=_GAP_EDGES_S)[0].tolist()),
-            gaps_s=float(gaps.sum()),
             input_tokens=self._input_tokens,
             output_tokens=self._output_tokens,
         )
@@ -290,25 +276,6 @@ class GoalProgress:
         self._watcher.update(replace(snapshot, goal=self._goal))
 
 
-class _Gaps:
-    """A histogram that takes in counts, not values; prometheus_client collects it."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._counts, self._sum_s = [0] * (len(GAP_BUCKETS_S) + 1), 0.0
-        registry.register(self)
-
-    def add(self, counts: Sequence[int], sum_s: float) -> None:
-        self._counts = [old + new for old, new in zip(self._counts, counts, strict=True)]
-        self._sum_s += sum_s
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        bounds = [*map(str, GAP_BUCKETS_S), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(
-            "extproc_bench_itl_seconds", "Gaps between chunks", buckets=buckets, sum_value=self._sum_s
-        )
-
-
 class Exporter:
     """Implements `Progress` by keeping metrics up to date in a registry of its own."""
 
@@ -327,8 +294,7 @@ class Exporter:
         self._ttft = histogram("ttft", "Time to first token from the intended start", _TTFT_BUCKETS_S)
         self._lag = histogram("lag", "How late the client was", _LAG_BUCKETS_S)
         self._e2e = histogram("e2e", "Time to the last byte from the intended start", _TTFT_BUCKETS_S)
-        self._tpot = histogram("tpot", "Time per output token after the first", GAP_BUCKETS_S)
-        self._gaps = _Gaps(registry)
+        self._tpot = histogram("tpot", "Time per output token after the first", _TPOT_BUCKETS_S)
         self._updates = prometheus_client.Counter(
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
@@ -347,8 +313,6 @@ class Exporter:
         ):
             for value_s in values_s:
                 histogram.observe(value_s)
-        if snapshot.gaps:
-            self._gaps.add(snapshot.gaps, snapshot.gaps_s)
         self._tokens.labels("input").set(snapshot.input_tokens)
         self._tokens.labels("output").set(snapshot.output_tokens)
         self._updates.inc()

@@ -219,9 +219,6 @@ def trace_history(name: str, model: str, runs: Iterable[Mapping[str, Any]]) -> l
             at=run["finishedAt"],
             is_valid=run["phase"] == "Valid",
             verdict=run["verdict"],
-            version="",
-            labels={},
-            stack={},
             figures=run.get("figures", {}),
         )
         for run in runs

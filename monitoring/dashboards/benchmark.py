@@ -48,11 +48,8 @@ BENCHMARK: Final = Board(
                 ),
                 Panel(
                     "Time per output token",
-                    "After the first; and the gaps between chunks.",
-                    (
-                        *quantiles("extproc_bench_tpot_seconds", labels="", legend="token"),
-                        *quantiles("extproc_bench_itl_seconds", labels="", legend="gap"),
-                    ),
+                    "After the first.",
+                    quantiles("extproc_bench_tpot_seconds", labels=""),
                     "s",
                 ),
                 Panel(

@@ -177,6 +177,9 @@ def test_mooncake_blocks_give_equal_text_for_equal_ids(tmp_path: Path) -> None:
     assert first[512 * 4 :] != second[512 * 4 :]
 
 
+MOONCAKE = '{"timestamp": 0, "input_length": 513, "output_length": 2'
+
+
 def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "dataset.jsonl"
     conversations = build("synthetic", need=20)
@@ -193,16 +196,28 @@ def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:
         ("share-gpt", "[]", "nothing is left"),
         ("share-gpt", None, "No such file"),
         ("prepared", "{}", "not a dataset file"),
-        ("trace", "a,b\n1,2\n", "not a trace of layout azure"),
+        ("azure", "a,b\n1,2\n", "not a trace of layout azure"),
+        (
+            "mooncake",
+            MOONCAKE + ', "delay": 3, "turn": 1}',
+            "row 1 has delay, turn, which is not replayed: leave",
+        ),
+        (
+            "mooncake",
+            MOONCAKE + ', "hash_ids": [1]}',
+            "row 1: input_length is above 512 tokens for each of hash_i",
+        ),
+        ("mooncake", MOONCAKE + ', "hash_ids": 7}', "row 1: hash_ids is no list of numbers or texts"),
+        ("mooncake", "{}", "row 1: input_length is no number from 0 on"),
     ],
 )
 def test_file_that_cannot_be_used_is_told(name: str, text: str | None, fault: str, tmp_path: Path) -> None:
     path = tmp_path / ("file" if text is not None else "none")
     path.write_text(text) if text is not None else None
-    options = {"layout": "azure"} if name == "trace" else {}
+    options = {"name": "trace", "layout": name} if name in {"azure", "mooncake"} else {"name": name}
 
     with pytest.raises(SettingsError, match=fault):
-        build({"name": name, "path": path, **options})
+        build({"path": path, **options})
     with pytest.raises(SettingsError, match="give the path of a local file"):
         build("share-gpt")
 

@@ -64,14 +64,11 @@ def test_ladder_doubles_until_saturation_and_then_halves_the_gap() -> None:
 
 
 def test_ladder_ends_where_the_client_is_the_limit() -> None:
-    """Little's law tells steady rungs from growing queues."""
     rates, found = climb(lambda rate: rung(rate, 1000, lag_s=0.0 if rate < 8 else 0.5))
 
     assert rates == [1, 2, 4, 8]
     assert not found.is_bracketed
     assert "at 8.00 req/s: invalid: client-limited: requests began up to" in found.faults[0]
-    assert (rung(5, 10.0).littles_residual or 1) < 0.02
-    assert (rung(20, 10.0).littles_residual or 0) > 0.1
 
 
 def dead(rate: float) -> saturate.Rung:

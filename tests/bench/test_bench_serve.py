@@ -9,9 +9,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from extproc.bench.commands import bench
-from extproc.bench.commands.serve import find_tokenizer
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
+from extproc.bench.spec.section import find_tokenizer
 from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
 from tests.tables import table

@@ -1,15 +1,14 @@
 """What a request costs through a real Envoy: CPU of the service and of Envoy, rate, latency.
 
 Arms, each an Envoy that runs envoy/standalone.yaml: nobody asked, handlers that do nothing on two
-transports, the service with bodies and without (round_robin), and the first release. A further Envoy is the
-four endpoints and answers at once. A closed loop drives one arm after the other, in rounds; then one request
-at a time. CPU is user + system time of a process, from /proc.
+transports, the service with its default strategy, by prefix_hash, and without bodies (round_robin). A
+further Envoy is the four endpoints and answers at once. A closed loop drives one arm after the other, in
+rounds; then one request at a time. CPU is user + system time of a process, from /proc.
 """
 
 import argparse
 import asyncio
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -199,38 +198,15 @@ def _service(strategy: str) -> Build:
     return build
 
 
-def _first_release(strategy: str) -> Build:
-    def build(directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
-        service = Service(directory, port=port, admin_port=admin_port, package=unpack(FIRST_RELEASE))
-        known = {"name": "vllm", "endpoints": {"static": addresses}, "strategy": {"name": strategy}}
-        service.configure([known])
-        return service
-
-    return build
-
-
-def unpack(revision: str) -> Path:
-    """Returns a folder with the package as it was at `revision`."""
-    folder = Path("build", "releases", revision)
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        archive = subprocess.run(["git", "archive", revision, "extproc"], check=True, capture_output=True)
-        subprocess.run(["tar", "-x", "-C", folder], check=True, input=archive.stdout)
-    return folder.resolve()
-
-
-FIRST_RELEASE = "114fac9"
 ALONE = "Envoy alone"
 IDLE, IDLE_NATIVE = "do nothing, grpc.aio", "do nothing, native"
-NATIVE, NATIVE_BODILESS = "extproc", "extproc, no bodies"
-FIRST, FIRST_BODILESS = "first release", "first release, no bodies"
+DEFAULT, NATIVE, NATIVE_BODILESS = "extproc, default", "extproc, prefix_hash", "extproc, no bodies"
 SERVERS: dict[str, Build] = {
     IDLE: _idle("grpcio"),
     IDLE_NATIVE: _idle("native"),
+    DEFAULT: _service("prefix_cache"),
     NATIVE: _service("prefix_hash"),
     NATIVE_BODILESS: _service("round_robin"),
-    FIRST: _first_release("prefix_hash"),
-    FIRST_BODILESS: _first_release("round_robin"),
 }
 
 

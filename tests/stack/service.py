@@ -55,7 +55,7 @@ def health_at(address: str, name: str = PROCESSOR) -> str:
 class Service(Process):
     """`extproc serve`, listening for Envoy on `port`, for its operator on `admin_port`: free ones if none.
 
-    `transport` is how it serves gRPC, `package` the folder of another release of the package.
+    `transport` is how it serves gRPC.
     """
 
     def __init__(
@@ -66,18 +66,14 @@ class Service(Process):
         admin_port: int | None = None,
         listen: str | None = None,
         transport: str = "native",
-        package: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         free, another = free_ports(2)
         port, admin_port = port or free, admin_port or another
         self.config = directory / "extproc.yaml"
         self._transport = {} if transport == "native" else {"transport": transport}
-        # `-P`: or else the working folder would come before PYTHONPATH.
-        options = ["-P"] if package else []
-        command = [sys.executable, *options, "-m", "extproc", "serve", "--config", str(self.config)]
-        path = {"PYTHONPATH": str(package)} if package else {}
-        super().__init__("extproc", command, directory, {**path, **(environment or {})})
+        command = [sys.executable, "-m", "extproc", "serve", "--config", str(self.config)]
+        super().__init__("extproc", command, directory, environment)
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.port = port
         self._listen = listen or f"127.0.0.1:{port}"

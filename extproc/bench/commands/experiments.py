@@ -1,8 +1,8 @@
-"""About more than one run, or about none: compare, ab, sweep, page, saturate, plan, history."""
+"""About more than one run, or about none: compare, ab, sweep, page, saturate, plan."""
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -13,14 +13,6 @@ from rich.console import Console
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import Trial, ab_html, ab_markdown, count_runs, run_ab, summarise_trials
 from extproc.bench.experiments.compare import compare, comparison_html, comparison_markdown
-from extproc.bench.experiments.history import (
-    Entry,
-    enter_report,
-    history_markdown,
-    list_regressions,
-    list_remarks,
-    trace_lines,
-)
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
@@ -39,8 +31,7 @@ _T = TypeVar("_T")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 ANY = click.Path(exists=True, path_type=Path)
-# Exit statuses: a figure that is not what it should be, as of a threshold; a result that does not hold.
-_WORSE = 4
+# The exit status of a result that does not hold.
 NOT_COMPARABLE = 3
 
 
@@ -80,18 +71,26 @@ def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
 
 
 def read_spec_or_flags(
-    path: Path | None, urls: Sequence[str], rate: float | None, duration: float | None
+    path: Path | None,
+    urls: Sequence[str],
+    rate: float | None,
+    duration: float | None,
+    trace: Path | None = None,
 ) -> Spec:
     """Reads a spec file, or makes one of flags; with several `urls` they are what is compared."""
     if path is not None:
-        if urls or rate is not None or duration is not None:
+        if urls or rate is not None or duration is not None or trace is not None:
             raise SettingsError("give a spec file, or --url, --rate and --duration, not both")
         return read_spec(path)
-    if not urls or rate is None or duration is None:
+    if not urls or (trace is None and (rate is None or duration is None)):
         raise SettingsError("give a spec file (`bench init` writes one), or --url, --rate and --duration")
     # Sessions would offer less in a short time: their turns wait for answers.
-    dataset = {"name": "synthetic", "turns": "prompts"}
-    shape = {"req-rate": rate, "duration": duration, "warm-up": duration / 5, "dataset": dataset}
+    shape: dict[str, object] = {"dataset": {"name": "synthetic", "turns": "prompts"}}
+    if trace is not None:
+        shape = {"dataset": {"name": "trace", "path": trace}, **({} if rate else {"shape": "trace"})}
+    elif duration is not None:
+        shape["warm-up"] = duration / 5
+    shape |= {"req-rate": rate, "duration": duration}
     tree = {"name": "quick", "endpoint": urls[0], "performance": {"traffic-shape": shape}}
     return Spec.model_validate({**tree, "ab": {"urls": urls} if len(urls) > 1 else {}})
 
@@ -109,44 +108,6 @@ def run_with_status(
             return await work(stop, board)
 
     return run_until_signal(show)
-
-
-@click.command("history")
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--runs", type=click.IntRange(1), default=5, show_default=True, help="Earlier runs held against."
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    default=0.05,
-    show_default=True,
-    help="By what share a figure may be worse.",
-)
-def history_command(folder: Path, runs: int, tolerance: float) -> None:
-    """Line up the runs below DIR by kind and time.
-
-    Exit 4 if the last valid one of a kind got worse. Reads every report.json. Runs are of a kind if name,
-    model, load, accelerators, engine and labels are the same; versions may differ.
-    """
-    entries = list(_read_entries(folder))
-    if not entries:
-        raise report.ReportError(f"{folder}: no report.json in it")
-    history = trace_lines(entries, tolerance=tolerance, runs=runs)
-    click.echo(history_markdown(history, tolerance=tolerance, runs=runs), nl=False)
-    worse = list_regressions(history)
-    print_faults(worse, list_remarks(history), Console(stderr=True), good="no regression", bad="got worse")
-    if worse:
-        sys.exit(_WORSE)
-
-
-def _read_entries(folder: Path) -> Iterator[Entry]:
-    reports = sorted(folder.rglob("report.json"))
-    for path in reports:
-        try:
-            yield enter_report(report.decode_report(path.read_bytes()), str(path))
-        except report.ReportError as error:
-            click.echo(f"left out: {path}: {error}", err=True)
 
 
 @click.command("compare")

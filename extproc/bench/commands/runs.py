@@ -18,7 +18,6 @@ from extproc.bench.commands.experiments import (
     brief_option,
     compare_command,
     display_options,
-    history_command,
     page_command,
     plan_command,
     read_spec_or_flags,
@@ -38,17 +37,11 @@ from extproc.bench.progress import exporting, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.outputs import (
-    OutputError,
-    make_folder,
-    print_verdict,
-    write_brief,
-    write_reports,
-)
+from extproc.bench.report.outputs import OutputError, make_folder, print_verdict, write_brief, write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
 from extproc.bench.spec.section import parse_duration, parse_rate
-from extproc.bench.spec.tree import Spec, read_spec
+from extproc.bench.spec.tree import Spec, read_spec, spec_text
 from extproc.bench.status_server import StatusServer
 from extproc.command_help import CommandGroup
 from extproc.errors import SettingsError
@@ -56,14 +49,16 @@ from extproc.errors import SettingsError
 
 @click.command("init")
 @click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--from", "source", type=FILE, help="Another spec, or a configuration of inference-perf.")
 @click.option("--quick", "template", flag_value="quick", help="A short one: five lines, one minute.")
 @click.option("--ab", "template", flag_value="ab", help="One that compares two strategies.")
-def init_command(file: Path | None, template: str | None) -> None:
+def init_command(file: Path | None, source: Path | None, template: str | None) -> None:
     """Write a commented spec to FILE, or print it.
 
     FILE must not be there yet.
     """
-    text = files("extproc.bench.spec").joinpath(f"{template or 'template'}.yaml").read_text("utf-8")
+    shipped = files("extproc.bench.spec").joinpath(f"{template or 'template'}.yaml")
+    text = shipped.read_text("utf-8") if source is None else spec_text(read_spec(source))
     if file is None:
         click.echo(text, nl=False)
         return
@@ -96,6 +91,7 @@ def bench() -> None:
 @click.option("--url", help="Without a spec: the server. Conversations are made up, a fifth is warm-up.")
 @click.option("--rate", type=parse_rate, metavar="RATE", help="With --url: requests per second.")
 @click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: how long, such as 60s.")
+@click.option("--trace", type=FILE, help="With --url: this trace at its own times, or at --rate.")
 @click.option("--output", type=FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--linger", type=parse_duration, default="0s", hidden=True, help="Metrics so much longer.")
@@ -110,6 +106,7 @@ def run_command(
     url: str | None,
     rate: float | None,
     duration: float | None,
+    trace: Path | None,
     output: Path | None,
     metrics_port: int | None,
     linger: float,
@@ -125,7 +122,7 @@ def run_command(
     Exit 3 if the result does not hold, 4 if it misses a threshold. A first Ctrl-C or SIGTERM ends the run
     early and reports what was done, marked as partial. A part of a run makes no report: `bench report` does.
     """
-    spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration)
+    spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration, trace)
     if part is None and start_at is not None:
         raise SettingsError("--start-at: give --part i/n, too")
     if part is not None and output is None:
@@ -204,5 +201,5 @@ def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json
 
 
 _SINGLE = (compare_command, ab, sweep_command, page_command, saturate_command, plan_command)
-for _command in (*_SINGLE, serve_command, history_command, init_command, schema_command):
+for _command in (*_SINGLE, serve_command, init_command, schema_command):
     bench.add_command(_command)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import yaml
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -20,8 +19,8 @@ from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import make_folder, print_verdict, write_reports
 from extproc.bench.report.vllm import vllm_text
-from extproc.bench.spec.section import list_faults
-from extproc.bench.spec.tree import Spec
+from extproc.bench.spec.section import find_tokenizer, list_faults
+from extproc.bench.spec.tree import Spec, spec_text
 from extproc.errors import SettingsError
 
 # The exit status of a result that does not hold, as of `bench run`.
@@ -59,8 +58,7 @@ def serve_command(
         )
     spec = build_serve_spec(flags, os.environ)
     if print_spec:
-        tree = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        click.echo(yaml.safe_dump(tree, sort_keys=False), nl=False)
+        click.echo(spec_text(spec), nl=False)
         return
     journal = None
     if output is not None:
@@ -106,19 +104,3 @@ def build_serve_spec(flags: Mapping[str, object], environment: Mapping[str, str]
         return Spec.model_validate(tree)
     except ValidationError as error:
         raise SettingsError(list_faults(error)) from None
-
-
-def find_tokenizer(name: str, environment: Mapping[str, str]) -> Path | None:
-    """Returns a tokenizer.json on this machine: a file, in a folder, or in the hub's cache; else `None`.
-
-    Nothing is downloaded. Without one, lengths are counted at four bytes a token.
-    """
-    given = Path(name)
-    if given.is_file():
-        return given
-    if (given / "tokenizer.json").is_file():
-        return given / "tokenizer.json"
-    home = Path(environment.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    cache = Path(environment.get("HF_HUB_CACHE") or home / "hub")
-    found = sorted(cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/tokenizer.json"))
-    return found[-1] if found else None

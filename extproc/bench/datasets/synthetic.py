@@ -77,7 +77,8 @@ class SharedPrefixOptions(SpecSection):
     """Prompts that open with one of `groups` prefixes: tenants' system prompts, or documents.
 
     The defaults are llm-d's published case. `hot_share` of the requests use the first group;
-    `zipf` above zero makes the others' popularity fall with that exponent of their rank.
+    `zipf` above zero makes the others' popularity fall with that exponent of their rank. With `per_group`
+    every group has exactly so many prompts, in a random order: with `max_prompts` of all, they come again.
     """
 
     groups: int = Field(default=150, gt=0)
@@ -86,6 +87,7 @@ class SharedPrefixOptions(SpecSection):
     output_tokens: Distribution = Distribution(kind="lognormal", mean=100, sigma=0.6, min=4)
     hot_share: float = Field(default=0.0, ge=0, le=1)
     zipf: float = Field(default=0.0, ge=0)
+    per_group: int | None = Field(default=None, gt=0)
 
 
 Lengths = list[tuple[int, int]]
@@ -126,6 +128,9 @@ def generate_shared_prefix(
     shares = (1 - options.hot_share) * weights / weights.sum()
     shares[0] += options.hot_share
     groups = rng.choice(options.groups, need, p=shares)
+    if options.per_group:
+        groups = rng.permutation(np.repeat(np.arange(options.groups), options.per_group))
+        need = len(groups)
     questions = draw_tokens(options.question_tokens, need, rng)
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [

@@ -20,15 +20,17 @@ from extproc.errors import SettingsError
 
 # Mooncake hashes blocks of 512 tokens (Mooncake trace format, FAST'25).
 _MOONCAKE_BLOCK = 512
+_MOONCAKE_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 
 
 class TraceOptions(SpecSection):
-    """`speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text.
+    """`layout` where the file's name does not tell: `.csv` is Azure's, else it is Mooncake's.
 
+    `speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text.
     Text is written for every row: cut a long trace with `max-prompts`.
     """
 
-    layout: Literal["azure", "mooncake"]
+    layout: Literal["azure", "mooncake"] | None = None
     speed: float = Field(default=1.0, gt=0)
 
     @field_validator("layout", mode="before")
@@ -46,7 +48,7 @@ class TraceRow:
     at_s: float
     input_tokens: int
     output_tokens: int
-    block_ids: tuple[int, ...] = ()
+    block_ids: tuple[int | str, ...] = ()
 
 
 def replay_trace(
@@ -57,10 +59,11 @@ def replay_trace(
     options = TraceOptions.model_validate(dataset.options)
     path = require_path(dataset, TraceOptions)
     seed = int(rng.integers(2**32))
+    layout = options.layout or ("azure" if path.suffix == ".csv" else "mooncake")
     try:
-        rows = sorted(_READERS[options.layout](path), key=lambda row: row.at_s)
+        rows = sorted(_READERS[layout](path), key=lambda row: row.at_s)
     except (KeyError, ValueError, OSError) as error:
-        raise SettingsError(f"{dataset.path}: not a trace of layout {options.layout}: {error!r}") from None
+        raise SettingsError(f"{dataset.path}: not a trace of layout {layout}: {error}") from None
     rows = rows[: dataset.max_prompts]
     first_s = rows[0].at_s if rows else 0.0
     return [
@@ -82,32 +85,36 @@ def _read_azure(path: Path) -> Iterator[TraceRow]:
 
 
 def _read_mooncake(path: Path) -> Iterator[TraceRow]:
-    for row in read_rows(path):
-        blocks = row.get("hash_ids")
-        yield TraceRow(
-            _read_number(row, "timestamp") / 1000,
-            int(_read_number(row, "input_length")),
-            int(_read_number(row, "output_length")),
-            tuple(blocks) if isinstance(blocks, list) else (),
-        )
+    for number, row in enumerate(read_rows(path), start=1):
+        if unread := sorted(row.keys() - _MOONCAKE_FIELDS):
+            raise ValueError(f"row {number} has {', '.join(unread)}, which is not replayed: leave it out")
+        blocks, size = row.get("hash_ids") or [], int(_read_number(row, "input_length", number))
+        if not isinstance(blocks, list) or not all(isinstance(block, int | str) for block in blocks):
+            raise ValueError(f"row {number}: hash_ids is no list of numbers or texts")
+        if blocks and size > len(blocks) * _MOONCAKE_BLOCK:
+            raise ValueError(
+                f"row {number}: input_length is above {_MOONCAKE_BLOCK} tokens for each of hash_ids"
+            )
+        at_s = _read_number(row, "timestamp", number) / 1000
+        yield TraceRow(at_s, size, int(_read_number(row, "output_length", number)), tuple(blocks))
 
 
-def _read_number(row: Entry, field: str) -> float:
-    value = row[field]
-    if not isinstance(value, int | float):
-        raise ValueError(f"{field} is not a number")  # noqa: TRY004  one kind of fault per file
+def _read_number(row: Entry, field: str, number: int) -> float:
+    value = row.get(field)
+    if not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"row {number}: {field} is no number from 0 on")
     return value
 
 
 def _write_prompt(row: TraceRow, number: int, seed: int, ruler: Ruler) -> str:
-    blocks = row.block_ids or (-1 - number,)
+    blocks = row.block_ids or (f"row {number}",)
     size = _MOONCAKE_BLOCK if row.block_ids else row.input_tokens
     text = "".join(_write_block(block, size, seed, ruler) for block in blocks)
     return ruler.trim(text, max(1, row.input_tokens))
 
 
-def _write_block(block: int, tokens: int, seed: int, ruler: Ruler) -> str:
-    key = xxhash.xxh3_64_intdigest(block.to_bytes(9, "big", signed=True), seed)
+def _write_block(block: int | str, tokens: int, seed: int, ruler: Ruler) -> str:
+    key = xxhash.xxh3_64_intdigest(str(block).encode(), seed)
     return ruler.write(tokens, np.random.default_rng(key))
 
 

@@ -2,31 +2,18 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import xxhash
-from msgspec import json
-
-from extproc.bench.measure.words import DASH, markdown_table, percent
-from extproc.bench.report.headline import FIGURES, read_figures, show
-from extproc.bench.report.report import Report
+from extproc.bench.measure.words import DASH, percent
+from extproc.bench.report.headline import FIGURES, show
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars
 
 # What a regression is looked for in.
 WATCHED = (
-    "req_per_s",
-    "total_tok_per_s",
-    "output_tok_per_s",
-    "ttft_median_ms",
-    "ttft_p99_ms",
-    "ttft_sent_median_ms",
-    "tpot_median_ms",
-    "itl_mean_ms",
-    "e2e_median_ms",
-    "hit_rate",
-    "goodput",
+    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_median_ms", "ttft_p99_ms"),
+    *("ttft_sent_median_ms", "tpot_median_ms", "itl_mean_ms", "e2e_median_ms", "hit_rate", "goodput"),
     "total_tok_per_dollar",
 )
 # 1.4826 median deviations are one standard deviation of a normal sample; three of them are no chance.
@@ -42,7 +29,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a catalogue. Runs of equal `kind` (name, model, load, arm, stack) may be compared."""
+    """One run; those of equal `kind` were asked the same and may be compared. `at`: RFC 3339."""
 
     source: str
     kind: str
@@ -51,10 +38,7 @@ class Entry:
     at: str
     is_valid: bool
     verdict: str
-    version: str
-    labels: dict[str, str]
-    stack: dict[str, str]
-    figures: dict[str, float | None]
+    figures: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +67,6 @@ class Line:
     @property
     def regressions(self) -> tuple[Drift, ...]:
         return tuple(drift for drift in self.drifts if drift.is_regression)
-
-
-def enter_report(report: Report, source: str) -> Entry:
-    """A report's place in a history; the engine's version is not part of its kind: versions are compared."""
-    stack = {name: str(value) for name, value in report.stack.items()}
-    hardware = {name: value for name, value in stack.items() if name in {"accelerator", "count", "engine"}}
-    load = report.spec.get("performance"), report.spec.get("target", {}).get("api")
-    facts = (report.name, report.model, hardware, load, report.labels, *filter(None, [report.arm]))
-    return Entry(
-        source=source,
-        kind=xxhash.xxh3_64_hexdigest(json.encode(facts, order="sorted")),
-        name=f"{report.name}, {report.arm}" if report.arm else report.name,
-        model=report.model,
-        at=report.started_at,
-        is_valid=report.verdict.is_valid,
-        verdict=str(report.verdict),
-        version=stack.get("version", ""),
-        labels=report.labels,
-        stack=stack,
-        figures=read_figures(report),
-    )
 
 
 def trace_lines(entries: Iterable[Entry], *, tolerance: float, runs: int) -> list[Line]:
@@ -148,48 +111,6 @@ def list_regressions(history: Sequence[Line]) -> list[str]:
         for line in history
         for drift in line.regressions
     ]
-
-
-def list_remarks(history: Sequence[Line]) -> list[str]:
-    """What was not judged, and why."""
-    remarks = []
-    for line in history:
-        invalid = sum(not entry.is_valid for entry in line.entries)
-        if invalid:
-            remarks.append(
-                f"{line.entries[0].name}: {invalid} of {len(line.entries)} runs are not valid, left out"
-            )
-        if line.last is not None and not line.drifts:
-            remarks.append(f"{line.entries[0].name}: one valid run, nothing to hold it against")
-    return remarks
-
-
-def history_markdown(history: Sequence[Line], *, tolerance: float, runs: int) -> str:
-    """A table for each kind of run."""
-    parts = []
-    for line in history:
-        parts.append(f"{_title(line)}\n\n")
-        rows = []
-        for entry in line.entries:
-            shown = (show(name, entry.figures.get(name)) for name in _RUN_FIGURES)
-            rows.append((entry.at[:19].replace("T", " "), entry.version or DASH, *shown, entry.verdict))
-        parts.append(markdown_table(_RUNS, rows) + "\n")
-        if line.drifts:
-            parts.append(markdown_table(_HEADER, [_drift_row(drift) for drift in line.drifts]) + "\n")
-    return "".join(parts) + METHOD.format(runs=runs, tolerance=tolerance).capitalize() + ".\n"
-
-
-def _title(line: Line) -> str:
-    first = line.entries[0]
-    facts = [first.stack.get("count", ""), first.stack.get("accelerator", ""), first.stack.get("engine", "")]
-    labels = [f"{name}={value}" for name, value in first.labels.items()]
-    return ", ".join([first.name, first.model, *filter(None, (" ".join(filter(None, facts)), *labels))])
-
-
-_RUN_FIGURES = ("req_per_s", "total_tok_per_s", "ttft_median_ms", "ttft_sent_median_ms", "itl_mean_ms")
-
-
-_RUNS = ("when", "version", *(FIGURES[name].heading for name in _RUN_FIGURES), "verdict")
 
 
 def _drift_row(drift: Drift) -> tuple[str, ...]:

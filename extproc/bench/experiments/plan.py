@@ -100,10 +100,7 @@ def plan(
         in_flight=in_flight,
         cpu_cores=cpu_cores,
         faults=tuple(_find_faults(spec, host, in_flight, cpu_cores)),
-        remarks=(
-            *_find_remarks(spec, host, peak_rps, latency_s),
-            *_find_surprises(spec, workload, due_rps),
-        ),
+        remarks=(*_find_remarks(spec, host, peak_rps, latency_s), *_find_surprises(spec, workload, due_rps)),
     )
 
 

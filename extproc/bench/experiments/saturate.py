@@ -60,17 +60,6 @@ class Rung:
         return summary.p50 if summary else None
 
     @property
-    def littles_residual(self) -> float | None:
-        """How far the mean in flight is from arrivals times latency, as a share: 0 when steady.
-
-        Arrivals, not completions: in a queue that grows evenly, completions times latency is right, too.
-        """
-        flow, summary = self.report.measured.throughput, self.report.measured.latency_ms.get("e2e_sent")
-        if summary is None or not flow.in_flight:
-            return None
-        return abs(flow.in_flight - flow.started_rps * summary.mean / 1000) / flow.in_flight
-
-    @property
     def why(self) -> str:
         return (
             f"at {self.rate:.2f} req/s: {self.report.verdict.text}: {'; '.join(self.report.verdict.reasons)}"
@@ -192,16 +181,8 @@ def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
 
 
 _HEADER = (
-    "asked req/s",
-    "served req/s",
-    "tok/s",
-    "TTFT p50",
-    "TTFT p99",
-    "E2E p50",
-    "time per token",
-    "failed",
-    "Little's residual",
-    "",
+    *("asked req/s", "served req/s", "tok/s", "TTFT p50", "TTFT p99", "E2E p50", "time per token", "failed"),
+    *("Little's residual", ""),
 )
 
 
@@ -243,7 +224,7 @@ def _rows(found: Saturation) -> list[Sequence[str]]:
             milliseconds(rung.e2e_p50_ms),
             milliseconds(per_token.mean if per_token else None),
             name_failed(rung.report),
-            percent(rung.littles_residual),
+            percent(rung.report.verdict.figures.littles_residual),
             state,
         )
         rows.append(row)

@@ -162,8 +162,6 @@ def sum_standings(snapshots: Sequence[RunSnapshot], news: RunSnapshot) -> RunSna
         lag_s=news.lag_s,
         e2e_s=news.e2e_s,
         tpot_s=news.tpot_s,
-        gaps=news.gaps,
-        gaps_s=news.gaps_s,
         input_tokens=sum(s.input_tokens for s in snapshots),
         output_tokens=sum(s.output_tokens for s in snapshots),
     )

@@ -18,11 +18,7 @@ from extproc.bench.datasets.chats import (
     read_sharegpt,
 )
 from extproc.bench.datasets.conversation import BYTES, Ruler
-from extproc.bench.datasets.synthetic import (
-    generate_conversations,
-    generate_random,
-    generate_shared_prefix,
-)
+from extproc.bench.datasets.synthetic import generate_conversations, generate_random, generate_shared_prefix
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_steps

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from extproc.bench.spec.section import Rate, Seconds, SpecSection
-from extproc.bench.spec.traffic import Spike, TrafficShape
+from extproc.bench.spec.traffic import Spike, StepsOptions, TrafficShape
 
 Times = npt.NDArray[np.float64]
 
@@ -58,19 +58,6 @@ class RampOptions(SpecSection):
 
     to: Rate = Field(gt=0)
     over: Seconds = Field(gt=0)
-
-
-class Step(SpecSection):
-    """One rate for one stretch of time."""
-
-    req_rate: Rate = Field(gt=0)
-    duration: Seconds = Field(gt=0)
-
-
-class StepsOptions(SpecSection):
-    """`steps`: one rate after another; the last one stays."""
-
-    steps: tuple[Step, ...] = Field(min_length=1)
 
 
 ShapeFactory = Callable[[dict[str, object], float], Shape]

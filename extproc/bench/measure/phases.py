@@ -1,4 +1,4 @@
-"""A run by what its traffic did: before, during and after a spike. Pure."""
+"""A run by what its traffic did: each step of the load; before, during and after a spike. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from extproc.bench.measure.metrics import RunMetrics, is_good, measure
 from extproc.bench.record import FleetSample, Record, Window
-from extproc.bench.spec.traffic import Spike, TrafficShape
+from extproc.bench.spec.traffic import Spike, StepsOptions, TrafficShape
 from extproc.bench.spec.tree import Slo
 from extproc.pages.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
 
@@ -45,10 +45,13 @@ class LoadStretch:
 
 
 def list_stretches(traffic: TrafficShape, end_s: float) -> list[LoadStretch]:
-    """The schedule's parts up to `end_s`: spikes and what lies between; none without a spike."""
-    if traffic.traffic_spike is None:
+    """The schedule's parts up to `end_s`: spikes and what lies between, else its steps; often none."""
+    if traffic.traffic_spike is not None:
+        found = _list_spikes(traffic.traffic_spike, end_s)
+    elif traffic.shape.name == "steps":
+        found = _list_steps(StepsOptions.model_validate(traffic.shape.options), end_s)
+    else:
         return []
-    found = _list_spikes(traffic.traffic_spike, end_s)
     return [part for part, _ in zip(found, range(_MOST_PHASES), strict=False) if part.start_s < part.end_s]
 
 
@@ -61,6 +64,15 @@ def _list_spikes(spike: Spike, end_s: float) -> Iterator[LoadStretch]:
         yield LoadStretch(f"spike{name}", at_s, calm_s, is_rise=True)
         yield LoadStretch(f"after{' spike' if name else ''}{name}", calm_s, min(at_s + every, end_s))
         at_s, number = at_s + every, number + 1
+
+
+def _list_steps(steps: StepsOptions, end_s: float) -> Iterator[LoadStretch]:
+    at_s, number = 0.0, 0
+    for step in steps.steps:
+        if step.req_rate:
+            number += 1
+            yield LoadStretch(f"{number}: {step.req_rate:g} req/s", at_s, min(at_s + step.duration, end_s))
+        at_s += step.duration
 
 
 def measure_phases(

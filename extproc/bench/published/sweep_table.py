@@ -193,18 +193,10 @@ def _find_gap(part: DatasetPart, level: Level) -> float:
 
 
 _COLUMNS = (
-    ("req_per_s", "req/s"),
-    ("total_tok_per_s", "tok/s"),
-    ("output_tok_per_s", "out tok/s"),
-    ("ttft_mean_ms", "TTFT mean"),
-    ("ttft_median_ms", "TTFT median"),
-    ("ttft_p99_ms", "TTFT p99"),
-    ("tpot_mean_ms", "TPOT mean"),
-    ("itl_mean_ms", "ITL mean"),
-    ("e2e_mean_ms", "E2E mean"),
-    ("time_per_token_mean_ms", "time per token"),
-    ("hit_rate", "hit rate"),
-    ("in_flight", "in flight"),
+    *(("req_per_s", "req/s"), ("total_tok_per_s", "tok/s"), ("output_tok_per_s", "out tok/s")),
+    *(("ttft_mean_ms", "TTFT mean"), ("ttft_median_ms", "TTFT median"), ("ttft_p99_ms", "TTFT p99")),
+    *(("tpot_mean_ms", "TPOT mean"), ("itl_mean_ms", "ITL mean"), ("e2e_mean_ms", "E2E mean")),
+    *(("time_per_token_mean_ms", "time per token"), ("hit_rate", "hit rate"), ("in_flight", "in flight")),
 )
 _RATIOS = ("total_tok_per_s", "ttft_mean_ms", "itl_mean_ms", "e2e_mean_ms", "time_per_token_mean_ms")
 _HEADINGS = dict(_COLUMNS)

@@ -13,37 +13,20 @@ from extproc.errors import ExtprocError
 
 # Published latencies count from the sending of a request.
 _MEASURES = (
-    ("ttft", "ttft_sent"),
-    ("tpot", "tpot"),
-    ("itl", "itl"),
-    ("e2e", "e2e_sent"),
+    *(("ttft", "ttft_sent"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2e_sent")),
     ("time_per_token",) * 2,
 )
 _POINTS = (("mean", "mean"), ("median", "p50"), ("p90", "p90"), ("p99", "p99"))
 
 
 COLUMNS = (
-    "max_concurrency",
-    "request_rate",
-    "strategy",
-    "requests",
-    "duration_s",
-    "input_tokens",
-    "output_tokens",
-    "req_per_s",
-    "output_tok_per_s",
-    "total_tok_per_s",
+    *("max_concurrency", "request_rate", "strategy", "requests", "duration_s", "input_tokens"),
+    *("output_tokens", "req_per_s", "output_tok_per_s", "total_tok_per_s"),
     *(f"{measure}_{point}_ms" for measure in ("ttft", "tpot", "itl") for point in ("mean", "median", "p99")),
 )
 # What a table may tell besides. `dataset`, `repeat` and `verdict` say what a row is, the others are figures.
 EXTRAS = (
-    "dataset",
-    "repeat",
-    "endpoints",
-    "in_flight",
-    "hit_rate",
-    "failed",
-    "unfinished",
+    *("dataset", "repeat", "endpoints", "in_flight", "hit_rate", "failed", "unfinished"),
     *(
         f"{measure}_{point}_ms"
         for measure in ("e2e", "time_per_token")

@@ -35,11 +35,7 @@ def _latency(measure: str, name: str, label: str, point: str) -> tuple[str, Figu
 
 
 _MEASURED = (
-    ("ttft", "TTFT"),
-    ("ttft_sent", "TTFT sent"),
-    ("tpot", "TPOT"),
-    ("itl", "ITL"),
-    ("e2e", "E2E"),
+    *(("ttft", "TTFT"), ("ttft_sent", "TTFT sent"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "E2E")),
     ("time_per_token", "time per token sent"),
 )
 _POINTS = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
@@ -68,18 +64,8 @@ def read_figures(report: Report) -> dict[str, float | None]:
 
 
 PHASE_HEADER = (
-    "",
-    "from",
-    "asked/s",
-    "done/s",
-    "tok/s",
-    "TTFT p50",
-    "TTFT p99",
-    "time per token",
-    "failed",
-    "goodput",
-    "SLO s missed",
-    "ready",
+    *("", "from", "asked/s", "done/s", "tok/s", "TTFT p50", "TTFT p99", "time per token", "failed"),
+    *("goodput", "SLO s missed", "ready"),
 )
 
 
@@ -122,16 +108,8 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
 
 
 _SHOWN = (
-    "req_per_s",
-    "total_tok_per_s",
-    "output_tok_per_s",
-    "ttft_median_ms",
-    "ttft_p99_ms",
-    "itl_mean_ms",
-    "e2e_median_ms",
-    "time_per_token_mean_ms",
-    "hit_rate",
-    "goodput",
+    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms"),
+    *("e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
 )
 # Only where a price is known.
 _SPENT = ("total_tok_per_dollar", "output_tok_per_dollar")
@@ -145,15 +123,9 @@ LATENCIES = {
     "E2E, from sent": "e2e_sent",
     "time per token, from sent": "time_per_token",
 }
-_SUMMARY = {
-    "avg": "mean",
-    "min": "min",
-    "med": "p50",
-    "p(90)": "p90",
-    "p(95)": "p95",
-    "p(99)": "p99",
-    "max": "max",
-}
+_SUMMARY = (
+    {"avg": "mean", "min": "min", "med": "p50"} | {f"p({i})": f"p{i}" for i in (90, 95, 99)} | {"max": "max"}
+)
 _WIDTH = 30
 
 

@@ -1,10 +1,12 @@
-"""The building blocks of the spec file: a strict section, a component chosen by name, rates and durations.
+"""The building blocks of the spec file: a strict section, a component by name, rates, durations, tokenizers.
 
 Rates and durations are written as `10 qps`, `600/m`, `inf`; `30s`, `10m`, `250ms`.
 """
 
 import math
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -108,6 +110,22 @@ def parse_rate(value: object) -> object:
     if not found:
         raise ValueError(f"{value!r} is not a rate such as 10 qps, 600/m or inf")
     return float(found[1]) * _PER_SECOND[found[2]]
+
+
+def find_tokenizer(name: str, environment: Mapping[str, str]) -> Path | None:
+    """Returns a tokenizer.json on this machine: a file, in a folder, or in the hub's cache; else `None`.
+
+    Nothing is downloaded. Without one, lengths are counted at four bytes a token.
+    """
+    given = Path(name)
+    if given.is_file():
+        return given
+    if (given / "tokenizer.json").is_file():
+        return given / "tokenizer.json"
+    home = Path(environment.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    cache = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    found = sorted(cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/tokenizer.json"))
+    return found[-1] if found else None
 
 
 Seconds = Annotated[

@@ -131,6 +131,25 @@ class Spike(SpecSection):
         return self.after == 0 and self.burst >= end_s
 
 
+class Step(SpecSection):
+    """One rate for one stretch of time; 0 is a pause."""
+
+    req_rate: Rate = Field(ge=0)
+    duration: Seconds = Field(gt=0)
+
+
+class StepsOptions(SpecSection):
+    """`steps`: one rate after another; the last one stays."""
+
+    steps: tuple[Step, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ends_with_requests(self) -> Self:
+        if not self.steps[-1].req_rate:
+            raise ValueError("the last step stays: it is no pause")
+        return self
+
+
 class TrafficShape(SpecSection):
     """How much is asked, when, and of what kind.
 

@@ -4,14 +4,18 @@ Field names are those of the proposed Kubernetes resource, in its spelling (`tra
 or with underscores; the whole resource (`metadata` and `spec`) is accepted, too.
 """
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
+import yaml
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from extproc.bench.spec.inference_perf import is_inference_perf, translate
 from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
@@ -332,7 +336,10 @@ def lend_load(spec: dict[str, object]) -> dict[str, object]:
 
 
 def read_spec(path: Path) -> Spec:
-    """Reads a spec file, YAML or JSON; raises `SettingsError` that lists every fault and where it is."""
+    """Reads a spec file, YAML or JSON, or a configuration of inference-perf.
+
+    Raises `SettingsError` that lists every fault and where it is.
+    """
     return _build(read_document(path))
 
 
@@ -341,6 +348,14 @@ def parse_spec(text: str) -> Spec:
     return _build(parse_document(text, "spec"))
 
 
+def spec_text(spec: Spec) -> str:
+    """Returns the text of a spec file, without what is as it is when it is left out."""
+    tree = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
 def _build(document: Document) -> Spec:
+    if is_inference_perf(document.tree):
+        document = replace(document, tree=translate(document, os.environ))
     is_resource = isinstance(document.tree, dict) and isinstance(document.tree.get("spec"), dict)
     return document.validate(Spec.model_validate, ("spec",) if is_resource else ())
