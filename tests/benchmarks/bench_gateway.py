@@ -24,7 +24,7 @@ import uvloop
 
 from tests.benchmarks.report import Row, report
 from tests.stack.client import chat_body
-from tests.stack.gateway import Gateway, Tree, edited, find, load
+from tests.stack.gateway import Edit, Gateway, Tree, edited, find, load
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import Service, pool
@@ -219,12 +219,17 @@ def _wait_for_listener(server: Process, port: int) -> None:
 
 
 def build_gateway(
-    directory: Path, port: int, admin_port: int, ext_proc: int, endpoints: Sequence[int]
+    directory: Path,
+    port: int,
+    admin_port: int,
+    ext_proc: int,
+    endpoints: Sequence[int],
+    *,
+    edits: Sequence[Edit] = (drop_access_log, drop_health_checks),
 ) -> Gateway:
     """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0."""
     moved = dict(zip(SHIPPED_PORTS, (port, admin_port, ext_proc, 9090, *endpoints), strict=True))
-    edits = [drop_access_log, drop_health_checks] if ext_proc else [drop_access_log, drop_ext_proc]
-    tree = edited(load("standalone.yaml"), moved, edits)
+    tree = edited(load("standalone.yaml"), moved, edits if ext_proc else [drop_access_log, drop_ext_proc])
     return Gateway(directory, tree, port=port, admin_port=admin_port)
 
 

@@ -1,0 +1,189 @@
+"""What the service costs at the sizes that other routers published: docs/why/results.md has the table.
+
+Through Envoy with the shipped file, its access log included, and nothing but defaults, beside the same Envoy
+that asks nobody; then 100 endpoints with nobody asking. Every prompt is new from its first byte. Endpoints
+answer at once, as their answers never pass the service. Clients, two Envoys, endpoints and the service share
+this machine. CPU is of a process, from /proc. Five minutes at most: `make bench-cost`.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import numpy as np
+import orjson
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.bench_gateway import Arm, build_gateway, cpu_s, under
+from tests.stack.client import chat_body
+from tests.stack.ports import free_ports
+from tests.stack.process import memory_bytes
+from tests.stack.service import Service
+
+PAGE: Final = (Path(__file__).parents[1] / "simulator/data/metrics-0.32.0.txt").read_bytes()
+ANSWER: Final = b"data: [DONE]\n\n"
+HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+PATH: Final = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: "
+)
+NUMBERS: Final = count(10**7)
+IDLE_S: Final = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bodies of `size` bytes in `messages` messages, `rate` a second or by `clients` that wait."""
+
+    name: str
+    size: int
+    messages: int
+    rate: float
+    clients: int
+    seconds: float
+
+
+LOADS: Final = (
+    Load("500 a second, 200 tokens", 800, 1, 500, 400, 12),
+    Load("98 a second, 100,000 tokens", 400_000, 40, 98, 400, 15),
+    *(Load(f"220 kB, {clients} clients", 220_000, 20, 0, clients, 6) for clients in (20, 60, 100, 150, 200)),
+)
+
+
+class Endpoint(asyncio.Protocol):
+    """A vLLM's metrics, and an answer as soon as a body has come."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport, self._left = transport, 0
+
+    def data_received(self, data: bytes) -> None:
+        answer = ANSWER
+        if not self._left:
+            head, _, data = data.partition(b"\r\n\r\n")
+            answer = PAGE if head.startswith(b"GET") else ANSWER
+            self._left = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        self._left -= len(data)
+        if not self._left:
+            self._transport.write(HEAD % len(answer) + answer)  # type: ignore[attr-defined]  # uvloop's own
+
+
+def serve(ports: Sequence[int]) -> None:
+    async def forever() -> None:
+        for port in ports:
+            await asyncio.get_running_loop().create_server(Endpoint, "127.0.0.1", port)
+        await asyncio.Event().wait()
+
+    uvloop.run(forever())
+
+
+async def ask(port: int, request: Sequence[bytes], starts: Iterator[float]) -> list[float]:
+    """One client: takes up each start, and returns how long it was until its answer, in ms."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    took_ms = []
+    for due_s in starts:
+        await asyncio.sleep(due_s - time.perf_counter())
+        writer.writelines((request[0], b"%d" % next(NUMBERS), request[1]))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        await reader.readexactly(len(ANSWER))
+        took_ms.append((time.perf_counter() - due_s) * 1e3)
+    writer.close()
+    return took_ms
+
+
+async def drive(port: int, load: Load, seconds: float) -> list[float]:
+    text = "lorem ipsum " * (load.size // load.messages // 12)
+    roles = [("user", "assistant")[i % 2] for i in range(load.messages)]
+    messages = [{"role": role, "content": text} for role in roles]
+    body = chat_body([{"role": "system", "content": "I am 10000000"}, *messages], max_tokens=1000)
+    request = (PATH + b"%d\r\n\r\n" % len(body) + body).split(b"10000000", 1)
+    end_s = time.perf_counter() + seconds
+
+    def list_starts() -> Iterator[float]:
+        for i in range(round(load.rate * seconds)):
+            yield end_s - seconds + i / load.rate
+        while not load.rate and (now_s := time.perf_counter()) < end_s:
+            yield now_s
+
+    starts = list_starts()
+    took = await asyncio.gather(*(ask(port, request, starts) for _ in range(load.clients)))
+    return [ms for each in took for ms in each]
+
+
+def measure(arm: Arm, load: Load) -> dict[str, float]:
+    """Requests a second; CPU in ms a request, of the service and of Envoy; memory in MiB; latencies in ms."""
+    port, pids = int(arm.gateway.url.rpartition(":")[2]), [arm.gateway.pid]
+    pids += [arm.server.pid] if arm.server else []
+    uvloop.run(drive(port, load, 2.0))
+    before, began_s = [cpu_s(pid) for pid in pids], time.perf_counter()
+    took_ms = uvloop.run(drive(port, load, load.seconds))
+    rate = len(took_ms) / (time.perf_counter() - began_s)
+    envoy, *service = [(cpu_s(pid) - was) * 1e3 / len(took_ms) for pid, was in zip(pids, before, strict=True)]
+    p50, p99 = np.percentile(took_ms, [50, 99]).tolist()
+    memory = memory_bytes(pids[-1]) / 2**20
+    return {"rate": rate, "service": sum(service), "envoy": envoy, "memory": memory, "p50": p50, "p99": p99}
+
+
+def tell(load: Load, alone: dict[str, float], ours: dict[str, float]) -> list[str]:
+    return [
+        load.name,
+        *(f"{one['rate']:.1f}" for one in (alone, ours)),
+        f"{ours['service']:.2f}",
+        f"{ours['service'] * ours['rate'] / 1e3:.2f}",
+        f"{ours['memory']:.0f}",
+        *(f"{alone[name]:.2f}, {ours[name]:.2f}" for name in ("envoy", "p50", "p99")),
+    ]
+
+
+def measure_idle(pid: int) -> list[str]:
+    used_s, began_s = cpu_s(pid), time.monotonic()
+    time.sleep(IDLE_S)
+    cores = (cpu_s(pid) - used_s) / (time.monotonic() - began_s)
+    return ["100 endpoints, nobody asks", "", "", "", f"{cores:.3f}", f"{memory_bytes(pid) / 2**20:.0f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    path, ports = parser.parse_args().json, free_ports(112)
+    groups = {"busy": ports[8:12], "idle": ports[12:]}
+    headings = ("", "Envoy alone: req/s", "with us", "service: CPU, ms/request", "cores", "MiB")
+    table = Table(*headings, "Envoy: CPU, ms/request, alone, with us", "p50, ms", "p99, ms", title="cost")
+    figures = {}
+    with TemporaryDirectory() as name, ExitStack() as running:
+        folder, services = Path(name), []
+        for group, below in groups.items():
+            server = multiprocessing.get_context("spawn").Process(target=serve, args=(below,), daemon=True)
+            server.start()
+            running.callback(server.terminate)
+            services.append(Service(under(folder, group)))
+            addresses = [f"127.0.0.1:{port}" for port in below]
+            services[-1].configure([{"name": "vllm", "endpoints": {"static": addresses}}])
+            running.enter_context(services[-1]).wait_ready()
+        ext_procs, arms = (0, services[0].port), []
+        for i, ext_proc in enumerate(ext_procs):
+            listen = ports[4 * i], ports[4 * i + 1], ext_proc
+            gateway = build_gateway(under(folder, f"envoy-{i}"), *listen, groups["busy"], edits=[])
+            running.enter_context(gateway).wait_ready()
+            arms.append(Arm(f"envoy-{i}", gateway, services[0] if ext_proc else None))
+        arms[1].gateway.wait_until(arms[1].gateway.sees_service)
+        for load in LOADS:
+            figures[load.name] = [measure(arm, load) for arm in arms]
+            table.add_row(*tell(load, *figures[load.name]))
+        table.add_row(*measure_idle(services[1].pid))
+    Console(width=150).print(table)
+    if path is not None:
+        path.write_bytes(orjson.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
