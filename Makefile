@@ -190,6 +190,10 @@ bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
 bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside its figures
 	$(BIN)/python -m tests.benchmarks --out build/bench seed
 
+.PHONY: bench-cost
+bench-cost: $(READY)  ## CPU, memory and latency of the service at the sizes that other routers published (5 minutes)
+	$(BIN)/python -m tests.benchmarks --out build/bench cost
+
 .PHONY: bench-gateways
 bench-gateways: $(READY)  ## One gateway, two that share their picks, two that do not: real Envoys, hit rate and TTFT
 	$(BIN)/python -m tests.benchmarks --out build/bench gateways

@@ -15,7 +15,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "init": {"Commands": ("kubernetes",)},
     "simulate": {"Commands": ("fleet", "vllm", "matrix")},
     "bench": {
-        "Commands": ("init", "run", "ab", "compare", "history"),
+        "Commands": ("init", "run", "ab", "compare"),
         "Before a run": ("plan", "dataset", "schema"),
         "Many loads": ("sweep", "saturate"),
         "Reports again": ("report", "page"),
@@ -87,7 +87,6 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc bench compare monday/report.json tuesday/report.json",
             "extproc bench compare before after --output compared.html",
         ),
-        "history": ("extproc bench history results", "extproc bench history results --tolerance 0.1"),
         "plan": ("extproc bench plan spec.yaml", "extproc bench plan spec.yaml --latency 20"),
         "dataset": (
             "extproc bench dataset spec.yaml --endpoints 8",

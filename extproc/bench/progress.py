@@ -291,10 +291,11 @@ class Exporter:
         self._in_flight = gauge("in_flight", "Requests sent and not ended")
         self._failures = gauge("failures", "Requests failed so far", ["kind"])
         self._tokens = gauge("tokens", "Tokens of completed requests so far", ["kind"])
-        self._ttft = histogram("ttft", "Time to first token from the intended start", _TTFT_BUCKETS_S)
-        self._lag = histogram("lag", "How late the client was", _LAG_BUCKETS_S)
-        self._e2e = histogram("e2e", "Time to the last byte from the intended start", _TTFT_BUCKETS_S)
-        self._tpot = histogram("tpot", "Time per output token after the first", _TPOT_BUCKETS_S)
+        ttft = histogram("ttft", "Time to first token from the intended start", _TTFT_BUCKETS_S)
+        lag = histogram("lag", "How late the client was", _LAG_BUCKETS_S)
+        e2e = histogram("e2e", "Time to the last byte from the intended start", _TTFT_BUCKETS_S)
+        tpot = histogram("tpot", "Time per output token after the first", _TPOT_BUCKETS_S)
+        self._histograms = (ttft, lag, e2e, tpot)
         self._updates = prometheus_client.Counter(
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
@@ -305,12 +306,8 @@ class Exporter:
         self._in_flight.set(snapshot.in_flight)
         for kind, count in snapshot.failures.items():
             self._failures.labels(kind).set(count)
-        for histogram, values_s in (
-            (self._ttft, snapshot.ttft_s),
-            (self._lag, snapshot.lag_s),
-            (self._e2e, snapshot.e2e_s),
-            (self._tpot, snapshot.tpot_s),
-        ):
+        latencies = (snapshot.ttft_s, snapshot.lag_s, snapshot.e2e_s, snapshot.tpot_s)
+        for histogram, values_s in zip(self._histograms, latencies, strict=True):
             for value_s in values_s:
                 histogram.observe(value_s)
         self._tokens.labels("input").set(snapshot.input_tokens)

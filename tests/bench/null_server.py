@@ -1,12 +1,13 @@
 """A server that answers at once, to measure the client: as cheap as Python can be.
 
-`python null_server.py` prints its port. A request's `max_tokens` is the number of chunks it gets, all
-but the first one `gap` seconds apart (`--gap`), so that every chunk is a packet of its own.
+`python null_server.py` prints its port. A request's `max_tokens` is the number of chunks it gets. With
+`--busy` it serves nobody else for so long before each answer.
 """
 
 import argparse
 import asyncio
 import sys
+import time
 from typing import cast
 
 import uvloop
@@ -28,8 +29,8 @@ def _end(chunks: int) -> bytes:
 
 
 class NullServer(asyncio.Protocol):
-    def __init__(self, gap_s: float) -> None:
-        self._gap_s = gap_s
+    def __init__(self, busy_s: float) -> None:
+        self._busy_s = busy_s
         self._data = b""
         self._transport: asyncio.Transport | None = None
 
@@ -49,34 +50,19 @@ class NullServer(asyncio.Protocol):
 
     def _answer(self, body: bytes) -> None:
         assert self._transport is not None
+        time.sleep(self._busy_s)
         chunks = int(body.partition(b'"max_tokens":')[2].partition(b",")[0].rstrip(b"}") or 1)
-        if self._gap_s:
-            self._transport.write(_HEAD + _CHUNK)
-            self._stream(chunks - 1, chunks)
-        else:
-            self._transport.write(_HEAD + _CHUNK * chunks + _end(chunks))
-
-    def _stream(self, left: int, chunks: int) -> None:
-        assert self._transport is not None
-        if left == 0:
-            self._transport.write(_end(chunks))
-            return
-        asyncio.get_running_loop().call_later(self._gap_s, self._stream_one, left, chunks)
-
-    def _stream_one(self, left: int, chunks: int) -> None:
-        assert self._transport is not None
-        self._transport.write(_CHUNK)
-        self._stream(left - 1, chunks)
+        self._transport.write(_HEAD + _CHUNK * chunks + _end(chunks))
 
 
-async def _serve(gap_s: float) -> None:
+async def _serve(busy_s: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: NullServer(gap_s), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: NullServer(busy_s), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201  how its parent learns the port
     await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--gap", type=float, default=0.0)
-    uvloop.run(_serve(parser.parse_args().gap))
+    parser.add_argument("--busy", type=float, default=0.0)
+    uvloop.run(_serve(parser.parse_args().busy))

@@ -1,7 +1,9 @@
 """Runs against scripted servers: what several tests share."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,16 @@ Handler = Callable[[aiohttp.web.Request], Awaitable[aiohttp.web.Response]]
 class Silence:
     def update(self, snapshot: object) -> None:
         pass
+
+
+@contextmanager
+def run_null_server(*options: str) -> Iterator[int]:
+    """The port of a server in a process of its own that answers at once."""
+    command = [sys.executable, str(Path(__file__).with_name("null_server.py")), *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate(timeout=10)
 
 
 @asynccontextmanager

@@ -1,67 +1,23 @@
 """The commands `ab` and `saturate` as a user runs them, against small servers."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from click.testing import CliRunner, Result
 
 from extproc.bench.commands import bench
-from tests.bench.running import write_spec
-from tests.bench.scripted import DONE, USAGE, chunk
+from tests.bench.running import run_null_server, write_spec
 
 SERVICE_S = 0.05
 
 
-class SlowServer:
-    """Answers one request after the other, `SERVICE_S` each: 20 requests/s and no more."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._is_up = threading.Event()
-        self._end = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._one = asyncio.Lock()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._is_up.wait(10)
-
-    def stop(self) -> None:
-        assert self._loop
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
-        self._is_up.set()
-        await self._end.wait()
-        await runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        await request.read()
-        async with self._one:
-            await asyncio.sleep(SERVICE_S)
-        return web.Response(body=chunk("bab ") + USAGE + DONE)
-
-
 @pytest.fixture
 def slow_server() -> Iterator[int]:
-    server = SlowServer()
-    server.start()
-    yield server.port
-    server.stop()
+    """Answers one request after the other, `SERVICE_S` each: 20 requests/s and no more."""
+    with run_null_server("--busy", f"{SERVICE_S}") as port:
+        yield port
 
 
 def invoke(command: str, folder: Path, port: int, traffic: dict[str, object], **fields: object) -> Result:

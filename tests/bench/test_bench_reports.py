@@ -5,12 +5,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
+import numpy as np
 import pytest
 from rich.console import Console
 
 from extproc.bench.experiments.compare import compare, comparison_markdown
 from extproc.bench.judge.verdict import FaultReason, Figures, build_verdict
 from extproc.bench.measure import metrics
+from extproc.bench.measure.groups import cut_timeline
 from extproc.bench.measure.metrics import Counts, RunMetrics, Throughput, Tokens
 from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult, Window
@@ -232,3 +235,40 @@ def test_terminal_page_and_comparison_show_the_same_figures_of_the_same_part(is_
     assert name_part(said) in terminal
     assert name_part(said).capitalize() in page
     assert name_part(said) in comparison
+
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "benchmark-report.schema.json"
+# What the first version wrote: whoever kept it must be able to read and compare it.
+EARLIER = Path(__file__).parent / "data" / "report-1.json"
+
+
+def test_published_schema_is_that_of_the_reports_and_an_earlier_one_is_read() -> None:
+    """A field that changes its meaning or goes needs a new number in `report.SCHEMA`."""
+    schema, text = json.loads(SCHEMA.read_text()), EARLIER.read_bytes()
+    said = report.decode_report(text)
+
+    assert schema == json.loads(json.dumps(report.json_schema()))
+    jsonschema.validate(json.loads(text), schema)
+    assert (said.name, said.whole.counts.completed, said.server_hit_rate) == ("benchmark", 100, 0.6)
+    assert said.steady.latency_ms["ttft"].mean == pytest.approx(500)
+    assert said.phases == ()
+
+
+def test_slices_hold_the_rates_the_latencies_and_what_was_in_flight() -> None:
+    run = steady(1200)
+    at = cut_timeline(run.records, run.info.duration_s)
+
+    assert at.at_s.size == 60
+    assert np.median(at.asked_rps) == pytest.approx(10, rel=0.05)
+    assert np.median(at.completed_rps) == pytest.approx(10, rel=0.05)
+    assert np.median(at.in_flight) == 15
+    assert at.ttft_p99_ms[5] == pytest.approx(500)
+
+
+def test_rates_add_up_to_the_requests_and_a_slice_without_any_has_no_latency() -> None:
+    due = [record(index, index / 7) for index in range(300)] + [failed(index, index) for index in range(5)]
+    at, empty = cut_timeline(due, 45.0), cut_timeline([], 0.0)
+
+    assert at.asked_rps.sum() * (at.at_s[1] - at.at_s[0]) == pytest.approx(305)
+    assert np.isnan(cut_timeline([record(index, 0.0) for index in range(40)], 30.0).ttft_p50_ms[-1])
+    assert (empty.at_s.size, empty.asked_rps.tolist()) == (1, [0.0])

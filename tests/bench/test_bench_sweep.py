@@ -15,7 +15,15 @@ from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import Task, list_tasks
 from extproc.bench.measure.stats import ratio_interval
 from extproc.bench.published import sweep_table
-from extproc.bench.published.tables import Cell, build_row, read_published, write_rows
+from extproc.bench.published.tables import (
+    Cell,
+    PublishedError,
+    build_row,
+    judge_cell,
+    on_time_in_flight,
+    read_published,
+    write_rows,
+)
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.spec.section import Component
@@ -54,8 +62,8 @@ def spot(sweep: sweep_table.SweepTable, strategy: str) -> sweep_table.Spot:
     return sweep.parts[0].of(strategy)[-1]
 
 
-def published(room: str, name: str) -> list[Cell]:
-    return read_published(files(room).joinpath(name).read_text("utf-8").splitlines())
+def published(name: str) -> list[Cell]:
+    return read_published(files("extproc.bench.published").joinpath(name).read_text("utf-8").splitlines())
 
 
 def test_sweep_goes_through_all_loads_and_arms_before_the_next_repeat() -> None:
@@ -315,9 +323,48 @@ def test_row_counts_latencies_from_the_sending() -> None:
     assert row.rate is None
 
 
+SEEDS = Path(str(files("extproc.simulator.fleet"))) / "kubeai-8xl4.csv"
+
+
+def test_on_time_client_leaves_nothing_in_flight_below_capacity_and_drains_evenly_above() -> None:
+    assert on_time_in_flight(rate=10, cap=100, count=1000, throughput=20) == 0.0
+    assert on_time_in_flight(rate=1e9, cap=1e9, count=1000, throughput=10) == pytest.approx(500, rel=0.01)
+
+
+@table(
+    ("strategy", "in_flight", "verdict"),
+    [
+        ("prefix_hash", [513, 447, 439, 462], "invalid: client-limited"),
+        ("round_robin", [716, 1282, 2141, 3245], "valid"),
+    ],
+)
+def test_published_cells_are_judged_by_littles_law(strategy: str, in_flight: list[int], verdict: str) -> None:
+    """KubeAI's 8 x L4: its prefix-hash client had far fewer in flight than one on time would have had."""
+    rows = [row for row in read_published(SEEDS.read_text().splitlines()) if row.strategy == strategy]
+    verdicts = [judge_cell(row) for row in rows]
+
+    assert [row.cap for row in rows] == [800, 1600, 3200, 8000]
+    assert [round(each.figures.in_flight or 0) for each in verdicts] == in_flight
+    assert {str(each) for each in verdicts} == {verdict}
+
+
+@table(
+    ("text", "fault"),
+    [
+        ("strategy,requests\nround_robin,1\n", "lacks columns"),
+        ("", "lacks columns"),
+        (SEEDS.read_text().replace("8000.0", "many"), "no number"),
+        (SEEDS.read_text().splitlines()[0] + "\n800,800,round_robin\n", "lacks duration_s, requests"),
+    ],
+)
+def test_table_without_its_columns_or_numbers_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(PublishedError, match=fault):
+        read_published(text.splitlines())
+
+
 def test_published_k6_runs_give_the_published_headlines() -> None:
     """`712.11ms (LeastLoad) --> 469.34ms (PrefixHash)`, 34 % less; on 8 x H100 405.39 --> 361.07 ms."""
-    cells = published("extproc.bench.published", "kubeai-k6.csv")
+    cells = published("kubeai-k6.csv")
     parts = {part.dataset: part for part in sweep_table.gather("k6", cells).parts}
     small, large = (
         parts[name].of("prefix_hash")[0].ratios["time_per_token_mean_ms"]
@@ -335,8 +382,8 @@ def test_published_k6_runs_give_the_published_headlines() -> None:
 
 
 def test_published_pairs_that_their_client_limited_have_a_bound_and_no_latency_ratio() -> None:
-    pair = published("extproc.bench.published", "kubeai-8xl4-laptop.csv")
-    sweep = sweep_table.gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))
+    pair = published("kubeai-8xl4-laptop.csv")
+    sweep = sweep_table.gather("seed", read_published(SEEDS.read_text().splitlines()))
 
     assert [(one.requests, one.verdict) for one in pair] == [(4000, "invalid: client-limited")] * 2
     assert "tok/s at least +45%" in sweep_table.sweep_headlines(sweep)[-1]
@@ -399,9 +446,9 @@ def test_sweep_command_writes_a_page_and_does_only_what_is_missing(null_server: 
 
 @pytest.mark.skipif(find() is None, reason="chromium is not installed")
 async def test_page_command_draws_a_published_table_that_a_browser_opens(tmp_path: Path) -> None:
-    path, table = tmp_path / "seed.html", files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv")
+    path = tmp_path / "seed.html"
     told = await asyncio.to_thread(
-        invoke, ["page", str(table), "--output", str(path), "--baseline", "least_load"]
+        invoke, ["page", str(SEEDS), "--output", str(path), "--baseline", "least_load"]
     )
 
     assert told.exit_code == 0, told.output

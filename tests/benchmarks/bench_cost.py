@@ -6,7 +6,6 @@ answer at once, as their answers never pass the service. Clients, two Envoys, en
 this machine. CPU is of a process, from /proc. Five minutes at most: `make bench-cost`.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import time
@@ -19,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
-import orjson
 import uvloop
 from rich.console import Console
 from rich.table import Table
@@ -133,56 +131,42 @@ def measure(arm: Arm, load: Load) -> dict[str, float]:
     return {"rate": rate, "service": sum(service), "envoy": envoy, "memory": memory, "p50": p50, "p99": p99}
 
 
-def tell(load: Load, alone: dict[str, float], ours: dict[str, float]) -> list[str]:
-    return [
-        load.name,
-        *(f"{one['rate']:.1f}" for one in (alone, ours)),
+def tell(alone: dict[str, float], ours: dict[str, float]) -> Iterator[str]:
+    yield from (f"{one['rate']:.1f}" for one in (alone, ours))
+    yield from (
         f"{ours['service']:.2f}",
         f"{ours['service'] * ours['rate'] / 1e3:.2f}",
         f"{ours['memory']:.0f}",
-        *(f"{alone[name]:.2f}, {ours[name]:.2f}" for name in ("envoy", "p50", "p99")),
-    ]
-
-
-def measure_idle(pid: int) -> list[str]:
-    used_s, began_s = cpu_s(pid), time.monotonic()
-    time.sleep(IDLE_S)
-    cores = (cpu_s(pid) - used_s) / (time.monotonic() - began_s)
-    return ["100 endpoints, nobody asks", "", "", "", f"{cores:.3f}", f"{memory_bytes(pid) / 2**20:.0f}"]
+    )
+    yield from (f"{alone[name]:.2f}, {ours[name]:.2f}" for name in ("envoy", "p50", "p99"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    path, ports = parser.parse_args().json, free_ports(112)
-    groups = {"busy": ports[8:12], "idle": ports[12:]}
+    ports = free_ports(108)
     headings = ("", "Envoy alone: req/s", "with us", "service: CPU, ms/request", "cores", "MiB")
     table = Table(*headings, "Envoy: CPU, ms/request, alone, with us", "p50, ms", "p99, ms", title="cost")
-    figures = {}
+    services, arms = [], []
     with TemporaryDirectory() as name, ExitStack() as running:
-        folder, services = Path(name), []
-        for group, below in groups.items():
+        for group, below in {"busy": ports[4:8], "idle": ports[8:]}.items():
             server = multiprocessing.get_context("spawn").Process(target=serve, args=(below,), daemon=True)
             server.start()
             running.callback(server.terminate)
-            services.append(Service(under(folder, group)))
-            addresses = [f"127.0.0.1:{port}" for port in below]
-            services[-1].configure([{"name": "vllm", "endpoints": {"static": addresses}}])
+            services.append(Service(under(Path(name), group)))
+            static = [f"127.0.0.1:{port}" for port in below]
+            services[-1].configure([{"name": "vllm", "endpoints": {"static": static}}])
             running.enter_context(services[-1]).wait_ready()
-        ext_procs, arms = (0, services[0].port), []
-        for i, ext_proc in enumerate(ext_procs):
-            listen = ports[4 * i], ports[4 * i + 1], ext_proc
-            gateway = build_gateway(under(folder, f"envoy-{i}"), *listen, groups["busy"], edits=[])
-            running.enter_context(gateway).wait_ready()
-            arms.append(Arm(f"envoy-{i}", gateway, services[0] if ext_proc else None))
-        arms[1].gateway.wait_until(arms[1].gateway.sees_service)
+        for i, service in enumerate((None, services[0])):
+            listen = ports[2 * i], ports[2 * i + 1], service.port if service else 0
+            gateway = build_gateway(under(Path(name), f"envoy-{i}"), *listen, ports[4:8], edits=[])
+            running.enter_context(gateway).wait_until(gateway.sees_service if service else gateway.is_ready)
+            arms.append(Arm(f"envoy-{i}", gateway, service))
         for load in LOADS:
-            figures[load.name] = [measure(arm, load) for arm in arms]
-            table.add_row(*tell(load, *figures[load.name]))
-        table.add_row(*measure_idle(services[1].pid))
+            table.add_row(load.name, *tell(*(measure(arm, load) for arm in arms)))
+        idle, used_s, began_s = services[1].pid, cpu_s(services[1].pid), time.monotonic()
+        time.sleep(IDLE_S)
+        cores, memory = (cpu_s(idle) - used_s) / (time.monotonic() - began_s), memory_bytes(idle) / 2**20
+        table.add_row("100 endpoints, nobody asks", "", "", "", f"{cores:.3f}", f"{memory:.0f}")
     Console(width=150).print(table)
-    if path is not None:
-        path.write_bytes(orjson.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,7 @@ APPLICABLE = sorted(
 OVERLAYS = [folder for folder in APPLICABLE if folder == "base" or folder.startswith("overlays/")]
 # Those with an InferencePool, whose endpoint picker the service is.
 PICKERS = [
-    "overlays/agentgateway",
-    "overlays/envoy-ai-gateway",
-    "overlays/gke",
-    "overlays/istio/inference-pool",
+    *("overlays/agentgateway", "overlays/envoy-ai-gateway", "overlays/gke", "overlays/istio/inference-pool"),
     "overlays/nginx-gateway-fabric",
 ]
 # Those that run the service.

@@ -12,11 +12,8 @@ FOLDER = "benchmark/kubeai-8xl4"
 SWEEPS = ["kubeai-direct", "kubeai-strategies"]
 # Of the Model in the published report; an option's name has grown since.
 FLAGS = {
-    "--enable-prefix-caching",
-    "--max-model-len=16384",
-    "--max-num-batched-tokens=16384",
-    "--gpu-memory-utilization=0.95",
-    "--kv-cache-dtype=fp8",
+    *("--enable-prefix-caching", "--max-model-len=16384", "--max-num-batched-tokens=16384"),
+    *("--gpu-memory-utilization=0.95", "--kv-cache-dtype=fp8"),
     "--model=neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8",
 }
 

@@ -1,13 +1,19 @@
-"""`extproc bench`: the group, and the commands for one run, its spec, its dataset and its report."""
+"""`extproc bench`: the group, and the commands for one run, its spec, its dataset and its report.
+
+`serve` takes the flags that KubeAI's published jobs gave to their copy of vLLM's benchmark, and no other.
+"""
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 
 import click
+from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.commands.experiments import (
@@ -26,21 +32,21 @@ from extproc.bench.commands.experiments import (
     saturate_command,
     sweep_command,
 )
-from extproc.bench.commands.serve import serve_command
 from extproc.bench.datasets.chats import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.parts import parse_part, read_run
 from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.progress import exporting, watching
+from extproc.bench.progress import exporting, run_until_signal, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
 from extproc.bench.report.outputs import OutputError, make_folder, print_verdict, write_brief, write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
-from extproc.bench.spec.section import parse_duration, parse_rate
+from extproc.bench.report.vllm import vllm_text
+from extproc.bench.spec.section import find_tokenizer, list_faults, parse_duration, parse_rate
 from extproc.bench.spec.tree import Spec, read_spec, spec_text
 from extproc.bench.status_server import StatusServer
 from extproc.command_help import CommandGroup
@@ -150,8 +156,8 @@ def run_command(
     _end(said, is_excused=allow_client_limited and said.verdict.is_client_limited_only)
 
 
-def _print_result(result: RunResult, said: Report, output: Path | None) -> None:
-    click.echo(summary_text(said))
+def _print_result(result: RunResult, said: Report, output: Path | None, summary: str | None = None) -> None:
+    click.echo(summary_text(said) if summary is None else summary)
     print_verdict(said, Console(stderr=True))
     if output is not None:
         for path in write_reports(result, said, output):
@@ -198,6 +204,83 @@ def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json
     if output is not None:
         write_prepared(output, workload.conversations)
     click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))
+
+
+# vLLM waits this long for an answer.
+_TIMEOUT_S = 6 * 60 * 60
+
+
+@click.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("--backend", type=click.Choice(["openai"]), default="openai")
+@click.option("--base-url", required=True)
+@click.option("--dataset-name", type=click.Choice(["sharegpt"]), default="sharegpt")
+@click.option("--dataset-path", required=True, help="ShareGPT's JSON: prompts of whole conversations.")
+@click.option("--model", required=True)
+@click.option("--tokenizer", help="A local folder or tokenizer.json, or a name in the local hub cache.")
+@click.option("--seed", type=int, default=0)
+@click.option("--request-rate", type=float, default=float("inf"))
+@click.option("--max-concurrency", type=int)
+@click.option("--num-prompts", type=click.IntRange(1), default=1000)
+@click.option("--max-conversations", type=int, help="So many prompts, in the file's order.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for all reports.")
+@click.option("--print-spec", is_flag=True, help="Print the spec that this is, and run nothing.")
+@click.pass_context
+def serve_command(
+    context: click.Context, /, *, output: Path | None, print_spec: bool, **flags: object
+) -> None:
+    """Run a published benchmark by its own flags.
+
+    Those of KubeAI's jobs; prints vLLM's text. Exit 3 if the result does not hold.
+    """
+    if context.args:
+        name = context.args[0].partition("=")[0]
+        raise SettingsError(
+            f"{name} is not supported; use vLLM's own `vllm bench serve`, or a spec: docs/how-to/benchmark.md"
+        )
+    spec = build_serve_spec(flags, os.environ)
+    if print_spec:
+        click.echo(spec_text(spec), nl=False)
+        return
+    journal = None
+    if output is not None:
+        make_folder(output)
+        journal = output / "run.jsonl"
+
+    async def work(stop: asyncio.Event) -> RunResult:
+        with watching(spec.name, Console(stderr=True), quiet=False) as progress:
+            return await run(spec, progress=progress, stop=stop, journal=journal)
+
+    result = run_until_signal(work)
+    said = build_report(result)
+    _print_result(result, said, output, vllm_text(said.whole).rstrip("\n"))
+    if not said.verdict.is_valid:
+        sys.exit(DOES_NOT_HOLD)
+
+
+def build_serve_spec(flags: Mapping[str, object], environment: Mapping[str, str]) -> Spec:
+    """The spec of a published run; raises `SettingsError`."""
+    tokenizer = find_tokenizer(str(flags["tokenizer"] or flags["model"]), environment)
+    dataset = {"name": "kubeai-sharegpt", "path": flags["dataset_path"], "seed": flags["seed"]}
+    traffic = {
+        "req-rate": flags["request_rate"],
+        "total-prompts": flags["num_prompts"],
+        "max-concurrency": flags["max_concurrency"],
+        "dataset": dataset | {"max-prompts": flags["max_conversations"]},
+    }
+    if flags["request_rate"] != float("inf"):
+        traffic["arrivals"] = "poisson"
+    target = {"api": "openai-completions", "model": flags["model"], "timeout": _TIMEOUT_S}
+    tree = {
+        "name": flags["dataset_name"],
+        "endpoint": flags["base_url"],
+        "seed": flags["seed"],
+        "target": target if tokenizer is None else target | {"tokenizer": str(tokenizer)},
+        "performance": {"traffic-shape": traffic},
+    }
+    try:
+        return Spec.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(list_faults(error)) from None
 
 
 _SINGLE = (compare_command, ab, sweep_command, page_command, saturate_command, plan_command)

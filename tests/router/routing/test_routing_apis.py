@@ -14,11 +14,8 @@ def test_without_a_path_the_fields_tell() -> None:
 @table(
     "path",
     [
-        "/v1/chat/completions?api-version=1",
-        "/llama/v1/chat/completions",
-        "/a/v1/b/v1/chat/completions/",
-        "//v1//chat/completions",
-        "/v2/chat/completions?next=/v1/models",
+        *("/v1/chat/completions?api-version=1", "/llama/v1/chat/completions"),
+        *("/a/v1/b/v1/chat/completions/", "//v1//chat/completions", "/v2/chat/completions?next=/v1/models"),
     ],
 )
 def test_what_stands_around_the_route_does_not_matter(path: str) -> None:

@@ -187,11 +187,7 @@ def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: st
 
 def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
     ours = (
-        "SERVICE_HOST",
-        "SERVICE_PORT",
-        "SERVICE_PORT_GRPC",
-        "PORT",
-        "PORT_9002_TCP",
+        *("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_9002_TCP"),
         "PORT_9002_TCP_ADDR",
     )
     names = [f"EXTPROC_{name}" for name in (*ours, "ROUTER_PORT_9002_TCP_PROTO")]
