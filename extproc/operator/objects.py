@@ -72,7 +72,8 @@ def list_objects(run: Run, image: str, now: datetime) -> Iterator[Object]:
     if run.benchmark.operation.workers > 1:
         yield _parts_job(run, image, now)
     else:
-        yield _main_job(run, image)
+        arguments = [*_run_arguments(run), "--brief", _LAST_WORDS]
+        yield _job(run, run.name, MAIN, _pod(run, MAIN, image, arguments))
 
 
 def _shared_metadata(run: Run, name: str, part: str) -> Object:
@@ -150,11 +151,6 @@ def merge_job(run: Run, image: str) -> Object:
     """Merges the parts' journals into the run's report."""
     folder = f"{_RESULTS}/{run.folder}"
     arguments = ["report", folder, "--output", folder, "--brief", _LAST_WORDS]
-    return _job(run, run.name, MAIN, _pod(run, MAIN, image, arguments))
-
-
-def _main_job(run: Run, image: str) -> Object:
-    arguments = [*_run_arguments(run), "--brief", _LAST_WORDS]
     return _job(run, run.name, MAIN, _pod(run, MAIN, image, arguments))
 
 

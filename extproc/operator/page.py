@@ -29,12 +29,12 @@ def read_status(body: Body) -> Body:
         **{name: [text for one in _list(status.get(name)) if (text := _text(one))] for name in _LISTS},
         "summary": _texts(_mapping(status.get("summary")), _SUMMARY),
         "figures": _figures(status.get("figures")),
-        "history": [_read_run(run) for run in _list(status.get("history")) if isinstance(run, dict)],
+        "history": [
+            {**_texts(run, _RUN), "figures": _figures(run.get("figures"))}
+            for run in _list(status.get("history"))
+            if isinstance(run, dict)
+        ],
     }
-
-
-def _read_run(run: Body) -> Body:
-    return {**_texts(run, _RUN), "figures": _figures(run.get("figures"))}
 
 
 def _texts(values: Body, names: tuple[str, ...]) -> dict[str, str]:

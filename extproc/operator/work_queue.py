@@ -149,7 +149,8 @@ class WorkQueue:
             if isinstance(error, WatchLost) or (isinstance(error, ApiRefusal) and not error.status):
                 warn_of_outage("benchmark {}/{}".format(*key), str(error))
             else:
-                log.warning("benchmark %s/%s: %s", *key, _describe(error))
+                text = str(error) if isinstance(error, ExtprocError) else describe_error(error)
+                log.warning("benchmark %s/%s: %s", *key, text)
             tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))
 
     async def _wake_later(self, key: Key, after_s: float) -> None:
@@ -193,7 +194,3 @@ def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
     except SettingsError as error:
         return (str(error),)
     return ()
-
-
-def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, ExtprocError) else describe_error(error)

@@ -112,8 +112,7 @@ class Application:
             can_route=lambda: self.pools.can_route,
         )
         self.access_logs = AccessLogs(
-            self.pools.feedback.take,
-            on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
+            self.pools.feedback.take, on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc()
         )
         self.health = Health(lambda: not self.faults())
         self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
@@ -293,7 +292,5 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
 
     pools = [pool.name for pool in settings.pools]
     return Xds(
-        pools,
-        open_pool=settings.open_pool,
-        on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc(),
+        pools, open_pool=settings.open_pool, on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc()
     )

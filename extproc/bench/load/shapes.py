@@ -139,7 +139,9 @@ def build_schedule(traffic: TrafficShape, shape: Shape, count: int | None, rng: 
     expected = counts[-1] if count is None else min(counts[-1], count)
     if expected > _MAX_STARTS:
         raise ValueError(f"the schedule has {expected:.0f} starts: more than {_MAX_STARTS}")
-    wanted = count if count is not None else _enough(counts[-1], traffic.burstiness)
+    # As many random arrivals as surely cover the mean: ten deviations more.
+    enough = int(counts[-1] + 10 * math.sqrt(counts[-1] / min(traffic.burstiness, 1.0)) + 10)
+    wanted = enough if count is None else count
     arrivals = draw_unit_arrivals(traffic.arrivals, traffic.burstiness, wanted, rng)
     arrivals = arrivals[arrivals < counts[-1]]
     starts: Times = np.interp(arrivals, counts, knots)
@@ -159,11 +161,6 @@ def _find_end(shape: Shape, count: int) -> float:
     while shape.count_until(np.array([end_s]))[0] < enough:
         end_s *= 2
     return end_s
-
-
-def _enough(expected: float, burstiness: float) -> int:
-    """Returns how many random arrivals surely cover a mean of `expected`: ten deviations more."""
-    return int(expected + 10 * math.sqrt(expected / min(burstiness, 1.0)) + 10)
 
 
 def draw_unit_arrivals(kind: str, burstiness: float, count: int, rng: np.random.Generator) -> Times:

@@ -118,7 +118,8 @@ class HttpClient:
             if response.status == HTTPStatus.UNAUTHORIZED:
                 self._keys.refuse()
             record.endpoint = response.headers.get(self._wiring.target.endpoint_header)
-            record.retry_after_s = _read_retry_after(response.headers.get("Retry-After"))
+            after = response.headers.get("Retry-After", "")  # seconds: the date form is not worth a clock
+            record.retry_after_s = float(after) if after.isascii() and after.isdigit() else None
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
 
@@ -175,11 +176,6 @@ def _trace_sending(clock: Clock) -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(stamp)
     return trace
-
-
-def _read_retry_after(value: str | None) -> float | None:
-    """Reads the seconds form; the date form is not worth a clock."""
-    return float(value) if value is not None and value.isascii() and value.isdigit() else None
 
 
 def _read_refusal(reads: list[Read]) -> str:

@@ -51,7 +51,8 @@ class DnsSource:
             try:
                 answer = await self._resolve()
             except (DNSException, OSError) as error:
-                delay_s = self._refuse(error, sink)
+                sink.restarted(_word(error), describe_error(error))
+                delay_s = self._backoff.next_s()
             else:
                 delay_s = self._accept(answer, sink)
             _honour_cancellation()
@@ -71,10 +72,6 @@ class DnsSource:
         sink.replace([Endpoint(address, address) for address in addresses])
         ttl_s = min(self._most_s, max(self._least_s, answer.chaining_result.minimum_ttl))
         return ttl_s * self._rng.uniform(1.0, 1.2)
-
-    def _refuse(self, error: Exception, sink: Sink) -> float:
-        sink.restarted(_word(error), describe_error(error))
-        return self._backoff.next_s()
 
 
 def _honour_cancellation() -> None:

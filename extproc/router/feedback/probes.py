@@ -35,12 +35,7 @@ class Prober:
     """Probes the endpoints of one pool, evenly spread over the interval; the results go to its cooling."""
 
     def __init__(
-        self,
-        feedback: PoolFeedback,
-        plan: ProbePlan,
-        *,
-        rng: Random,
-        sleep: Sleep = asyncio.sleep,
+        self, feedback: PoolFeedback, plan: ProbePlan, *, rng: Random, sleep: Sleep = asyncio.sleep
     ) -> None:
         self._feedback = feedback
         self._plan = plan

@@ -38,12 +38,7 @@ class Scraper:
     """Scrapes the endpoints of one pool, evenly spread over the interval; the signals go to its feedback."""
 
     def __init__(
-        self,
-        feedback: PoolFeedback,
-        plan: ScrapePlan,
-        *,
-        rng: Random,
-        sleep: Sleep = asyncio.sleep,
+        self, feedback: PoolFeedback, plan: ScrapePlan, *, rng: Random, sleep: Sleep = asyncio.sleep
     ) -> None:
         self._feedback = feedback
         self._plan = plan

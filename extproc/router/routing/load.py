@@ -23,15 +23,7 @@ class LoadBook:
     fewer are in flight somewhere, whosever they were.
     """
 
-    __slots__ = (
-        "_elsewhere",
-        "_in_flight",
-        "_levels",
-        "_lowest",
-        "_places",
-        "on_less",
-        "total",
-    )
+    __slots__ = ("_elsewhere", "_in_flight", "_levels", "_lowest", "_places", "on_less", "total")
 
     def __init__(self) -> None:
         self.total = 0  # of members only

@@ -90,14 +90,7 @@ class Pools:
         self._clock = outside.clock
         self._courier = courier
         self._shared = Shared(
-            wiring,
-            metrics,
-            outside.clock,
-            publish,
-            retract,
-            self._renew_picker,
-            Budget(hold_bytes),
-            courier,
+            wiring, metrics, outside.clock, publish, retract, self._renew_picker, Budget(hold_bytes), courier
         )
         self._started_s = outside.clock() + start_s
         self._running: Mapping[str, RunningPool] = {}

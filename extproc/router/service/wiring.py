@@ -53,12 +53,10 @@ class PoolWiring:
         return Cooling(Rules(settings.cool_after), clock=self._outside.clock, rng=self._outside.rng)
 
     def queue(self, settings: PoolSettings, budget: Budget, later: Later) -> Queue | None:
-        """`None`: the pool holds nobody."""
-        hold = settings.hold
-        if hold is None:
+        """`None`: the pool refuses requests without room at once."""
+        if settings.hold is None:
             return None
-        limits = QueueLimits(hold.wait_s, hold.requests, hold.settle_s, hold.wait_s_by_objective)
-        return Queue(limits, budget, clock=self._outside.clock, later=later)
+        return Queue(QueueLimits(**dict(settings.hold)), budget, clock=self._outside.clock, later=later)
 
     def source(self, settings: PoolSettings) -> Source:
         source = _endpoint_source(settings.endpoints, self._base, self._outside.rng)
@@ -83,7 +81,7 @@ def build_probe(settings: PoolSettings) -> ProbePlan | None:
     probe = settings.probe
     if probe is None and not settings.endpoints.lists_health:
         probe = ProbeSettings()
-    return ProbePlan(probe.interval_s, probe.timeout_s, path=probe.path) if probe else None
+    return ProbePlan(**dict(probe)) if probe else None
 
 
 def build_scrape(settings: PoolSettings) -> ScrapePlan | None:

@@ -61,13 +61,7 @@ class Mesh:
     """Listens on `listen` (`host:port`) and dials every address of `peers`."""
 
     def __init__(
-        self,
-        listen: str,
-        peers: Source,
-        tally: LetterCounts,
-        *,
-        rng: Random,
-        clock: Callable[[], float],
+        self, listen: str, peers: Source, tally: LetterCounts, *, rng: Random, clock: Callable[[], float]
     ) -> None:
         self._listen = listen
         self._peers = peers

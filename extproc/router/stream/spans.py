@@ -81,8 +81,9 @@ def describe_span(reply: Routed | Answer, path: str) -> dict[str, Value]:
     operation = operation_of(path)
     attributes: dict[str, Value] = {"gen_ai.operation.name": operation} if operation else {}
     if isinstance(reply, Answer):
-        refusal = {"error.type": reply.outcome} if reply.status >= 400 else {}
-        return attributes | _refused(reply) | refusal
+        attributes |= {"extproc.pool": reply.pool} if reply.pool else {}
+        attributes |= {"extproc.outcome": reply.outcome, "http.response.status_code": reply.status}
+        return attributes | ({"error.type": reply.outcome} if reply.status >= 400 else {})
     decision = reply.decision
     if decision.model:
         attributes["gen_ai.request.model"] = clean(decision.model)
@@ -92,11 +93,6 @@ def describe_span(reply: Routed | Answer, path: str) -> dict[str, Value]:
 def clean(text: str) -> str:
     """A client's text, cut, as UTF-8 can write it: JSON may hold half a surrogate pair."""
     return text[:MODEL_CHARS].encode(errors="replace").decode()
-
-
-def _refused(answer: Answer) -> dict[str, Value]:
-    attributes: dict[str, Value] = {"extproc.pool": answer.pool} if answer.pool else {}
-    return attributes | {"extproc.outcome": answer.outcome, "http.response.status_code": answer.status}
 
 
 def _picked(decision: Decision) -> dict[str, Value]:

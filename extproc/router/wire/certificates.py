@@ -151,8 +151,6 @@ def _sign(now: datetime) -> Pems:
     return Pems(
         certificate.public_bytes(serialization.Encoding.PEM),
         key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
     )

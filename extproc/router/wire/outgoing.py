@@ -59,7 +59,9 @@ class Outgoing:
         if stream.is_finished:
             return
         if not stream.is_answered:
-            self._answer(stream)
+            stream.is_answered = True
+            block = self._take_table_update() + _RESPONSE
+            self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block))
         size = len(message) + PREFIX_BYTES
         if stream.queue is None and size <= min(stream.send_window, self._send_window, _CHUNK_BYTES):
             stream.send_window -= size
@@ -86,11 +88,6 @@ class Outgoing:
         if not stream.is_over:
             self._out.append(frames.rst_stream(stream.id, code))
             self._forget(stream)
-
-    def _answer(self, stream: Stream) -> None:
-        stream.is_answered = True
-        block = self._take_table_update() + _RESPONSE
-        self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block))
 
     def _end(self, stream: Stream) -> None:
         """Sends the trailers, and RST_STREAM to a client that still sends, since nobody reads it (§8.1)."""

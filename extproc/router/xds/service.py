@@ -31,11 +31,7 @@ class Xds:
     """
 
     def __init__(
-        self,
-        pools: Iterable[str],
-        *,
-        open_pool: str | None = None,
-        on_rejection: Callable[[str], None],
+        self, pools: Iterable[str], *, open_pool: str | None = None, on_rejection: Callable[[str], None]
     ) -> None:
         self._catalog = Catalog(pools, open_pool)
         self._on_rejection = on_rejection

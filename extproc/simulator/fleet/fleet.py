@@ -175,7 +175,8 @@ class _Fleet:
         if self._gateway_count > 1:
             flight.gateway = self._spread.randrange(self._gateway_count)
         try:
-            pick = self._gateways.pick(flight.gateway, self._write(flight))
+            body = write_body(flight.plan) if self._gateways.needs_body else None
+            pick = self._gateways.pick(flight.gateway, body)
         except (NoEndpoint, Overloaded):
             flight.is_failed = True
             self._timeline.at(self._timeline.now, self._client.ended, flight)
@@ -184,9 +185,6 @@ class _Fleet:
         flight.endpoint, flight.reason = pick.endpoint.name, str(pick.reason)
         self._picks[flight.number] = pick
         self._nodes[flight.endpoint].add(flight)
-
-    def _write(self, flight: Flight) -> bytes | None:
-        return write_body(flight.plan) if self._gateways.needs_body else None
 
     def _ended(self, flight: Flight) -> None:
         pick = self._picks.pop(flight.number)

@@ -98,13 +98,12 @@ def _result(run: Summary) -> Sequence[str]:
 
 
 def _latencies(run: Summary) -> Sequence[str]:
-    cells = (cell for latency in (run.ttft, run.tpot, run.itl) for cell in _cells(latency))
-    return (run.strategy, str(run.seed), *cells)
-
-
-def _cells(latency: Latency) -> Sequence[str]:
-    values = (latency.mean_ms, latency.median_ms, latency.p90_ms, latency.p99_ms)
-    return [f"{value:.2f}" for value in values]
+    values = (
+        value
+        for latency in (run.ttft, run.tpot, run.itl)
+        for value in (latency.mean_ms, latency.median_ms, latency.p90_ms, latency.p99_ms)
+    )
+    return (run.strategy, str(run.seed), *(f"{value:.2f}" for value in values))
 
 
 def _cache(run: Summary) -> Sequence[str]:

@@ -46,12 +46,9 @@ def _quantile(values: Sequence[float], ends: Sequence[int], share: float) -> flo
     """Returns the quantile of sorted values, the i-th of which fills the places up to `ends[i]`."""
     place = share * (ends[-1] - 1)
     low = int(place)
-    below, above = (_at(values, ends, index) for index in (low, min(low + 1, ends[-1] - 1)))
+    places = (low, min(low + 1, ends[-1] - 1))
+    below, above = (values[bisect_right(ends, index)] for index in places)
     return below + (above - below) * (place - low)
-
-
-def _at(values: Sequence[float], ends: Sequence[int], place: int) -> float:
-    return values[bisect_right(ends, place)]
 
 
 @dataclass(frozen=True, slots=True)

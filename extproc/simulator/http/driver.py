@@ -181,7 +181,10 @@ class Driver:
                 self._emit(self._open[request_id], result.ends_at, is_late=is_late)
         for request_id in result.finished:
             if request_id in self._open:
-                self._finish(self._open.pop(request_id))
+                generation = self._open.pop(request_id)
+                generation.is_finished = True
+                self._observer.finished(generation, is_abort=False)
+                generation.wake.set()
         self._observer.stepped(result)
         if self._after_step:
             self._after_step()
@@ -198,9 +201,4 @@ class Driver:
             generation.first_token_at = at
             self.cached_tokens_total += generation.cached_tokens
         generation.last_token_at = at
-        generation.wake.set()
-
-    def _finish(self, generation: Generation) -> None:
-        generation.is_finished = True
-        self._observer.finished(generation, is_abort=False)
         generation.wake.set()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from extproc.router.cluster.inference_pools import InferencePool
+from extproc.router.cluster.inference_pool_source import InferencePool
 from extproc.router.cluster.pods import Pod
 from tests.router.cluster.objects import Object
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.router.cluster.inference_pools import InferencePool, PoolTerms
+from extproc.router.cluster.inference_pool_source import InferencePool, PoolTerms
 from extproc.router.cluster.kube_api import KubeObject, Unreadable, WatchLost, read_event
 from extproc.router.cluster.objectives import InferenceObjective
 from extproc.router.cluster.pods import Pod, read_pod

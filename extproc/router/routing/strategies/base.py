@@ -355,11 +355,7 @@ class ReadsSignals(Protocol):
     """A strategy that takes the endpoints' metrics, and predicts what their caches hold."""
 
     def apply_signals(
-        self,
-        endpoint: str,
-        signals: EndpointSignals | None,
-        in_flight: Callable[[], Mapping[str, int]],
-        /,
+        self, endpoint: str, signals: EndpointSignals | None, in_flight: Callable[[], Mapping[str, int]], /
     ) -> None:
         """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
 

@@ -48,10 +48,4 @@ def _spell_out(given: object) -> object:
     return {"name": given} if isinstance(given, str) else given
 
 
-STRATEGIES: Final = StrategyRegistry(
-    PrefixCache,
-    PrefixHash,
-    LeastLoad,
-    RoundRobin,
-    RandomChoice,
-)
+STRATEGIES: Final = StrategyRegistry(PrefixCache, PrefixHash, LeastLoad, RoundRobin, RandomChoice)

@@ -43,12 +43,7 @@ from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
 from extproc.router.routing.strategies.prefix_cache.engine_model import EngineModel
 from extproc.router.routing.strategies.prefix_cache.holding import Holding
-from extproc.router.routing.strategies.prefix_cache.homes import (
-    NO_HOMES,
-    GatewayCount,
-    Homes,
-    find_homes,
-)
+from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, GatewayCount, Homes, find_homes
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 
 # Milliseconds of prefill that an endpoint does in a second.

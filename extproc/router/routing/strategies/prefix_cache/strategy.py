@@ -175,11 +175,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
             self.index.withdraw(holding, chain, Taken(had, len(chain)))
 
     def apply_signals(
-        self,
-        endpoint: str,
-        signals: EndpointSignals | None,
-        in_flight: Callable[[], Mapping[str, int]],
-        /,
+        self, endpoint: str, signals: EndpointSignals | None, in_flight: Callable[[], Mapping[str, int]], /
     ) -> None:
         self.engine.apply_signals(endpoint, signals, in_flight, self.index)
 
