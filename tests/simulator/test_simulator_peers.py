@@ -188,7 +188,7 @@ def test_fleet_knows_what_every_cache_has_and_has_to_do() -> None:
     for number, tokens in ((2, 500), (3, 300)):
         node.add(Flight(number, planned(number, (tokens, 5)), 0, due_at=60))
     said.append(node.signal_for(second))
-    # First all 640 are in use, and none is done; then 41 blocks fit; then one of two has started, in 32 blocks.
+    # First all 640 are in use, and none is done; then 41 blocks fit; then one of two started, in 32 blocks.
     assert (said[0].prompt, said[0].cached, said[0].pending, said[0].active) == (1000, 640, 640, 1000)
     assert (said[1].cached, said[1].pending, said[1].active, said[1].running) == (656, 0, 1000, 0)
     assert (said[2].pending, said[2].active, said[2].waiting) == (800, 1000 + 512 + 300, 1)

@@ -1,21 +1,27 @@
-"""The recipe for a new strategy in docs/maintaining.md, followed: one file, one line."""
+"""The recipes of docs/maintaining.md, followed: a strategy, a setting of a pool."""
 
 import importlib.util
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from extproc.router.budget import Budget
+from extproc.router.feedback.probes import ProbePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside, Strategy, StrategySettings
 from extproc.router.routing.strategies.registry import STRATEGIES, StrategyRegistry
 from extproc.router.service.live.page import build_page
+from extproc.router.service.wiring import PoolWiring, build_probe
+from extproc.router.settings.pool_settings import HoldSettings, ProbeSettings
+from extproc.router.settings.reading import parse_settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "monitoring.md"
 
@@ -98,3 +104,24 @@ def test_no_two_strategies_mean_different_things_by_one_reason() -> None:
     reasons = [reason for kind in STRATEGIES.kinds.values() for reason in kind.reasons]
 
     assert len({(str(one), one.meaning, one.colour) for one in reasons}) == len(STRATEGIES.reasons)
+
+
+POOL = """
+pools:
+- name: llama
+  endpoints: {static: ['10.0.0.1:80']}
+  hold: {wait_s: 1, wait_s_by_objective: {batch: 2}, requests: 3, settle_s: 4}
+  probe: {path: /ready, timeout_s: 5, interval_s: 6}
+"""
+
+
+def test_a_field_of_a_pools_section_reaches_the_part_that_uses_it_by_its_name() -> None:
+    [pool] = parse_settings(POOL, {}).pools
+    queue = PoolWiring(Path(), Outside(random.Random(1), float)).queue(pool, Budget(1), lambda *_: None)
+    plan = build_probe(pool)
+
+    assert queue is not None
+    assert asdict(queue.limits) == {name: getattr(pool.hold, name) for name in HoldSettings.model_fields}
+    assert plan is not None
+    assert [getattr(plan, name) for name in ("path", "timeout_s", "interval_s")] == ["/ready", 5, 6]
+    assert set(ProbeSettings.model_fields) <= {field.name for field in fields(ProbePlan)}
