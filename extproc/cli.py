@@ -18,11 +18,11 @@ from extproc.router.settings.picker_flags import Flags, given_without_effect, pi
 
 log = logging.getLogger(__name__)
 
-# Command groups of other rooms: each module has a group of that name.
+# Commands of other rooms: the module that has one of that name, and what it does: help imports none of them.
 _ROOMS: Final = {
-    "simulate": "extproc.simulator.commands",
-    "bench": "extproc.bench.commands",
-    "operate": "extproc.operator.commands",
+    "simulate": ("extproc.simulator.commands", "Simulate vLLM: a server, or a whole fleet."),
+    "bench": ("extproc.bench.commands", "Measure what routing does, at an honest load."),
+    "operate": ("extproc.operator.commands", "Run the Benchmarks that are objects of Kubernetes."),
 }
 
 # The extras that whole rooms need.
@@ -42,11 +42,14 @@ class _Lazy(CommandGroup):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
+    def summarise(self, ctx: click.Context, name: str) -> str:
+        return _ROOMS[name][1] if name in _ROOMS else super().summarise(ctx, name)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ROOMS:
             return super().get_command(ctx, cmd_name)
         try:
-            command = getattr(import_module(_ROOMS[cmd_name]), cmd_name)
+            command = getattr(import_module(_ROOMS[cmd_name][0]), cmd_name)
         except ModuleNotFoundError as error:
             if cmd_name not in _EXTRAS or (error.name or "").startswith("extproc"):
                 raise

@@ -148,9 +148,10 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, names in SECTIONS[self.name or ""].items():
-            commands = {name: self.get_command(ctx, name) for name in names}
-            room = formatter.width - 6 - max(map(len, names))
             with formatter.section(heading):
-                formatter.write_dl(
-                    [(name, found.get_short_help_str(room)) for name, found in commands.items() if found]
-                )
+                formatter.write_dl([(name, self.summarise(ctx, name)) for name in names])
+
+    def summarise(self, ctx: click.Context, name: str) -> str:
+        """What a command does, on one line."""
+        command = self.get_command(ctx, name)
+        return command.get_short_help_str(limit=70) if command else ""

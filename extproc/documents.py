@@ -3,6 +3,7 @@
 Whatever the bytes: a tree, or a `SettingsError` that says of every fault in which file and line it is.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -40,7 +41,20 @@ class Document:
             raise self.refuse(error, inside) from None
 
     def refuse(self, error: ValidationError, inside: Place = ()) -> SettingsError:
-        return refuse_faults(self.fault(inside + fault["loc"], describe(fault)) for fault in error.errors())
+        named = ((self.name_place(inside + fault["loc"]), fault) for fault in error.errors())
+        return refuse_faults(self.fault(place, describe({**fault, "loc": place})) for place, fault in named)
+
+    def name_place(self, place: Place) -> Place:
+        """Leaves out the steps that no node has, but the last: pydantic's names of a union's members."""
+        steps: list[str | int] = []
+        node = self.root
+        for step in place[:-1]:
+            below = _below(node, step)
+            if below is not None:
+                node = below[1]
+            if below is not None or not isinstance(node, yaml.MappingNode):
+                steps.append(step)
+        return (*steps, *place[-1:])
 
     def fault(self, place: Place, text: str) -> Fault:
         line = self._line(place)
@@ -115,11 +129,15 @@ _EXPECTED: Final = {
 }
 
 
+# What pydantic says of limits: "Input should be greater than 0", "List should have at least 1 item".
+_MUST: Final = re.compile(r"^(?:Input|String|List|Dictionary|Tuple) should (be|have)")
+
+
 def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
     """A fault of pydantic's in our words: where in the tree, and what. `known` are places that there are."""
     place, given = ".".join(str(step) for step in fault["loc"]) or "top level", fault.get("ctx", {})
     expected = _EXPECTED.get(fault["type"].partition("_")[0])
-    why = fault["msg"].removeprefix("Value error, ")
+    why = _MUST.sub(r"must \1", fault["msg"].removeprefix("Value error, ")).replace(" after validation", "")
     match fault["type"]:
         case "extra_forbidden":
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
@@ -134,6 +152,8 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
             choices = given["expected_tags"].replace("'", "")
             nearest = _suggest(given["tag"], choices.split(", "))
             why = f"there is no {given['tag']}{nearest} (choose from {choices})"
+        case "union_tag_not_found":
+            why = "its name is missing"
         case "literal_error":
             why = f"{fault['input']!r} is none of {given['expected']}"
         case kind if expected and kind.endswith("_type"):

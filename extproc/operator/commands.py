@@ -95,9 +95,9 @@ def operate(
     reports: Path | None,
     print_crd: bool,
 ) -> None:
-    """Run the Benchmarks that are objects of Kubernetes. Needs the extra `operator`.
+    """Run the Benchmarks that are objects of Kubernetes.
 
-    Run one replica. Ends on SIGTERM or SIGINT; runs go on without it.
+    Needs the extra `operator`. Run one replica. Ends on SIGTERM or SIGINT; runs go on without it.
     """
     if print_crd:
         click.echo(crd_text(), nl=False)

@@ -133,7 +133,7 @@ def test_endpoint_may_be_a_url_and_its_port_said_twice(address: str, port: int |
         ("endpoint: 127.0.0.1:8000\nport: 9000", "endpoint has port 8000, port says 9000"),
         ("endpoint: 127.0.0.1:99999", "Port out of range"),
         ("endpoint: ''", "neither host, host:port nor"),
-        ("endpoint: x\nlimits: {errors: 5}", "limits.errors: Input should be less than"),
+        ("endpoint: x\nlimits: {errors: 5}", "limits.errors: must be less than"),
         ("metadata: 5\nspec: {endpoint: 5}", "endpoint: expected a text"),
         ("[1, 2]", "give fields, such as"),
         ("just words", "give fields, such as"),

@@ -317,7 +317,7 @@ def saturate_command(
     help="Seconds that a request may take, assumed.",
 )
 def plan_command(spec_file: Path, latency: float) -> None:
-    """Say what a run would do, and whether it can be done. Exit 2 if not."""
+    """Say what a run would do; exit 2 if it cannot be done."""
     try:
         planned = plan_here(read_spec(spec_file), latency_s=latency)
     except SettingsError as error:

@@ -27,7 +27,8 @@ The rules, and whose they are:
 - **Busy.** 429 and 503 with `Retry-After` are load: no picks for that long, at most 30 s, and no trial
   afterwards. Those endpoints count towards the half, too, so a pool that is busy as a whole says so to its
   clients itself.
-- **Unhealthy.** The same for endpoints that fail our health probes. A good probe after the
+- **Unhealthy.** The same for endpoints that fail our health probes. Beyond the half, too, they are shown as
+  unhealthy: they get picks for want of better ones. A good probe after the
   cooling's time clears the endpoint: it is shown as ready, since an idle pool sends no request that could
   prove it. But an engine that answers 500 may well have a healthy `/health`: a cleared endpoint still gets
   one request at a time until one succeeds, and a failure doubles the time.
@@ -156,7 +157,7 @@ class Cooling:
                 self._view = None
 
     def shut(self) -> Mapping[str, Why]:
-        """Every endpoint that gets no picks now, or is on trial, and why."""
+        """Every endpoint that gets no picks now, is on trial, or is unhealthy, and why."""
         return self._look().shut
 
     def unknown(self) -> frozenset[str]:
@@ -285,12 +286,11 @@ class Cooling:
             return _ALL
         ends = [end for case in self._away.values() for end in self._ends(case) if end > now_s]
         until_s = min(ends, default=float("inf"))
-        if len(self._away) == len(self._members):
-            return View(until_s=until_s)
-        limit = len(self._members) // 2
-        first = list(self._away.items())[:limit]
-        shut = {name: why for name, case in first if (why := case.why(now_s))}
-        closed = frozenset(name for name, case in first if self._is_closed(case, now_s))
+        limit = 0 if len(self._away) == len(self._members) else len(self._members) // 2
+        first = dict(list(self._away.items())[:limit])
+        whys = ((name, case.why(now_s)) for name, case in self._away.items())
+        shut = {name: why for name, why in whys if why is Why.UNHEALTHY or (why and name in first)}
+        closed = frozenset(name for name, case in first.items() if self._is_closed(case, now_s))
         return View(closed, shut, until_s)
 
     def _is_closed(self, case: _Case, now_s: float) -> bool:

@@ -179,7 +179,7 @@ class Gate(Protocol):
     def picked(self, name: str) -> None: ...
 
     def shut(self) -> Mapping[str, str]:
-        """Those that are left out now, and why in one word."""
+        """Those that are left out now, or would be were there others, and why in one word."""
 
     def unknown(self) -> Collection[str]:
         """Those of which nothing has been learnt yet."""
@@ -246,7 +246,7 @@ class Pool:
         return f"<Pool {self.name}: {len(self.snapshot.names)} ready, {self.strategy.name}>"
 
     def left_out(self) -> Mapping[str, str]:
-        """Ready endpoints that get no picks for now, and why in one word."""
+        """Ready endpoints that get no picks while there are others, and why in one word."""
         return {} if self.gate is None else self.gate.shut()
 
     def states(self) -> Iterator[tuple[Endpoint, str]]:

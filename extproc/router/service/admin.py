@@ -160,7 +160,7 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
     return {
         "name": pool.name,
         "strategy": pool.strategy.name,
-        "age_s": keeper.age_s,
+        "age_s": keeper.age_s and round(keeper.age_s, 1),
         "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
         "elsewhere": sum(elsewhere.get(name, 0) for name in pool.snapshot.names),

@@ -130,7 +130,7 @@ class GrpcioTransport:
                 return self._server.add_insecure_port(listen)
             return self._server.add_secure_port(listen, _credentials(build_certificates(tls), tls))
         except (RuntimeError, OSError) as error:
-            raise _cannot_listen("server.listen", listen) from error
+            raise _cannot_listen("server.listen", listen, error) from error
 
     async def start(self) -> None:
         await self._server.start()
@@ -179,11 +179,13 @@ async def bind_address(setting: str, listen: str) -> list[socket.socket]:
     try:
         return await bind(listen)
     except OSError as error:
-        raise _cannot_listen(setting, listen) from error
+        raise _cannot_listen(setting, listen, error) from error
 
 
-def _cannot_listen(setting: str, listen: str) -> SettingsError:
-    return SettingsError(f"{setting}: cannot listen on {listen}: is it in use?")
+def _cannot_listen(setting: str, listen: str, error: Exception) -> SettingsError:
+    # gRPC's own server does not pass the system's reason on.
+    why = error.strerror if isinstance(error, OSError) else "is it in use?"
+    return SettingsError(f"{setting}: cannot listen on {listen}: {why}")
 
 
 def _refuse_live_socket(setting: str, listen: str) -> None:

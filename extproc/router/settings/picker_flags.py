@@ -23,6 +23,7 @@ WITHOUT_EFFECT: Final = (
 # Upstream's DEBUG; its default is 2.
 _DEBUG: Final = 4
 _GIVEN: Final = "extproc.flags"
+_PORT: Final = click.IntRange(0, 65_535)
 # A flag of Go's may stand without a value.
 _ALONE: Final[Any] = {"is_flag": False, "flag_value": "true"}
 
@@ -64,9 +65,11 @@ def picker_flags(command: Command) -> Command:
     options = [
         click.option("--pool-name", help="Serve this InferencePool, without a configuration file."),
         click.option("--pool-namespace", envvar="NAMESPACE", help="Its namespace; omitted: the Pod's own."),
-        click.option("--grpc-port", type=int, default=9002, show_default=True, help="ext_proc."),
-        click.option("--grpc-health-port", type=int, default=9003, show_default=True, help="gRPC health."),
-        click.option("--metrics-port", type=int, default=9090, show_default=True, help="/metrics and more."),
+        click.option("--grpc-port", type=_PORT, default=9002, show_default=True, help="ext_proc."),
+        click.option("--grpc-health-port", type=_PORT, default=9003, show_default=True, help="gRPC health."),
+        click.option(
+            "--metrics-port", type=_PORT, default=9090, show_default=True, help="/metrics and more."
+        ),
         # `--secure-serving` alone, or with a value as Go's flags have it.
         click.option(
             "--secure-serving",
@@ -88,7 +91,7 @@ def picker_flags(command: Command) -> Command:
         ),
         click.option(
             "--max-in-flight",
-            type=int,
+            type=click.IntRange(1),
             help="Ours: mean requests in flight per endpoint beyond which the pool answers 429, first to "
             "negative InferenceObjectives; omitted: nobody is refused.",
         ),

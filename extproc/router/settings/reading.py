@@ -123,5 +123,6 @@ def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fau
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
     name = ".".join(step for step in fault["loc"] if isinstance(step, str))
-    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe(fault, list_settings())
-    return (0, f"{at}: {what}") if at else document.fault(fault["loc"], what)
+    loc = fault["loc"] if at else document.name_place(fault["loc"])
+    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe({**fault, "loc": loc}, list_settings())
+    return (0, f"{at}: {what}") if at else document.fault(loc, what)

@@ -255,7 +255,7 @@ def test_an_unhealthy_endpoint_is_left_out_until_it_or_nobody_is_healthy() -> No
 
     for name in NAMES:
         bench.cooling.set_health(name, is_healthy=False)
-    assert bench.open() == "abcd"
+    assert (bench.open(), bench.cooling.shut()) == ("abcd", dict.fromkeys(NAMES, Why.UNHEALTHY))
 
 
 def test_a_good_probe_does_not_shorten_a_cooling_but_ends_that_of_an_idle_pool() -> None:
