@@ -183,8 +183,7 @@ async def bind_address(setting: str, listen: str) -> list[socket.socket]:
 
 
 def _cannot_listen(setting: str, listen: str, error: Exception) -> SettingsError:
-    # gRPC's own server does not pass the system's reason on.
-    why = error.strerror if isinstance(error, OSError) else "is it in use?"
+    why = error.strerror if isinstance(error, OSError) else "is it in use?"  # grpcio keeps the reason
     return SettingsError(f"{setting}: cannot listen on {listen}: {why}")
 
 
