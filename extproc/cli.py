@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -195,8 +196,9 @@ def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None
     """
     from extproc.kubernetes_folder import KubernetesFolder  # noqa: PLC0415
 
-    target = int(target_port) if target_port and target_port.isdigit() else target_port
-    folder = KubernetesFolder(port=port, target_port=target or port, **given)
+    target = target_port or str(port)
+    number = int(target) if re.fullmatch("[0-9]{1,9}", target) else target
+    folder = KubernetesFolder(port=port, target_port=number, **given)
     folder.write()
     click.echo(folder.describe(), nl=False)
 

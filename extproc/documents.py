@@ -220,3 +220,8 @@ def _below(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | N
 def _is_named(key: yaml.Node, step: str | int) -> bool:
     """Some files may spell a name either way: `req-rate`, `req_rate`."""
     return str(key.value).replace("_", "-") == str(step).replace("_", "-")
+
+
+def printable(text: str) -> str:
+    r"""Others' text with what moves a cursor, ends a line or is not seen as Python writes it: `\x1b`."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

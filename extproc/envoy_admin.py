@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from operator import itemgetter
 from typing import Any, Final
 
@@ -43,6 +44,15 @@ class EnvoySeen:
     counters: Mapping[str, float] = field(default_factory=dict)
     hosts: Mapping[str, bool] = field(default_factory=dict)
     clock: ClockOffset | None = None
+
+
+def read_offset(date: str, before_s: float, after_s: float) -> ClockOffset | None:
+    """How far a `Date` is before our clock: it was cut to seconds, and may be of a second before that."""
+    try:
+        said_s = parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return said_s - after_s, said_s + 2 - before_s
 
 
 def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:

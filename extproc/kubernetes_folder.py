@@ -1,10 +1,12 @@
 """`extproc init kubernetes`: a folder for `kubectl apply -k` that names vLLM's Service in one place."""
 
+import json
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import yaml
@@ -37,7 +39,7 @@ _CONFIGURATION: Final = """\
 # change within a minute or so (the kubelet's delay). `extproc init` prints every other setting.
 pools:
 - name: {pool}
-  # models: ["{model}"]  # with a second pool: the requests for these come here
+  # models: [{model}]  # with a second pool: the requests for these come here
   endpoints:
     # Any Service of your vLLM Pods. The port is the Pods' own: its number, or its name in the Service.{read}
     kubernetes: {{service: {service}, port: {target_port}}}
@@ -52,7 +54,7 @@ _KUSTOMIZATION: Final = """\
 # Written by `extproc init kubernetes --gateway {gateway}`. `kubectl apply -k` takes this folder as it is.
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-namespace: {namespace}
+namespace: "{namespace}"
 resources:
 - manifests/{base}
 {components}images:
@@ -108,10 +110,11 @@ Three files join a Gateway of Envoy Gateway to it. Write your Gateway's name int
   gateway/network.yaml   NetworkPolicy: lets Envoy Gateway's Envoys reach the service
 The Gateway's EnvoyProxy needs an access log to the service, too: docs/how-to/existing-gateway.md.
 """
-_REQUEST: Final = (
-    "http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json'"
-    """ -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
-)
+_REQUEST: Final = "http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d "
+_NAME: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+# As YAML has them in kustomize and in kubectl: numbers, yes and no.
+_NO_NAME: Final = "[0-9]+e[0-9]+|0[xo][0-9a-f]+|y|n"
+_IMAGE: Final = "[A-Za-z0-9][A-Za-z0-9._:/@-]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,15 @@ class KubernetesFolder:
     def write(self) -> None:
         """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
         for name in (self.service, self.namespace, str(self.target_port)):
-            if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+            if not re.fullmatch(_NAME, name):
                 raise SettingsError(f"{name!r} is no name that Kubernetes takes")
+        for text in (self.service, self.target_port):  # kustomize reads them where no quotes may be
+            if re.fullmatch(_NO_NAME, str(text)) or yaml.safe_load(str(text)) != text:
+                raise SettingsError(f"{text!r} is no name to YAML: take another one")
+        if not self.model.isprintable():
+            raise SettingsError(f"{self.model!r} is no model's name")
+        if self.image and not re.fullmatch(_IMAGE, self.image):
+            raise SettingsError(f"{self.image!r} is no image's name")
         configuration = self._configure()
         parse_settings(configuration, {}, "extproc.yaml")
         try:
@@ -149,22 +159,23 @@ class KubernetesFolder:
     def describe(self) -> str:
         """What was written, what to run next, and what to look at then."""
         is_joint = self.gateway == "existing"
+        body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}]}
         return _WRITTEN.format(
-            output=self.output,
+            output=quote(str(self.output)),
             service=self.service,
             target_port=self.target_port,
             namespace=self.namespace,
             image=self.image or "extproc-router: none was given, `make image` builds one",
             joining=_JOINING if is_joint else "",
             forward=_FORWARD[self.gateway].format(namespace=self.namespace),
-            request="http://127.0.0.1:9090/readyz" if is_joint else _REQUEST.format(model=self.model),
+            request="http://127.0.0.1:9090/readyz" if is_joint else _REQUEST + quote(json.dumps(body)),
         )
 
     def _configure(self) -> str:
         pool = re.sub("[^A-Za-z0-9._-]", "-", self.model.rpartition("/")[2])[:63].strip("._-")
         return _CONFIGURATION.format(
             pool=pool or "vllm",
-            model=self.model,
+            model=json.dumps(self.model, ensure_ascii=False),
             read="" if self.gateway == "envoy" else _READ,
             service=self.service,
             target_port=self.target_port,

@@ -56,7 +56,7 @@ def endpoints(evidence: Evidence) -> Iterator[Finding]:
         engines, running, source = evidence.of(pool), evidence.running(pool), pool.endpoints.describe()
         is_empty = running and not any(engine.state in {"ready", "unknown"} for engine in engines)
         if is_empty or running.get("fault"):
-            fault = running["fault"] or "its list has no fault"
+            fault = running.get("fault") or "its list has no fault"
             seen = f"pool {pool.name}: none of {len(engines)} endpoints is ready" if is_empty else pool.name
             yield Finding("no_endpoint" if is_empty else "list_old", f"{seen}; {fault}", source)
         for engine in engines:
@@ -181,8 +181,7 @@ def strangers(evidence: Evidence) -> Iterator[Finding]:
     arrived = sum({engine.address: engine.arrived for engine in evidence.engines}.values())
     is_alone = evidence.replicas < 2 and evidence.settings.share is None
     if evidence.first.samples and is_alone and picks >= 0 and arrived - picks >= max(_FEW / 2, picks / 2):
-        seen = f"engines got {arrived:.0f} requests while the service picked for {picks:.0f}"
-        yield Finding("strangers", seen)
+        yield Finding("strangers", f"engines got {arrived:.0f} requests, the service picked for {picks:.0f}")
 
 
 def predictions(evidence: Evidence) -> Iterator[Finding]:
@@ -204,7 +203,7 @@ def cache_sizes(evidence: Evidence) -> Iterator[Finding]:
         if far and (settings.kv_tokens or not is_corrected):
             seen = f"pool {pool.name}: kv_tokens is {presumed}, and {far[0].kv_tokens} in {_some(far)}"
             yield Finding("kv_tokens_corrected" if is_corrected else "kv_tokens", seen, far[0].kv_tokens)
-        blocks = sorted({int(engine.cache.get("block_size", 0)) for engine in engines})
+        blocks = sorted({engine.count("block_size") for engine in engines} - {0})
         if len(blocks) > 1:
             seen = f"pool {pool.name}: engines have blocks of {blocks} tokens"
             yield Finding("block_sizes", seen, blocks[0])

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from os import strerror
 from time import time
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +12,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
 from extproc.doctor import evidence as seen
-from extproc.envoy_admin import ClockOffset, EnvoySeen, Tree, read_envoy
+from extproc.envoy_admin import ClockOffset, EnvoySeen, Tree, read_envoy, read_offset
 from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
 from extproc.router.cluster.slices import EndpointSlice, read_slice
@@ -28,7 +27,7 @@ TIMEOUT_S: Final = 3.0
 # Most engines that are probed.
 _MOST: Final = 64
 # What another's JSON may raise when it is read.
-_FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError)
+_FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _Pages = Sequence[seen.MetricsPage]
 _OF_ENVOY: Final = ("config_dump", "stats?format=json&filter=[.]ext_proc[.]", "clusters?format=json")
 
@@ -62,8 +61,11 @@ async def look_around(
         if settings is None:
             hint = "give the running service's admin port with --url, or a configuration FILE"
             raise ExtprocError(f"{url}: {config.fault}: {hint}")
-        running: list[Tree] = [] if pools.fault else json.loads(pools.text)
-        listed = list(_list_engines(settings, running))
+        try:
+            running: list[Tree] = [] if pools.fault else json.loads(pools.text)
+            listed = list(_list_engines(settings, running))
+        except _FOREIGN:
+            raise ExtprocError(f"{url}/pools: not what a service of this version says") from None
         (first, last), engines, gateway, cluster = await asyncio.gather(
             look.count([url, *(f"http://{engine.address}" for engine in listed[:_MOST])], window_s),
             asyncio.gather(*(look.engine(engine, settings) for engine in listed[:_MOST])),
@@ -108,7 +110,9 @@ class _Look:
         try:
             async with self._session.get(url, allow_redirects=False) as answer:
                 text = await answer.text(errors="replace")
-                return Reply(answer.status, text, _offset(answer.headers.get("date", ""), before_s, time()))
+                return Reply(
+                    answer.status, text, read_offset(answer.headers.get("date", ""), before_s, time())
+                )
         except TimeoutError:
             return Reply(0, f"no answer in {TIMEOUT_S:.0f} s")
         except (ClientError, OSError, ValueError, LookupError) as error:
@@ -135,7 +139,7 @@ class _Look:
         path = probe.path[1:] if isinstance(probe, ProbeSettings) else "health"
         health, models = await self.all(f"http://{engine.address}", (path, "v1/models"))
         try:
-            served = {each["id"]: each.get("parent") for each in json.loads(models.text)["data"]}
+            served = {str(each["id"]): each.get("parent") for each in json.loads(models.text)["data"]}
         except _FOREIGN:
             served = None
         return replace(engine, health=str(health.status or health.text), models=served, clock=health.clock)
@@ -156,10 +160,10 @@ class _Look:
 
     async def cluster(self, settings: Settings, namespace: str | None) -> seen.ClusterSeen:
         inside = (pool.endpoints.kubernetes or pool.endpoints.inference_pool for pool in settings.pools)
-        sources = [each for each in inside if each is not None]
+        sources, found = [each for each in inside if each is not None], seen.ClusterSeen()
         if not sources and namespace is None:
             self.unseen.append("Kubernetes: no pool is from there; --namespace says where the service runs")
-            return seen.ClusterSeen()
+            return found
         try:
             from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415
 
@@ -172,9 +176,7 @@ class _Look:
             self.unseen.append("Kubernetes: pip install 'extproc-router[kubernetes]'")
         except (TimeoutError, WatchLost) as error:
             self.unseen.append(f"Kubernetes: {str(error) or 'no answer in time'}")
-        else:
-            return found
-        return seen.ClusterSeen()
+        return found
 
 
 def _list_engines(settings: Settings, running: Sequence[Tree]) -> Iterator[seen.EngineSeen]:
@@ -184,15 +186,6 @@ def _list_engines(settings: Settings, running: Sequence[Tree]) -> Iterator[seen.
             yield seen.EngineSeen(pool["name"], each["name"], each["address"], each["state"])
     for listed in () if running else settings.pools:
         yield from (seen.EngineSeen(listed.name, at, at) for at in listed.endpoints.static or ())
-
-
-def _offset(date: str, before_s: float, after_s: float) -> ClockOffset | None:
-    """How far a `Date` is before our clock: it was cut to seconds, and may be of a second before that."""
-    try:
-        said_s = parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return None
-    return said_s - after_s, said_s + 2 - before_s
 
 
 class KubeThing(Struct):

@@ -24,7 +24,8 @@ class MetricsPage:
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    samples[sample.name].append((sample.labels, sample.value))
+                    if 0 <= sample.value < 1e18:  # NaN is neither
+                        samples[sample.name].append((sample.labels, sample.value))
         except (ValueError, LookupError):
             return cls()
         return cls(samples)
@@ -67,14 +68,15 @@ class EngineSeen:
     def cache(self) -> Mapping[str, str]:
         return self.last.info("vllm:cache_config_info")
 
+    def count(self, name: str) -> int:
+        """A number of its cache's; 0: it does not say, or nothing of use."""
+        text = self.cache.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+
     @property
     def kv_tokens(self) -> int:
         """Tokens that fit into its cache; 0: it does not say."""
-        texts = (
-            self.cache.get(name, "") for name in ("kv_cache_size_tokens", "num_gpu_blocks", "block_size")
-        )
-        tokens, blocks, block = (int(text) if text.isdigit() else 0 for text in texts)
-        return tokens or blocks * block
+        return self.count("kv_cache_size_tokens") or self.count("num_gpu_blocks") * self.count("block_size")
 
     @property
     def arrived(self) -> float:

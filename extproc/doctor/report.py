@@ -8,6 +8,7 @@ import yaml
 
 from extproc.doctor.checks import CHECKS
 from extproc.doctor.evidence import Evidence
+from extproc.documents import printable
 
 # The worst first.
 _SEVERITIES: Final = ("critical", "warning", "note")
@@ -17,8 +18,8 @@ def judge_evidence(evidence: Evidence) -> list[dict[str, str]]:
     """Returns what is wrong, the worst first, each with `rule`, `severity`, `seen`, `why` and `fix`."""
     advice = yaml.safe_load(files("extproc.doctor").joinpath("advice.yaml").read_text("utf-8"))
     found = [
-        {"rule": each.rule, "severity": advice[each.rule]["severity"], "seen": each.seen}
-        | {name: advice[each.rule][name].format(value=each.value) for name in ("why", "fix")}
+        {"rule": each.rule, "severity": advice[each.rule]["severity"], "seen": printable(each.seen)}
+        | {name: advice[each.rule][name].format(value=printable(f"{each.value}")) for name in ("why", "fix")}
         for check in CHECKS
         for each in check(evidence)
     ]
@@ -36,6 +37,6 @@ def write_report(evidence: Evidence, *, as_json: bool) -> tuple[str, int]:
         "{severity:8}  {rule}: {seen}\n     why  {why}\n     fix  {fix}\n".format_map(each) for each in found
     ]
     lines += [] if found else ["Nothing is wrong with what was looked at.\n"]
-    lines += [f"looked at      {each}" for each in evidence.looked]
-    lines += [f"not looked at  {each}" for each in evidence.unseen]
+    lines += [f"looked at      {printable(each)}" for each in evidence.looked]
+    lines += [f"not looked at  {printable(each)}" for each in evidence.unseen]
     return "\n".join(lines), status

@@ -18,7 +18,7 @@ from tests.benchmarks.report import Row, report
 from tests.router.stream.conversations import BODY, headers
 from tests.router.stream.wire import write
 from tests.stack.ports import free_ports
-from tests.stack.process import Process
+from tests.stack.process import memory_bytes
 from tests.stack.service import Service, pool
 from tests.waiting import until
 
@@ -28,11 +28,6 @@ AT_ONCE = 200
 WAVES = 3
 TRANSPORTS = ("native", "grpcio")
 MESSAGES = [write(headers()), write(RequestBody(BODY))]
-
-
-def memory_bytes(process: Process) -> int:
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-    return int(fields["VmRSS"].split()[0]) * 1_024
 
 
 async def open_stream(channel: grpc.aio.Channel) -> Any:
@@ -55,16 +50,16 @@ async def hold(service: Service, port: int) -> tuple[float, float]:
             some = (open_stream(channels[number % CONNECTIONS]) for number in range(AT_ONCE))
             calls += await asyncio.gather(*some)
         assert service.metric("extproc_streams_open") == count
-        during = memory_bytes(service)
+        during = memory_bytes(service.pid)
         for call in calls:
             await call.done_writing()
         await until(lambda: service.metric("extproc_streams_open") == 0)
         return during
 
     await wave(AT_ONCE)
-    before = memory_bytes(service)
+    before = memory_bytes(service.pid)
     during = await wave(STREAMS)
-    left = memory_bytes(service)
+    left = memory_bytes(service.pid)
     for channel in channels:
         await channel.close(None)
     return (during - before) / STREAMS, (left - before) / STREAMS

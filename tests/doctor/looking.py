@@ -40,7 +40,9 @@ def rules(evidence: Evidence) -> dict[str, str]:
 
 
 @contextmanager
-def altered(address: str, late_s: float = 0.0, model: str = "tiny", **labels: str) -> Iterator[str]:
+def altered(
+    address: str, late_s: float = 0.0, was: str = "tiny", model: str = "tiny", **labels: str
+) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             with urllib.request.urlopen(f"http://{address}{self.path}", timeout=10) as answer:
@@ -50,7 +52,7 @@ def altered(address: str, late_s: float = 0.0, model: str = "tiny", **labels: st
             self.send_response_only(200)
             self.send_header("date", formatdate(time() - late_s, usegmt=True))
             self.end_headers()
-            self.wfile.write(text.replace("tiny", model).encode())
+            self.wfile.write(text.replace(was, model).encode())
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

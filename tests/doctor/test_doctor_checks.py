@@ -104,6 +104,10 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield cached(1_000_000, 100_000, sessions=50), {"working_set"}
     yield cached(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}
+    for running in ("NaN", "+Inf", "-1", "1e308"):
+        yield seen("", f"vllm:num_preemptions_total 21; vllm:num_requests_running {running}"), {"preemptions"}
+    for size in ("None", "²", "9" * 5_000):
+        yield seen("", f'vllm:cache_config_info{{kv_cache_size_tokens="84000",block_size="{size}"}} 1'), set()
     yield prefills(100, 19.0), set()
     yield prefills(100, 6.0, learn=True), set()
     yield prefills(100, 80.0), {"engine_slower"}

@@ -94,11 +94,27 @@ def test_the_command_tells_what_mends_it_as_text_and_as_json(fleet: list[str], t
         ({"model": "llama"}, {"learn_models": True}, set()),
         ({"model": "llama"}, {"models": ["ti*"]}, {"model_unrouted"}),
         ({"model": "llama"}, {"models": ["tiny", "llama"]}, {"model_not_served"}),
+        ({"model": '", "id": 5, "x": "'}, {}, {"models_differ"}),
+        ({"model": "[" * 2_000, "was": '"tiny"'}, {}, set()),
     ],
 )
 def test_an_engine_unlike_a_pool_is_found(fleet: list[str], change: Any, fields: Any, expected: Any) -> None:
     with altered(fleet[0], **change) as other:
         assert rules(look(settings(other, fleet[1], **fields))).keys() == expected
+
+
+def test_what_others_say_neither_ends_the_report_nor_writes_lines_of_it(
+    fleet: list[str], service: Service, tmp_path: Path
+) -> None:
+    path = tmp_path / "extproc.yaml"
+    with altered(fleet[0], model=r"\u001b[2K\ncritical  no_such: fault") as other:
+        path.write_text(yaml.safe_dump({"pools": [pool(other, models=["gpt"])]}))
+        told = run(str(path))
+    with altered(service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"') as older:
+        refused = run("--url", older)
+
+    assert r"there is \x1b[2K\ncritical  no_such: fault" in told.output
+    assert "/pools: not what a service of this version says" in str(refused.exception)
 
 
 def test_an_engine_faster_than_its_constants_is_found(fleet: list[str]) -> None:

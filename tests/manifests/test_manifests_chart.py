@@ -59,6 +59,9 @@ SAID = [
 ]
 FILES = MANIFESTS.parent.glob("examples/helm-values/*.yaml")
 EXAMPLES = [json.dumps(yaml.safe_load(path.read_text())) for path in FILES]
+# Names that YAML takes for yes and no, and a tag for more than one word.
+WORDS = "istio,fullnameOverride=on,gateway.name=off,networkPolicy.monitoringNamespace=yes"
+ODD = f"{GATEWAY}{WORDS},router.epp.priorityClassName=no,router.epp.image.tag=5: # 6"
 LEFT_OUT = {"Gateway", "GatewayClass", "PriorityClass", "EnvoyProxy", "ConfigMap"}  # yours, or read as files
 
 
@@ -162,6 +165,15 @@ def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     there = {(item["kind"].lower(), item["metadata"]["name"]) for item in [*objects, *given]}
     assert {(kind.removeprefix("get "), name) for kind, name in said} <= there
     parse_settings(file(objects, "extproc.yaml"), {})
+
+
+def test_names_stay_names_whatever_they_are() -> None:
+    objects = install(ODD)
+    [pod] = [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
+
+    for item in objects:
+        check(item, KUBERNETES[0])
+    assert (pod["priorityClassName"], pod["containers"][0]["image"]) == ("no", "extproc-router:5: # 6")
 
 
 def test_the_values_of_llm_ds_charts_are_taken() -> None:

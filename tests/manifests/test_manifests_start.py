@@ -1,5 +1,6 @@
 """The folder that `extproc init kubernetes` writes, and the walks of the docs."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -147,6 +148,12 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
         (["--service", "Qwen"], "'Qwen' is no name that Kubernetes takes"),
         (["--target-port", "a}b"], "'a}b' is no name that Kubernetes takes"),
         (["--target-port", "70000"], "extproc.yaml:8: pools.0.endpoints.kubernetes.port"),
+        (["--target-port", "0"], "extproc.yaml:8: pools.0.endpoints.kubernetes.port"),
+        (["--target-port", "²"], "'²' is no name that Kubernetes takes"),
+        (["--service", "on"], "'on' is no name to YAML: take another one"),
+        (["--service", "1e5"], "'1e5' is no name to YAML: take another one"),
+        (["--model", "qwen\n- name: evil"], "is no model's name"),
+        (["--image", 'a:1", newName: "evil'], "is no image's name"),
         (["--output", "."], ". is there already: give another --output"),
     ],
 )
@@ -157,6 +164,17 @@ def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path
 
     assert said in str(done.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_printed_may_be_typed_and_what_is_written_is_read(tmp_path: Path) -> None:
+    folder, model = tmp_path / "a folder", 'it\'s; "qwen" # {x}'
+    said = write(folder, "envoy", "--model", model, "--namespace", "123")
+    [apply, curl] = [shlex.split(line) for line in said.splitlines() if "apply -k" in line or "curl" in line]
+
+    assert apply[-1] == str(folder)
+    assert json.loads(curl[-1])["model"] == model
+    assert f"# models: [{json.dumps(model)}]" in (folder / "extproc.yaml").read_text()
+    assert {item["metadata"].get("namespace", "123") for item in render_folder(folder)} == {"123"}
 
 
 def test_the_pages_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ def _decided(reply: events.Routed) -> bytes:
         pick.endpoint.name,
         key is not None,
         reply.ticket != 0,
-        tuple(reply.remove_headers),
+        tuple(sorted(reply.remove_headers)),  # in one order, whatever the client's is
         reply.clear_route_cache,
         reply.skip_body,
         reply.is_unread,

@@ -143,7 +143,7 @@ def summarize(reply: Reply) -> Expected:
     """What is fixed of a reply: not which of equal endpoints was picked."""
     match reply:
         case Routed():
-            pick, removed = reply.decision.pick, tuple(reply.remove_headers)
+            pick, removed = reply.decision.pick, tuple(sorted(reply.remove_headers))
             went = Went(reply.phase, pick.pool.name, pick.endpoint.address, reply.skip_body, removed)
             return replace(went, request_id=reply.request_id, piece=reply.piece)
         case Answer():
@@ -256,7 +256,7 @@ ONE_POOL: dict[str, Turns] = {
     ],
     "control headers removed": [
         (headers(x_gateway_destination_endpoint="6.6.6.6:1", x_extproc_pool="other"), [GO_ON]),
-        (BODY_SENT, [Went(B, removed=("x-gateway-destination-endpoint", "x-extproc-pool"))]),
+        (BODY_SENT, [Went(B, removed=("x-extproc-pool", "x-gateway-destination-endpoint"))]),
     ],
     "streamed, decided before the body": [
         (headers(BodyMode.STREAMED), [Went(H)]),

@@ -82,7 +82,7 @@ def answer(*chunks: bytes) -> Iterator[Turn]:
 def ordered(orders: dict[str, str], body: bytes = BODY, first_bytes: int = 0) -> list[Turn]:
     """A client's orders, which end here; the body in one piece or two."""
     begun: list[Turn] = [(part(body[:first_bytes]), [])] if first_bytes else []
-    went = Went(H, request_id=None, removed=tuple(orders))
+    went = Went(H, request_id=None, removed=tuple(sorted(orders)))
     return [
         (RequestHeaders(SAID | orders), []),
         *begun,
@@ -202,7 +202,7 @@ TOLD_LATER: dict[str, Turns] = {
     "only watched": [(Observed(), [])] * 3,
     "our own control headers end here, those of another spelling too": [
         (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
-        (BODY_SENT, [Went(B, removed=OURS)]),
+        (BODY_SENT, [Went(B, removed=OURS[::-1])]),
     ],
 }
 

@@ -2,33 +2,26 @@
 
 import orjson
 
-from extproc.errors import (
-    BodyTooLarge,
-    NoEndpoint,
-    Overloaded,
-    OverShare,
-    PromptError,
-    RequestError,
-    Sheddable,
-    UnknownModel,
-)
+from extproc import errors
 from extproc.router.stream.answers import refuse
 from tests.tables import table
 
 ANTHROPIC = {
-    PromptError: (400, "invalid_request_error"),
-    UnknownModel: (404, "not_found_error"),
-    BodyTooLarge: (413, "request_too_large"),
-    Overloaded: (429, "rate_limit_error"),
-    Sheddable: (429, "rate_limit_error"),
-    OverShare: (429, "rate_limit_error"),
-    NoEndpoint: (503, "overloaded_error"),
+    errors.PromptError: (400, "invalid_request_error"),
+    errors.UnknownModel: (404, "not_found_error"),
+    errors.BodyTooLarge: (413, "request_too_large"),
+    errors.Overloaded: (429, "rate_limit_error"),
+    errors.Sheddable: (429, "rate_limit_error"),
+    errors.OverShare: (429, "rate_limit_error"),
+    errors.NoEndpoint: (503, "overloaded_error"),
 }
 
 
 @table("path", ["/v1/messages", "/v1/messages?beta=true", "/llama/v1/messages/count_tokens"])
 @table("kind", ANTHROPIC)
-def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestError], path: str) -> None:
+def test_anthropics_clients_are_refused_in_anthropics_words(
+    kind: type[errors.RequestError], path: str
+) -> None:
     status, named = ANTHROPIC[kind]
 
     answer = refuse(kind("so it is"), path)
@@ -44,7 +37,7 @@ def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestEr
 
 @table("path", ["/v1/chat/completions", "/v1/completions?x=/v1/messages", ""])
 def test_others_are_refused_in_openais(path: str) -> None:
-    answer = refuse(UnknownModel("none", param="model"), path)
+    answer = refuse(errors.UnknownModel("none", param="model"), path)
 
     said = {"message": "none", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
     assert orjson.loads(answer.body) == {"error": said}
@@ -52,4 +45,4 @@ def test_others_are_refused_in_openais(path: str) -> None:
 
 @table("path", ["/v1/messages", "/v1/completions"])
 def test_what_utf8_cannot_say_is_replaced(path: str) -> None:
-    assert "a?" in refuse(UnknownModel("a\ud800"), path).body.decode()
+    assert "a?" in refuse(errors.UnknownModel("a\ud800"), path).body.decode()

@@ -236,7 +236,7 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     pick, key = reply.decision.pick, reply.decision.key
     destination = ",".join(endpoint.address for endpoint in (pick.endpoint, *pick.fallbacks))
     mutation = _mutation({DESTINATION: destination, "x-extproc-pool": "llama"})
-    mutation.remove_headers = list(reply.remove_headers)
+    mutation.remove_headers = sorted(reply.remove_headers)
     if reply.request_id is not None:
         mutation.set_headers += _mutation({"x-request-id": reply.request_id}).set_headers
     told = {"pool": "llama", "strategy": pick.strategy, "reason": pick.reason, "endpoint": pick.endpoint.name}

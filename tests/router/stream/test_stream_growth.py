@@ -8,7 +8,7 @@ from collections.abc import Callable
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import Continue, Phase, RequestHeaders
-from extproc.router.stream.names import READ_HEADERS
+from extproc.router.stream.names import KNOWN_ORDERS, READ_HEADERS
 from tests.router.stream.conversations import one_pool, open_session
 from tests.tables import table
 
@@ -54,6 +54,10 @@ CHOICES: dict[str, Callable[[int], None]] = {
     "session keys": lambda n: send({"x-session": text(n)}),
     "traces": lambda n: send({"traceparent": text(n)}),
     "models": lambda n: send({}, b'{"model": "%s", "messages": []}' % text(n).encode()),
+    "times to live": lambda n: send({"x-llm-d-inference-ttl": text(n)}),
+    "orders of known names": lambda n: send(
+        dict.fromkeys(random.Random(n).sample(sorted(KNOWN_ORDERS), len(KNOWN_ORDERS)), "1")
+    ),
     "methods": lambda n: send({":method": text(n)}),
 }
 

@@ -6,21 +6,11 @@ from typing import Any
 from hpack import Decoder, Encoder
 
 from extproc.router.budget import Budget, StreamPlaces
-from extproc.router.wire import frames
+from extproc.router.wire import frames, streams
 from extproc.router.wire.calls import Status
 from extproc.router.wire.connection import Connection
 from extproc.router.wire.frames import Code
 from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.streams import (
-    Closed,
-    Event,
-    Failed,
-    HalfClosed,
-    Message,
-    MessageSkipped,
-    Opened,
-    Stream,
-)
 
 Field = tuple[str, str]
 # An event in short: ("opened", 1), ("message", 1, b"…"), ("failed", Code.PROTOCOL_ERROR).
@@ -62,7 +52,7 @@ class Peer:
         self.connection = Connection(limits or WireLimits(), self.budget, self.now_s, places)
         self.encoder = Encoder()
         self.decoder = Decoder()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, streams.Stream] = {}
         if greets:
             self.say(frames.PREFACE + frames.settings({}))
             self.heard()
@@ -104,23 +94,23 @@ class Peer:
     def reset(self, stream_id: int, code: Code = Code.CANCEL) -> None:
         self.connection.reset(self._streams[stream_id], code)
 
-    def stream(self, stream_id: int) -> Stream:
+    def stream(self, stream_id: int) -> streams.Stream:
         return self._streams[stream_id]
 
-    def _in_short(self, event: Event) -> Told:
+    def _in_short(self, event: streams.Event) -> Told:
         match event:
-            case Opened():
+            case streams.Opened():
                 self._streams[event.stream.id] = event.stream
                 return ("opened", event.stream.id)
-            case Message():
+            case streams.Message():
                 return ("message", event.stream.id, event.data)
-            case MessageSkipped():
+            case streams.MessageSkipped():
                 return ("skipped", event.stream.id, event.size)
-            case HalfClosed():
+            case streams.HalfClosed():
                 return ("half-closed", event.stream.id)
-            case Closed():
+            case streams.Closed():
                 return ("closed", event.stream.id)
-            case Failed():
+            case streams.Failed():
                 return ("failed", event.code)
 
 

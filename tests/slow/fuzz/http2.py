@@ -82,7 +82,7 @@ RULES: Final[Mapping[str, Callable[[Step], bool]]] = {
         "Trailers must have END_STREAM" in step.words and step.is_reset(Code.PROTOCOL_ERROR)
     ),
     "headers with :status are malformed, a stream error (RFC 9113 §8.1.1, §8.3)": Step.has_malformed_status,
-    "content-length is nobody's business here (RFC 9113 §8.1.1; gRPC Length-Prefixed-Message)": lambda step: (
+    "a content-length unlike the DATA ends the stream only (RFC 9113 §8.1.1)": lambda step: (
         isinstance(step.error, InvalidBodyLengthError) or "content-length" in step.words
     ),
     "a stream's WINDOW_UPDATE of 0 ends the stream only (RFC 9113 §6.9)": lambda step: (

@@ -10,19 +10,9 @@ from contextlib import suppress
 from functools import cache
 from typing import Final
 
+from h2 import events
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, ConnectionState, H2Connection, H2ConnectionStateMachine
-from h2.events import (
-    DataReceived,
-    Event,
-    PingAckReceived,
-    PingReceived,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-)
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 from h2.utilities import HeaderValidationFlags, validate_headers
@@ -60,8 +50,9 @@ TRANSITIONS: Final = H2ConnectionStateMachine._transitions | {
 class Call:
     """One stream that is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: bytes) -> None:
         self.received = bytearray()
+        self.unsent = int(lengths) if lengths else None  # of the DATA that its client announced
         self.is_half_closed = False
         self.status: Status | None = None  # how it is to end
         self.is_refused = False  # it ends for what the client sent: nothing more is read of it
@@ -135,27 +126,27 @@ class Reference:
         if kind == frames.RST_STREAM or is_end:
             self.late.discard(stream_id)
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: events.Event) -> None:
         stream_id = getattr(event, "stream_id", None) or 0
         match event:
-            case RequestReceived():
+            case events.RequestReceived():
                 self._on_request(stream_id, _fields(event.headers))
-            case DataReceived():
+            case events.DataReceived():
                 self._on_data(stream_id, event.data or b"")
-            case TrailersReceived() if is_malformed(_fields(event.headers), TRAILERS):
+            case events.TrailersReceived() if is_malformed(_fields(event.headers), TRAILERS):
                 self.resets[stream_id] = Code.PROTOCOL_ERROR
-            case StreamEnded():
+            case events.StreamEnded():
                 self._on_end(stream_id)
-            case StreamReset(remote_reset=True):
+            case events.StreamReset(remote_reset=True):
                 del self.calls[stream_id]
                 self.facts.append(("closed", stream_id, None))
-            case StreamReset():
+            case events.StreamReset():
                 self.resets[stream_id] = Code(event.error_code or 0)
-            case PingReceived():
+            case events.PingReceived():
                 self.acks.append(event.ping_data or b"")
-            case PingAckReceived():
+            case events.PingAckReceived():
                 self.has_left |= self.is_draining and event.ping_data == b"extproc!"
-            case RemoteSettingsChanged():
+            case events.RemoteSettingsChanged():
                 self._on_settings(event)
             case _:
                 pass
@@ -163,7 +154,8 @@ class Reference:
     def _on_request(self, stream_id: int, fields: Fields) -> None:
         self.last_id = stream_id
         self.late.add(stream_id)
-        if is_malformed(fields, REQUEST):
+        lengths = b",".join(value for name, value in fields if name == b"content-length")
+        if is_malformed(fields, REQUEST) or (lengths and not lengths.isdigit()):
             self.resets[stream_id] = Code.PROTOCOL_ERROR
         elif self.has_left or len(self.calls) >= self.limits.streams:
             self.resets[stream_id] = Code.REFUSED_STREAM
@@ -171,7 +163,7 @@ class Reference:
             self.answers[stream_id] = refusal
         else:
             self.late.discard(stream_id)
-            self.calls[stream_id] = Call()
+            self.calls[stream_id] = Call(lengths)
             self.calls[stream_id].heard_s = self.now_s
             self.facts.append(("opened", stream_id, metadata_of(fields)))
 
@@ -179,6 +171,7 @@ class Reference:
         call = self.calls[stream_id]
         call.heard_s = self.now_s
         call.received += data
+        call.unsent = call.unsent and call.unsent - len(data)
         if call.is_refused:
             return
         for told in deframe(call.received, self.limits.message_bytes):
@@ -195,6 +188,8 @@ class Reference:
         if call is None:
             return
         call.is_half_closed = True
+        if call.unsent:
+            self.resets[stream_id] = Code.PROTOCOL_ERROR  # §8.1.1
         if stream_id in self.resets:
             return
         if not call.received:
@@ -202,7 +197,7 @@ class Reference:
         elif call.status is None:
             call.status = Status.INTERNAL
 
-    def _on_settings(self, event: RemoteSettingsChanged) -> None:
+    def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
         self.acks.append(b"SETTINGS")
         change = event.changed_settings.get(SettingCodes.HEADER_TABLE_SIZE)
         if change is not None and change.new_value < frames.DEFAULT_TABLE_BYTES:
