@@ -28,14 +28,14 @@ import uvloop
 from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.listwatch import KubeAccess
-from extproc.router.routing.picker import Picker, Query, Route
+from extproc.router.routing.picker import Picker, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.process import prepare_for_long_bodies
 from extproc.router.telemetry import Metrics
-from tests.benchmarks.bench_pick import bodies
+from tests.benchmarks.bench_pick import short_asks
 from tests.benchmarks.report import Row, report
 from tests.router.cluster.api_server import PODS, ApiServer, serving, write_kubeconfig
 from tests.router.cluster.objects import Object
@@ -107,7 +107,7 @@ async def followed(folder: Path, url: str, strategy: str, waits: Waits) -> Async
 
 
 async def ask(picker: Picker, waits: Waits) -> None:
-    asks = cycle([Query("POST", "/v1/chat/completions", {}, body) for body in bodies()])
+    asks = cycle(short_asks())
     loop, now_s, used_s = asyncio.get_running_loop(), perf_counter(), process_time()
     end_s, due_s = now_s + RUN_S, now_s
     while due_s < end_s:

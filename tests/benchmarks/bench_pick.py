@@ -8,8 +8,10 @@ import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import cycle, islice, product
+from itertools import count as clock
+from itertools import cycle, islice
 from pathlib import Path
+from time import process_time_ns
 
 import orjson
 from msgspec.structs import replace
@@ -27,14 +29,14 @@ from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report, time_us
 
-OUTSIDE = Outside(random.Random(1), lambda: 0.0)
+# Time goes by, so that prefills end.
+OUTSIDE = Outside(random.Random(1), clock(0.0, 0.1).__next__)
 STRATEGY = PrefixHash(OUTSIDE)
 COUNTS = (8, 100, 1_000)
 STRATEGIES: tuple[Callable[[], Strategy], ...] = (
     lambda: PrefixCache(OUTSIDE, kv_tokens=4_000_000),
     lambda: PrefixHash(OUTSIDE),
 )
-BODIES = 512
 # Bytes of a chat, and how many questions it has had answered.
 CHATS = ((2_000, 3), (8_000, 8), (32_000, 20), (100_000, 30), (400_000, 40))
 PREMIUM = {OBJECTIVE[1]: "premium", FAIRNESS_ID[1]: "somebody"}
@@ -60,21 +62,17 @@ def build_picker(count: int) -> Picker:
     return Picker([Route(pool)])
 
 
-def bodies() -> list[bytes]:
+def short_asks() -> list[Query]:
     """2 KB each, no two prefixes alike."""
-    rng = random.Random(2)
-    text = "".join(rng.choices("abcdefghij klmnop", k=1_800))
-    return [
-        orjson.dumps(
-            {"model": "llama", "messages": [{"role": "user", "content": f"{index} {text}"}], "stream": True}
-        )
-        for index in range(BODIES)
-    ]
+    text = "".join(random.Random(2).choices("abcdefghij klmnop", k=1_800))
+    said = [[{"role": "user", "content": f"{index} {text}"}] for index in range(512)]
+    bodies = [orjson.dumps({"model": "llama", "messages": each, "stream": True}) for each in said]
+    return [Query("POST", "/v1/chat/completions", {}, body) for body in bodies]
 
 
 def picks(count: int) -> Callable[[], None]:
     """One whole decision: parse, hash, walk, count, and release; a quarter of the mean load in flight."""
-    picker, asks = build_picker(count), cycle(_asks())
+    picker, asks = build_picker(count), cycle(short_asks())
     for _ in range(4 * count):
         picker.pick(next(asks))
 
@@ -93,8 +91,8 @@ def ranked_picks(count: int, headers: Mapping[str, str], *, is_full: bool = Fals
     pool = picker.routes["llama"].pool
     pool.max_in_flight = 4 if is_full else 100
     pool.admission = Admission({"batch": -10, "premium": 10}, has_shares=True)
-    asks = cycle([replace(ask, headers=headers) for ask in _asks()])
-    for ask in islice(cycle(_asks()), 4 * count):
+    asks = cycle([replace(ask, headers=headers) for ask in short_asks()])
+    for ask in islice(cycle(short_asks()), 4 * count):
         picker.pick(replace(ask, headers={OBJECTIVE[1]: "batch"}) if is_full else ask)
 
     def once() -> None:
@@ -136,15 +134,23 @@ def chat_picks(strategy: Strategy, endpoint_count: int, size: int, turns: int) -
     return once
 
 
-def hashing(size: int, turns: int) -> Callable[[], Chain]:
+def decisions(size: int, turns: int) -> list[Row]:
+    """CPU of a decision, and of what none can do without; in turns, so that a busy machine slows all."""
+    arms: dict[str, Callable[[], object]] = {
+        f"pick by {strategy.name}, {count} endpoints": chat_picks(strategy, count, size, turns)
+        for count in (8, 1_000)
+        for strategy in [build() for build in STRATEGIES]
+    }
     [body] = chats(size, turns, 1)
-    read = parse("/v1/chat/completions", "", body).turns(size * 2)
-    return partial(chain_of, read, 1)
-
-
-def reading(size: int, turns: int) -> Callable[[], object]:
-    [body] = chats(size, turns, 1)
-    return partial(orjson.loads, body)
+    read = [*parse("/v1/chat/completions", "", body).turns(size * 2)]
+    arms |= {"blocks hashed": partial(chain_of, read, 1), "orjson.loads": partial(orjson.loads, body)}
+    calls = max(5, 600_000 // size)
+    rounds = [
+        {name: time_us(arm, calls, 1, process_time_ns)[0] for name, arm in arms.items()} for _ in range(21)
+    ]
+    rows = [Row(f"{size // 1_000} KB: {name}", [each[name] for each in rounds], "µs CPU") for name in arms]
+    ratios = [cache / hashed for cache, hashed in zip(rows[0].samples, rows[1].samples, strict=True)]
+    return [*rows, Row(f"{size // 1_000} KB: prefix_cache to prefix_hash, 8 endpoints", ratios, "times")]
 
 
 def memory_mb(count: int) -> float:
@@ -185,10 +191,6 @@ def installs(count: int) -> Callable[[], None]:
     return lambda: pool.install(next(states))
 
 
-def _asks() -> list[Query]:
-    return [Query("POST", "/v1/chat/completions", {}, body) for body in bodies()]
-
-
 def main() -> None:
     # First: what has been freed once is not asked for again.
     memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
@@ -202,13 +204,7 @@ def main() -> None:
         arrival = f"arrival at {count} endpoints"
         rows.append(Row(f"{arrival}: snapshot, in a thread", time_us(arrivals(count), 20), "µs"))
         rows.append(Row(f"{arrival}: install, on the loop", time_us(installs(count), 50), "µs"))
-    for size, turns in CHATS:
-        chat = f"{size // 1_000} KB chat"
-        for count, build in product((8, 1_000), STRATEGIES):
-            picks_ = chat_picks(strategy := build(), count, size, turns)
-            rows.append(Row(f"pick by {strategy.name}, {chat}, {count} endpoints", time_us(picks_), "µs"))
-        rows.append(Row(f"blocks of a {chat}, hashed", time_us(hashing(size, turns)), "µs"))
-        rows.append(Row(f"orjson.loads of a {chat}", time_us(reading(size, turns)), "µs"))
+    rows += [row for size, turns in CHATS for row in decisions(size, turns)]
     report("pick", rows + memory, reference=rows[0].name)
 
 

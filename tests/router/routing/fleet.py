@@ -43,7 +43,7 @@ class Fleet:
 
     def read(self, *texts: str) -> list[tuple[str, str]]:
         prompt = parse(CHAT, "", ask(*texts).body or b"")
-        return prompt.turns(100_000)
+        return [*prompt.turns(100_000)]
 
     def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
         """What is told of each candidate, by its name."""

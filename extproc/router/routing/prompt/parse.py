@@ -4,6 +4,7 @@ Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never rais
 far as needed and never changed.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 
@@ -66,15 +67,9 @@ class Prompt:
             :chars
         ]
 
-    def turns(self, chars: int) -> list[tuple[str, str]]:
+    def turns(self, chars: int) -> Iterator[tuple[str, str]]:
         """The role and the text of each turn, as many as the first characters of the whole prompt need."""
-        found: list[tuple[str, str]] = []
-        for role, text in read_turns(self._api, self._fields, chars):
-            if chars <= 0:
-                break
-            found.append((role, text[:chars]))
-            chars -= len(role) + len(text)
-        return found
+        return read_turns(self._api, self._fields, chars)
 
     def conversation(self, chars: int) -> str:
         """The system text and the first characters of the first message by `user`: the same in every turn.

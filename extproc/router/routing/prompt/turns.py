@@ -5,7 +5,7 @@ order with marked boundaries, which is what makes equal prefixes equal.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -95,28 +95,29 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
 
 
 def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]]:
-    """Yields the role and the text of each turn, media by digest; the first `chars` characters of each."""
+    """Yields the role and the text of each turn, media by digest: as many as the first characters need."""
+    left = chars
     for field in api:
-        value = fields.value(field.name) if field.name == "messages" else None
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            yield from _read_messages(field, value, chars)
-        else:
-            for turn in turns_of((field,), fields, chars):
-                yield turn.role[:chars], turn.rendered(chars)
-
-
-def _read_messages(field: Field, messages: list[object], chars: int) -> Iterator[tuple[str, str]]:
-    """Most messages are a role and a text, and nothing else: these need no `Turn`."""
-    for message in messages[:MAX_ELEMENTS]:
-        if type(message) is dict and len(message) == 2:
-            role, text = message.get("role"), message.get("content")
-            if type(role) is str and type(text) is str:
-                yield role[:chars], text[:chars]
-                continue
-        for turn in _turns(field, [message]):
-            yield turn.role[:chars], turn.rendered(chars)
-        if not isinstance(message, dict):
-            return  # a batch: its first conversation is the prompt
+        value: Any = fields.value(field.name) if field.name == "messages" else None
+        is_chat = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+        for item in value[:MAX_ELEMENTS] if is_chat else turns_of((field,), fields, chars):
+            if left <= 0:
+                return
+            # Most messages are a role and a text, and nothing else: these need no `Turn`.
+            if type(item) is dict and len(item) == 2:
+                role, text = item.get("role"), item.get("content")
+                if type(role) is str and type(text) is str:
+                    yield role[:chars], text[:left]
+                    left -= len(role) + len(text)
+                    continue
+            for turn in _turns(field, [item]) if is_chat else (item,):
+                if left <= 0:
+                    return
+                text = turn.rendered(chars)
+                yield turn.role[:chars], text[:left]
+                left -= len(turn.role) + len(text)
+            if is_chat and not isinstance(item, dict):
+                break  # a batch: its first conversation is the prompt
 
 
 def _turns(field: Field, value: object) -> Iterator[Turn]:

@@ -216,20 +216,8 @@ class CostModel:
         if name not in request.waits:
             self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
-        backlog_ms, in_flight = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
-        return CostRow(
-            *(
-                name,
-                blocks,
-                reach,
-                chain.size,
-                engine.bytes_per_token,
-                backlog_ms,
-                in_flight,
-                cost_ms,
-                is_home,
-            )
-        )
+        waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
+        return CostRow(name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home)
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""

@@ -136,12 +136,12 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         return True
 
     def read(self, prompt: Prompt | None, _headers: Mapping[str, str], adapter: str, /) -> Reading:
-        # What is beyond a whole cache is in none.
-        turns = prompt.turns(self.index.capacity) if prompt else ()
-        if prompt is None or not turns:
+        if prompt is None:
             return self._without_prompt
         seed = routing_key("", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt)
-        return _CacheReading(self, chain_of(turns, seed))
+        # What is beyond a whole cache is in none.
+        chain = chain_of(prompt.turns(self.index.capacity), seed)
+        return _CacheReading(self, chain) if chain.size else self._without_prompt
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement, /) -> Placement:
         return Ring.grown(before, ready, _POSITIONS)
