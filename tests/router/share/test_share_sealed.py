@@ -8,19 +8,7 @@ from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, chain_of
-from extproc.router.share.letters import (
-    LETTER_BLOCKS,
-    LETTER_NEWS,
-    MAX_BLOCKS,
-    MAX_ENDPOINTS,
-    Echo,
-    Ended,
-    Goodbye,
-    Heartbeat,
-    Letter,
-    Picked,
-    pick_news,
-)
+from extproc.router.share import letters
 from extproc.router.share.sealed import MAX_BYTES, LetterError, Seal, read
 from tests.tables import table
 
@@ -30,24 +18,26 @@ NAMES = st.integers(0, 2**64 - 1)
 NUMBERS = st.integers(1, 2**62)
 NEWS = st.one_of(
     st.builds(
-        Picked,
+        letters.Picked,
         NUMBERS,
         NAMES,
         st.integers(0, 2**40),
         st.lists(NAMES, max_size=20).map(tuple),
-        st.dictionaries(st.integers(0, MAX_BLOCKS - 1), st.integers(1, 400), max_size=5),
+        st.dictionaries(st.integers(0, letters.MAX_BLOCKS - 1), st.integers(1, 400), max_size=5),
     ),
-    st.builds(Ended, NUMBERS, NAMES, NUMBERS),
-    st.builds(Heartbeat, st.integers(0, 2**62), st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5)),
-    st.just(Goodbye()),
+    st.builds(letters.Ended, NUMBERS, NAMES, NUMBERS),
+    st.builds(
+        letters.Heartbeat, st.integers(0, 2**62), st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5)
+    ),
+    st.just(letters.Goodbye()),
 )
 LETTERS = st.builds(
-    Letter,
+    letters.Letter,
     st.just(ME),
     NAMES,
     st.integers(0, 2**62),
     st.lists(NEWS, max_size=5),
-    st.lists(st.builds(Echo, NAMES, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=3),
+    st.lists(st.builds(letters.Echo, NAMES, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=3),
 )
 
 
@@ -62,7 +52,7 @@ def fault(data: bytes, reader: Seal | None = None) -> str:
 
 
 @given(LETTERS)
-def test_a_letter_comes_as_it_was_sent(letter: Letter) -> None:
+def test_a_letter_comes_as_it_was_sent(letter: letters.Letter) -> None:
     assert seal(OTHER).open(seal().close(letter)) == letter
 
 
@@ -75,11 +65,11 @@ def test_any_bytes_are_a_letter_or_a_letter_error(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_anything_sealed_is_a_letter_or_a_letter_error(data: bytes) -> None:
     with suppress(LetterError):
-        assert isinstance(read(data), Letter)
+        assert isinstance(read(data), letters.Letter)
 
 
 @given(LETTERS, st.data())
-def test_a_letter_that_was_changed_anywhere_is_none(letter: Letter, data: st.DataObject) -> None:
+def test_a_letter_that_was_changed_anywhere_is_none(letter: letters.Letter, data: st.DataObject) -> None:
     sent = bytearray(seal().close(letter))
     sent[data.draw(st.integers(0, len(sent) - 1))] ^= data.draw(st.integers(1, 255))
 
@@ -89,12 +79,12 @@ def test_a_letter_that_was_changed_anywhere_is_none(letter: Letter, data: st.Dat
 
 @table("reader", [seal(OTHER, cluster="qwen"), seal(OTHER, secret=SECRET[::-1])])
 def test_two_installations_never_mix(reader: Seal) -> None:
-    assert fault(seal().close(Letter(ME, 1, 1)), reader) == "foreign"
+    assert fault(seal().close(letters.Letter(ME, 1, 1)), reader) == "foreign"
 
 
 def test_nobody_writes_in_anothers_name() -> None:
     forger = Seal("llama", SECRET, ME)
-    letter = Letter(OTHER, 1, 1)
+    letter = letters.Letter(OTHER, 1, 1)
     with pytest.raises(ValueError, match="nonce"):
         forger.close(letter)
 
@@ -108,19 +98,19 @@ def test_nobody_writes_in_anothers_name() -> None:
 def test_a_letter_in_which_somebody_else_is_named_is_garbled() -> None:
     one = seal()
     nonce = ME.to_bytes(8) + bytes(4)
-    sent = b"\x01" + nonce + one._cipher.encrypt(nonce, encode(Letter(OTHER, 1, 1)), b"\x01")
+    sent = b"\x01" + nonce + one._cipher.encrypt(nonce, encode(letters.Letter(OTHER, 1, 1)), b"\x01")
 
     assert fault(sent) == "garbled"
 
 
 def test_another_version_and_what_is_too_long_are_not_looked_at() -> None:
-    assert fault(b"\x02" + seal().close(Letter(ME, 1, 1))[1:]) == "version"
+    assert fault(b"\x02" + seal().close(letters.Letter(ME, 1, 1))[1:]) == "version"
     assert fault(b"\x01" * (MAX_BYTES + 1)) == "long"
     assert fault(b"") == "version"
 
 
 def test_a_nonce_is_used_once_and_a_short_secret_is_refused() -> None:
-    one, letter = seal(), Letter(ME, 1, 1)
+    one, letter = seal(), letters.Letter(ME, 1, 1)
     assert one.close(letter) != one.close(letter)
 
     one._sent = 1 << 32
@@ -133,7 +123,7 @@ def test_a_nonce_is_used_once_and_a_short_secret_is_refused() -> None:
 def test_nothing_of_a_prompt_can_be_seen() -> None:
     """Neither its text nor a hash of it, by which somebody could find out what it was."""
     chain = chain_of([("", "My name is Ada. " * 80)], 1)
-    sent = seal().close(Letter(ME, 1, 1, [pick_news(1, 2, 3, chain)]))
+    sent = seal().close(letters.Letter(ME, 1, 1, [letters.pick_news(1, 2, 3, chain)]))
 
     for block in chain.hashes:
         assert block.to_bytes(8) not in sent
@@ -144,7 +134,7 @@ def test_nothing_of_a_prompt_can_be_seen() -> None:
 @table("words", [10, 204, 205, 256, 1_000])
 def test_blocks_arrive_with_their_lengths(words: int) -> None:
     chain = chain_of([("user", "Why? " * words)], 1)
-    found = pick_news(1, 2, 3, chain)
+    found = letters.pick_news(1, 2, 3, chain)
     assert found.hashes == tuple(chain.hashes)
     for start in range(len(chain)):
         for stop in range(start, len(chain) + 1):
@@ -152,26 +142,30 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
 
 
 def test_of_the_longest_prompt_the_head_is_told_and_of_one_without_blocks_the_pick() -> None:
-    places = range(1, MAX_BLOCKS + 10)
+    places = range(1, letters.MAX_BLOCKS + 10)
     chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
-    found = pick_news(1, 2, 3, chain)
+    found = letters.pick_news(1, 2, 3, chain)
 
-    assert len(found.hashes) == MAX_BLOCKS
-    assert found.bytes_between(0, MAX_BLOCKS) == BLOCK_BYTES * MAX_BLOCKS
-    assert pick_news(1, 2, 3, None).hashes == pick_news(1, 2, 3, chain_of([("", "Why?")], 1)).hashes == ()
+    assert len(found.hashes) == letters.MAX_BLOCKS
+    assert found.bytes_between(0, letters.MAX_BLOCKS) == BLOCK_BYTES * letters.MAX_BLOCKS
+    assert (
+        letters.pick_news(1, 2, 3, None).hashes
+        == letters.pick_news(1, 2, 3, chain_of([("", "Why?")], 1)).hashes
+        == ()
+    )
 
 
 def test_the_longest_letters_are_within_their_bound() -> None:
     most = 2**62
     picks = [
-        Picked(most, OTHER, 2**40, (OTHER,) * blocks, dict.fromkeys(range(blocks), 300))
-        for blocks in (MAX_BLOCKS, LETTER_BLOCKS - MAX_BLOCKS)
+        letters.Picked(most, OTHER, 2**40, (OTHER,) * blocks, dict.fromkeys(range(blocks), 300))
+        for blocks in (letters.MAX_BLOCKS, letters.LETTER_BLOCKS - letters.MAX_BLOCKS)
     ]
-    many = [Ended(most, OTHER, most)] * (LETTER_NEWS - len(picks))
-    standing = Heartbeat(most, {OTHER - place: 1_000_000 for place in range(MAX_ENDPOINTS)})
+    many = [letters.Ended(most, OTHER, most)] * (letters.LETTER_NEWS - len(picks))
+    standing = letters.Heartbeat(most, {OTHER - place: 1_000_000 for place in range(letters.MAX_ENDPOINTS)})
 
-    full = Letter(ME, OTHER, most, [*picks, *many], [])
-    beat = Letter(ME, OTHER, most, [standing], [Echo(OTHER, most, most)] * 256)
+    full = letters.Letter(ME, OTHER, most, [*picks, *many], [])
+    beat = letters.Letter(ME, OTHER, most, [standing], [letters.Echo(OTHER, most, most)] * 256)
 
     assert len(seal().close(full)) <= MAX_BYTES
     assert len(seal().close(beat)) <= MAX_BYTES

@@ -15,28 +15,7 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.stream.events import (
-    Answer,
-    BodyMode,
-    BodySkipped,
-    BodyToRead,
-    Continue,
-    ContinueHeadersOnly,
-    Event,
-    Phase,
-    Piece,
-    Queued,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Routed,
-    Served,
-    StreamConfig,
-)
+from extproc.router.stream import events
 from extproc.router.stream.session import Session
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000")
@@ -96,13 +75,13 @@ def in_flight(picker: Picker) -> int:
 class Went:
     """Stands for a `Routed` reply: its phase, the pool, perhaps the address, and what it asks of Envoy."""
 
-    phase: Phase
+    phase: events.Phase
     pool: str = "llama"
     address: str | None = None
     skip_body: bool = False
     removed: tuple[str, ...] = ()
     request_id: str | None = "made"
-    piece: Piece | None = None
+    piece: events.Piece | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +94,9 @@ class Said:
     retry_after: str | None = None
 
 
-Expected = Continue | ContinueHeadersOnly | Piece | Went | Said
+Expected = events.Continue | events.ContinueHeadersOnly | events.Piece | Went | Said
 # What a proxy says, and what it hears.
-Turn = tuple[Event, Sequence[Expected]]
+Turn = tuple[events.Event, Sequence[Expected]]
 Turns = Sequence[Turn]
 
 
@@ -139,20 +118,20 @@ class Conversation:
         return self.name
 
 
-def summarize(reply: Reply) -> Expected:
+def summarize(reply: events.Reply) -> Expected:
     """What is fixed of a reply: not which of equal endpoints was picked."""
     match reply:
-        case Routed():
+        case events.Routed():
             pick, removed = reply.decision.pick, tuple(sorted(reply.remove_headers))
             went = Went(reply.phase, pick.pool.name, pick.endpoint.address, reply.skip_body, removed)
             return replace(went, request_id=reply.request_id, piece=reply.piece)
-        case Answer():
+        case events.Answer():
             error = orjson.loads(reply.body).get("error", {})
             retry_after = reply.headers.get("retry-after")
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
-        case Served():
-            return Continue(Phase.RESPONSE_HEADERS)
-        case BodyToRead() | Queued():
+        case events.Served():
+            return events.Continue(events.Phase.RESPONSE_HEADERS)
+        case events.BodyToRead() | events.Queued():
             raise AssertionError("nothing that a proxy hears")
         case _:
             return reply
@@ -170,44 +149,44 @@ def agrees(expected: Expected, actual: Expected) -> bool:
 
 
 def headers(
-    mode: BodyMode | None = BodyMode.BUFFERED,
+    mode: events.BodyMode | None = events.BodyMode.BUFFERED,
     *,
     method: str = "POST",
     path: str = "/v1/chat/completions",
     end: bool = False,
     subset: Sequence[str] | None = None,
     waits: bool = True,
-    response: BodyMode | None = BodyMode.NONE,
+    response: events.BodyMode | None = events.BodyMode.NONE,
     **more: str,
-) -> RequestHeaders:
+) -> events.RequestHeaders:
     fields = {":method": method, ":path": path, "content-type": "application/json"}
     fields |= {name.replace("_", "-"): value for name, value in more.items()}
-    return RequestHeaders(
-        fields, end, subset, StreamConfig(mode, response, sends_body_without_waiting=not waits)
+    return events.RequestHeaders(
+        fields, end, subset, events.StreamConfig(mode, response, sends_body_without_waiting=not waits)
     )
 
 
-H, B, T = Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.REQUEST_TRAILERS
-R, RB, RT = Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY, Phase.RESPONSE_TRAILERS
-GO_ON, GO_ON_BODY, GO_ON_RESPONSE = Continue(H), Continue(B), Continue(R)
-DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
+H, B, T = events.Phase.REQUEST_HEADERS, events.Phase.REQUEST_BODY, events.Phase.REQUEST_TRAILERS
+R, RB, RT = events.Phase.RESPONSE_HEADERS, events.Phase.RESPONSE_BODY, events.Phase.RESPONSE_TRAILERS
+GO_ON, GO_ON_BODY, GO_ON_RESPONSE = events.Continue(H), events.Continue(B), events.Continue(R)
+DUPLEX = events.BodyMode.FULL_DUPLEX_STREAMED
 MODEL_LAST = b'{"prompt": "x", "model": "qwen-7b"}'
 NO_ENDPOINT, NO_ROOM = (Said(503, code, retry_after="1") for code in ("no_endpoint", "no_room"))
-BODY_SENT, BODY_BEGUN = RequestBody(BODY), RequestBody(BODY, end_of_stream=False)
+BODY_SENT, BODY_BEGUN = events.RequestBody(BODY), events.RequestBody(BODY, end_of_stream=False)
 
 
-def part(data: bytes) -> RequestBody:
+def part(data: bytes) -> events.RequestBody:
     """A piece of a body, not the last."""
-    return RequestBody(data, end_of_stream=False)
+    return events.RequestBody(data, end_of_stream=False)
 
 
-def back(data: bytes, *, ends: bool = True) -> Piece:
+def back(data: bytes, *, ends: bool = True) -> events.Piece:
     """A piece of a request's body that is given back."""
-    return Piece(B, data, end_of_stream=ends)
+    return events.Piece(B, data, end_of_stream=ends)
 
 
-def answer_back(data: bytes, *, ends: bool = False) -> Piece:
-    return Piece(RB, data, end_of_stream=ends)
+def answer_back(data: bytes, *, ends: bool = False) -> events.Piece:
+    return events.Piece(RB, data, end_of_stream=ends)
 
 
 def recorded(
@@ -217,35 +196,39 @@ def recorded(
     return [Conversation(name, turns, build(), **fields) for name, turns in rows.items()]
 
 
-def _ask(model: str) -> RequestBody:
-    return RequestBody(orjson.dumps({"model": model, "prompt": "x"}))
+def _ask(model: str) -> events.RequestBody:
+    return events.RequestBody(orjson.dumps({"model": model, "prompt": "x"}))
 
 
 # How most of them begin: buffered, in full duplex, streamed without waiting for an answer.
 ASKED: Turn = (headers(), [GO_ON])
 OPENED: Turn = (headers(DUPLEX), [])
-STREAMED: Turn = (headers(BodyMode.STREAMED, waits=False), [])
-ANSWERED: Turn = (ResponseHeaders(), [GO_ON_RESPONSE])
+STREAMED: Turn = (headers(events.BodyMode.STREAMED, waits=False), [])
+ANSWERED: Turn = (events.ResponseHeaders(), [GO_ON_RESPONSE])
 # An end that comes twice.
-NO_MORE: Turn = (RequestBody(b""), [])
+NO_MORE: Turn = (events.RequestBody(b""), [])
 
 ONE_POOL: dict[str, Turns] = {
     "buffered": [ASKED, (BODY_SENT, [Went(B)])],
     "buffered both ways: the answer is not wanted": [
-        (headers(response=BodyMode.BUFFERED), [ContinueHeadersOnly(BodyMode.BUFFERED)]),
+        (headers(response=events.BodyMode.BUFFERED), [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)]),
         (BODY_SENT, [Went(B)]),
         ANSWERED,
-        (ResponseBody(b"all the same", end_of_stream=True), [Continue(RB)]),
+        (events.ResponseBody(b"all the same", end_of_stream=True), [events.Continue(RB)]),
     ],
     "mode unknown": [(headers(None), [GO_ON]), (BODY_SENT, [Went(B)])],
-    "buffered, empty body": [ASKED, (RequestBody(b""), [Went(B)])],
-    "buffered, not JSON": [ASKED, (RequestBody(b"{"), [Went(B)])],
-    "buffered, with trailers": [ASKED, (BODY_BEGUN, [Went(B)]), (RequestTrailers(), [Continue(T)])],
+    "buffered, empty body": [ASKED, (events.RequestBody(b""), [Went(B)])],
+    "buffered, not JSON": [ASKED, (events.RequestBody(b"{"), [Went(B)])],
+    "buffered, with trailers": [
+        ASKED,
+        (BODY_BEGUN, [Went(B)]),
+        (events.RequestTrailers(), [events.Continue(T)]),
+    ],
     "buffered partial, cut off": [
-        (headers(BodyMode.BUFFERED_PARTIAL), [GO_ON]),
+        (headers(events.BodyMode.BUFFERED_PARTIAL), [GO_ON]),
         (part(BODY[:-9]), [Went(B)]),
     ],
-    "no body mode": [(headers(BodyMode.NONE), [Went(H)])],
+    "no body mode": [(headers(events.BodyMode.NONE), [Went(H)])],
     "headers only": [(headers(method="GET", path="/v1/models", end=True), [Went(H)])],
     "websocket": [(headers(method="GET", upgrade="websocket"), [Went(H, skip_body=True)])],
     "upgrade of a POST": [(headers(upgrade="websocket"), [Went(H, skip_body=True)])],
@@ -259,60 +242,60 @@ ONE_POOL: dict[str, Turns] = {
         (BODY_SENT, [Went(B, removed=("x-extproc-pool", "x-gateway-destination-endpoint"))]),
     ],
     "streamed, decided before the body": [
-        (headers(BodyMode.STREAMED), [Went(H)]),
+        (headers(events.BodyMode.STREAMED), [Went(H)]),
         (part(b"a"), [GO_ON_BODY]),
-        (RequestBody(b"b"), [GO_ON_BODY]),
+        (events.RequestBody(b"b"), [GO_ON_BODY]),
     ],
     "streamed, body sent without waiting": [
         STREAMED,
         (part(BODY[:5]), []),
-        (RequestBody(BODY[5:]), [Went(H), GO_ON_BODY, GO_ON_BODY]),
+        (events.RequestBody(BODY[5:]), [Went(H), GO_ON_BODY, GO_ON_BODY]),
     ],
     "full duplex": [
         OPENED,
         (part(BODY[:5]), []),
-        (RequestBody(BODY[5:]), [Went(H), back(BODY)]),
+        (events.RequestBody(BODY[5:]), [Went(H), back(BODY)]),
         NO_MORE,
         ANSWERED,
     ],
     "full duplex, large body": [
         OPENED,
-        (RequestBody(b"x" * 124_001), [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")]),
+        (events.RequestBody(b"x" * 124_001), [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")]),
     ],
     "full duplex, body of exactly one piece": [
         OPENED,
-        (RequestBody(b"x" * 62_000), [Went(H), back(b"x" * 62_000)]),
+        (events.RequestBody(b"x" * 62_000), [Went(H), back(b"x" * 62_000)]),
     ],
-    "full duplex, empty body": [OPENED, (RequestBody(b""), [Went(H), back(b"")])],
+    "full duplex, empty body": [OPENED, (events.RequestBody(b""), [Went(H), back(b"")])],
     "full duplex, ended by trailers": [
         OPENED,
         (BODY_BEGUN, []),
-        (RequestTrailers(), [Went(H), back(BODY, ends=False), Continue(T)]),
+        (events.RequestTrailers(), [Went(H), back(BODY, ends=False), events.Continue(T)]),
     ],
     "full duplex, decided by a header": [
         (headers(DUPLEX, x_session="s"), [Went(H)]),
         (part(b"a"), [back(b"a", ends=False)]),
-        (RequestBody(b"b"), [back(b"b")]),
+        (events.RequestBody(b"b"), [back(b"b")]),
         NO_MORE,
     ],
     "full duplex response": [
         (headers(DUPLEX, end=True, response=DUPLEX), [Went(H)]),
         ANSWERED,
-        (ResponseBody(b"data"), [answer_back(b"data")]),
-        (ResponseBody(b"", end_of_stream=True), [answer_back(b"", ends=True)]),
-        (ResponseTrailers(), [Continue(RT)]),
+        (events.ResponseBody(b"data"), [answer_back(b"data")]),
+        (events.ResponseBody(b"", end_of_stream=True), [answer_back(b"", ends=True)]),
+        (events.ResponseTrailers(), [events.Continue(RT)]),
     ],
     "response phases passed through": [
-        (headers(end=True, response=BodyMode.STREAMED), [Went(H)]),
+        (headers(end=True, response=events.BodyMode.STREAMED), [Went(H)]),
         ANSWERED,
-        (ResponseBody(b"data"), [Continue(RB)]),
-        (ResponseTrailers(), [Continue(RT)]),
+        (events.ResponseBody(b"data"), [events.Continue(RB)]),
+        (events.ResponseTrailers(), [events.Continue(RT)]),
     ],
     "headers twice": [(headers(end=True), [Went(H)]), (headers(end=True), [GO_ON])],
     "body too large": [
         OPENED,
         (part(b"x" * 150_000), []),
-        (RequestBody(b"x" * 50_001), [Said(413, "body_too_large", "200000 bytes")]),
+        (events.RequestBody(b"x" * 50_001), [Said(413, "body_too_large", "200000 bytes")]),
         NO_MORE,
     ],
     "subset of one": [(headers(end=True, subset=["10.0.0.2"]), [Went(H, address="10.0.0.2:8000")])],
@@ -324,7 +307,7 @@ ONE_POOL: dict[str, Turns] = {
     },
     "subset told with the body": [
         ASKED,
-        (RequestBody(BODY, subset=["10.0.0.1:8000"]), [Went(B, address="10.0.0.1:8000")]),
+        (events.RequestBody(BODY, subset=["10.0.0.1:8000"]), [Went(B, address="10.0.0.1:8000")]),
     ],
     "empty subset": [(headers(end=True, subset=[]), [NO_ENDPOINT])],
     "subset without match": [(headers(end=True, subset=["10.9.9.9:80"]), [NO_ENDPOINT])],
@@ -335,17 +318,17 @@ TWO_POOLS: dict[str, Turns] = {
     "unknown model": [ASKED, (_ask("gpt-9"), [Said(404, "model_not_found", "`gpt-9` does not exist")])],
     "unknown model with a lone surrogate": [
         ASKED,
-        (RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
+        (events.RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
     ],
-    "several pools, no model": [ASKED, (RequestBody(b"{}"), [Said(400, None, "model")])],
-    "several pools, not JSON": [ASKED, (RequestBody(b"\xff\xfe"), [Said(400, None)])],
+    "several pools, no model": [ASKED, (events.RequestBody(b"{}"), [Said(400, None, "model")])],
+    "several pools, not JSON": [ASKED, (events.RequestBody(b"\xff\xfe"), [Said(400, None)])],
     "several pools list their models": [
         (headers(method="GET", path="/v1/models?x=1", end=True), [Said(200, None)])
     ],
     "full duplex, ended by trailers: the body is whole": [
         OPENED,
         (part(MODEL_LAST), []),
-        (RequestTrailers(), [Went(H, "qwen"), back(MODEL_LAST, ends=False), Continue(T)]),
+        (events.RequestTrailers(), [Went(H, "qwen"), back(MODEL_LAST, ends=False), events.Continue(T)]),
     ],
     "buffered, ended by trailers: the body is whole": [ASKED, (part(MODEL_LAST), [Went(B, "qwen")])],
 }
@@ -359,7 +342,7 @@ TEN_BYTES: dict[str, Turns] = {
         (part(b"a" * 9), []),
         (part(b"b" * 9), [Went(H), back(b"a" * 9, ends=False), back(b"b" * 9, ends=False)]),
         (part(b"c"), [back(b"c", ends=False)]),
-        (RequestBody(b"d"), [back(b"d")]),
+        (events.RequestBody(b"d"), [back(b"d")]),
         NO_MORE,
     ]
 }
@@ -367,14 +350,14 @@ ONE_BYTE: dict[str, Turns] = {
     "full duplex, no room for the last piece": [
         OPENED,
         (part(b"a"), []),
-        (RequestBody(b"b"), [Went(H), back(b"a", ends=False), back(b"b")]),
+        (events.RequestBody(b"b"), [Went(H), back(b"a", ends=False), back(b"b")]),
         NO_MORE,
     ],
     "streamed without waiting, no room to hold the body": [
         STREAMED,
         (part(b"a"), []),
         (part(b"b"), [Went(H), GO_ON_BODY, GO_ON_BODY]),
-        (RequestBody(b"c"), [GO_ON_BODY]),
+        (events.RequestBody(b"c"), [GO_ON_BODY]),
     ],
 }
 
@@ -400,36 +383,36 @@ CONVERSATIONS = [
 
 
 # A skipped message has no bytes of its own: these go to the session alone.
-UNKEPT: Turn = (BodySkipped(), [NO_ROOM])
+UNKEPT: Turn = (events.BodySkipped(), [NO_ROOM])
 BODIES_SKIPPED: dict[str, Turns] = {
-    "buffered body skipped": [ASKED, (BodySkipped(), [Went(B)]), ANSWERED],
+    "buffered body skipped": [ASKED, (events.BodySkipped(), [Went(B)]), ANSWERED],
     "streamed body skipped while it is held": [
         STREAMED,
         (part(b"a"), []),
-        (BodySkipped(), [Went(H), GO_ON_BODY, GO_ON_BODY]),
+        (events.BodySkipped(), [Went(H), GO_ON_BODY, GO_ON_BODY]),
         (part(b"c"), [GO_ON_BODY]),
-        (BodySkipped(), [GO_ON_BODY]),
+        (events.BodySkipped(), [GO_ON_BODY]),
     ],
     "a piece that nobody kept cannot be given back": [
         OPENED,
         (part(b"a"), []),
         UNKEPT,
-        (RequestBody(b"c"), []),
+        (events.RequestBody(b"c"), []),
     ],
     "nor one of a request already routed": [(headers(DUPLEX, x_session="s"), [Went(H)]), UNKEPT],
     "nothing at all was heard": [UNKEPT],
     "a response's body skipped": [
-        (headers(end=True, response=BodyMode.BUFFERED), [Went(H)]),
+        (headers(end=True, response=events.BodyMode.BUFFERED), [Went(H)]),
         ANSWERED,
-        (BodySkipped(), [Continue(RB)]),
+        (events.BodySkipped(), [events.Continue(RB)]),
     ],
     "a response's body skipped after the request's": [
-        (headers(response=BodyMode.BUFFERED), [ContinueHeadersOnly(BodyMode.BUFFERED)]),
+        (headers(response=events.BodyMode.BUFFERED), [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)]),
         (BODY_SENT, [Went(B)]),
-        (BodySkipped(), [Continue(RB)]),
+        (events.BodySkipped(), [events.Continue(RB)]),
     ],
     "a response's piece that nobody kept": [
-        (headers(response=DUPLEX), [ContinueHeadersOnly(BodyMode.BUFFERED)]),
+        (headers(response=DUPLEX), [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)]),
         (BODY_SENT, [Went(B)]),
         UNKEPT,
     ],
