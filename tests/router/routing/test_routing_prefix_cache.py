@@ -128,7 +128,7 @@ def test_who_is_cheapest_for_sure_is_compared_with_nobody_until_too_much_waits_t
     said = (words("Why?", 500), "Because.", "How?")
     warm = fleet.visit(*said[:1]).endpoint.name
     for compared, in_flight in ((1, 0), (3, 200)):
-        fleet.pool.book.hear(warm, in_flight)
+        fleet.pool.book.set_peer_count(warm, in_flight)
         decision = fleet.picker.propose(ask(*said))
 
         assert (len(decision.costs), decision.pick.endpoint.name == warm) == (compared, compared == 1)
