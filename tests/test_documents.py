@@ -89,7 +89,7 @@ def test_every_command_tells_it_instead_of_a_traceback(tmp_path: Path, command: 
 
     result = CliRunner().invoke(cli, [str(path) if word == "FILE" else word for word in command])
 
-    # A plan tells its faults itself; of the others `main` prints what they raise.
+    # A plan prints its faults itself; of the others `main` prints what they raise.
     told = str(result.exception) if isinstance(result.exception, SettingsError) else result.output
     assert isinstance(result.exception, SettingsError | SystemExit)
     assert _squeezed(f"{path}:{fault}") in _squeezed(told)

@@ -1,4 +1,4 @@
-"""What a run tells who asks while it goes."""
+"""The status server of a run: what it answers while the run goes."""
 
 import aiohttp
 import pytest

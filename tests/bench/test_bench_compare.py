@@ -44,7 +44,7 @@ def pair(other: RunResult) -> Comparison:
 
 
 def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_worse() -> None:
-    """However far apart they are: nothing tells how far two equal runs would have been."""
+    """However far apart they are: no repeat shows how far two equal runs would have been."""
     comparison = pair(slower(2))
     changes = {change.name: change for change in comparison.changes}
     text = comparison_markdown(comparison)

@@ -31,7 +31,7 @@ PREFIX_HASH = Component.model_validate({"name": "prefix_hash", "load_factor": 2.
 
 
 class Router:
-    """A router's admin port and an endpoint in one: reads the settings file when asked, as late as told."""
+    """A router's admin port and an endpoint in one: reads the settings at a request, as late as set."""
 
     http: aiohttp.ClientSession
 
@@ -140,7 +140,7 @@ async def test_router_that_somebody_changed_and_changed_back_ends_the_comparison
 
 
 async def test_arm_is_waited_for_unless_it_is_in_force(router: Router) -> None:
-    """1. prefix_hash is in force. 2. The same with other settings: `/pools` cannot tell, `/config` does."""
+    """1. prefix_hash is in force. 2. The same with other settings: only `/config` shows them."""
     lab = lab_of(router)
     await lab.prepare(PREFIX_HASH)
     router.polls_until_seen = 1000
@@ -202,7 +202,7 @@ async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_unchanged(
             {"switch_timeout": 0.3},
             r"prefix_hash: after 0.3 s .* has another strategy in force",
         ),
-        # It may be about to start: it is asked again until the time is up.
+        # It may be about to start: it is tried again until the time is up.
         ({}, {"admin": "127.0.0.1:1", "switch_timeout": 0.3}, "ClientConnectorError"),
         ({}, {"pool": "three"}, "no pool 'three'"),
         ({"flush_status": 404}, {}, "VLLM_SERVER_DEV_MODE=1"),

@@ -40,7 +40,7 @@ def read(registry: CollectorRegistry) -> dict[str, float]:
 
 
 def test_exporter_tells_tokens_and_every_latency() -> None:
-    """Two requests of ten gaps of 0.1 s, and one that failed; told in two parts."""
+    """Two requests of ten gaps of 0.1 s, and one that failed; sent in two parts."""
     registry = CollectorRegistry()
     exporter, work = Exporter(registry), Work(record(0, 0.0), failed(1, 0.0))
     watch = LoadWatch(work, lambda: 5.0)

@@ -141,7 +141,7 @@ def test_hit_rate_weighs_by_tokens_and_totals_show_how_far_the_estimate_is_off()
     totals = metrics.tokens([record(0, 0.0), record(1, 1.0)])
 
     assert metrics.hit_rate(records) == pytest.approx(0.75)
-    assert metrics.hit_rate(records[2:]) is None  # it does not tell
+    assert metrics.hit_rate(records[2:]) is None  # without cached tokens
     assert (totals.input, totals.output, totals.sources) == (200, 22, {"server": 2})
     assert totals.estimate_error == pytest.approx(10 / 111)
 

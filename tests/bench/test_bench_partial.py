@@ -24,7 +24,7 @@ from tests.bench.running import Silence, build_tree
 from tests.stack.ports import free_ports
 from tests.waiting import wait_until
 
-# Runs as processes that are told to end, or die.
+# Runs as processes that get a signal to end, or die.
 pytestmark = pytest.mark.slow
 
 
@@ -50,7 +50,7 @@ def start(folder: Path, port: int) -> "subprocess.Popen[str]":
 def test_signal_ends_a_run_with_a_report_marked_partial(
     told: signal.Signals, is_group: bool, null_server: int, tmp_path: Path
 ) -> None:
-    """Ctrl-C, `timeout`, systemd and CI tell the whole group: its load processes are not to die of it."""
+    """Ctrl-C, `timeout`, systemd and CI signal the whole group: its load processes are not to die of it."""
     out = tmp_path / "out"
     with start(tmp_path, null_server) as process:
         wait_until(lambda: count_lines(out / "run.jsonl") > 20)

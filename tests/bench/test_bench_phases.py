@@ -183,7 +183,7 @@ def test_endpoints_that_say_nothing_are_left_out_and_looks_are_put_on_the_runs_c
 
 @pytest.fixture
 async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
-    """A router and an endpoint in one: `/pools` lists itself as often as asked, and one that drains."""
+    """A router and an endpoint in one: `/pools` lists itself as often as set, and one that drains."""
     state = {"ready": 2}
     address = ""
 

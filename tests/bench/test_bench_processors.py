@@ -1,4 +1,4 @@
-"""Every API: the body that is asked with, and what its answers say."""
+"""Every API: the body of a request, and how its answers are read."""
 
 from typing import Any
 

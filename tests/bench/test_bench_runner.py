@@ -193,7 +193,7 @@ class Fatal:
 
 @pytest.mark.slow
 async def test_users_module_brings_its_own_parts(null_server: int, tmp_path: Path) -> None:
-    """Its dataset is asked with; its client kills the load process, which is an error and no result."""
+    """Its dataset is used; its client kills the load process, which is an error and no result."""
     plugin = tmp_path / "poems.py"
     plugin.write_text(PLUGIN)
     traffic: dict[str, object] = {"req-rate": 20, "total-prompts": 4, "dataset": "poems"}

@@ -21,7 +21,7 @@ def build_rung(rate: float, records: Sequence[Record], duration_s: float) -> sat
 
 
 def rung(rate: float, capacity: float, *, lag_s: float = 0.0) -> saturate.Rung:
-    """A server of `capacity` requests/s that needs 50 ms, asked on time for `SPAN_S`; a queue beyond."""
+    """A server of `capacity` requests/s that needs 50 ms, loaded on time for `SPAN_S`; a queue beyond."""
     records, free_s = [], 0.0
     for index in range(round(rate * SPAN_S)):
         at = index / rate
@@ -47,7 +47,7 @@ def test_inflection_point_of_a_known_server_is_found_within_the_precision(capaci
 
     assert found.is_bracketed
     assert found.inflection_rps is not None
-    # A rung counts as served up to 5 % short of what was asked.
+    # A rung counts as served up to 5 % short of the scheduled rate.
     assert 0.85 * capacity <= found.inflection_rps <= 1.06 * capacity
     assert found.best_rps == pytest.approx(capacity, rel=0.06)
 

@@ -24,14 +24,14 @@ def serve(*arguments: object) -> Result:
 
 
 def read_prompts(spec: Spec) -> list[tuple[str, int]]:
-    """What is asked, in order: the text and the tokens its answer may have."""
+    """The requests, in order: the text and the tokens its answer may have."""
     made = build_workload(spec, build_registry()).conversations
     return [(each.turns[0].messages[0].content, each.turns[0].output_tokens) for each in made]
 
 
 @pytest.fixture
 def sharegpt(tmp_path: Path) -> Path:
-    """Twelve conversations of four messages, told apart by their number, and one that is too short."""
+    """Twelve conversations of four messages, each with its number, and one that is too short."""
 
     def say(row: int, turn: int) -> dict[str, str]:
         return {"from": ("human", "gpt")[turn % 2], "value": f"{turn} of {row} " + "word " * (8 + row)}

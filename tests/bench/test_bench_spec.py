@@ -1,4 +1,4 @@
-"""The spec file: its spellings, its units, and how faults are told."""
+"""The spec file: its spellings, its units, and how faults are reported."""
 
 import math
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_proposed_resource_is_read_as_it_is() -> None:
     assert traffic.input_length == Distribution(value=1024)
     assert traffic.traffic_spike is not None
     assert traffic.traffic_spike.burst == 600.0
-    # Its length is known only when its prompts are: then the plan and the verdict say so.
+    # Its length is not in the spec: then the plan and the verdict say so.
     assert traffic.traffic_spike.covers(100.0)
     # Underscores mean the same as dashes.
     other = parse_spec(RESOURCE.replace("-", "_").replace("share_gpt", "share-gpt")).traffic

@@ -1,4 +1,4 @@
-"""Thresholds: what can be asked of a run, and what becomes of its exit status."""
+"""Thresholds: which figures have limits, and the run's exit status."""
 
 from pathlib import Path
 from typing import Any

@@ -50,7 +50,7 @@ async def rate(services: Sequence[Sharing], waits_s: list[float]) -> float:
 
 @asynccontextmanager
 async def once(carriage: Carriage, fault: str) -> AsyncGenerator[None]:
-    """Has a fault, and then everybody hears everybody."""
+    """Has a fault, and then every letter comes again."""
     async with carriage.having(fault):
         yield
     await carriage.settle()

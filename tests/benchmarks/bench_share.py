@@ -51,7 +51,7 @@ class Gateway:
 
 
 def pair() -> tuple[Gateway, Share, Gateway, Share]:
-    """Two that hear each other promptly."""
+    """Two gateways whose letters come promptly."""
     one, other = Gateway(1), Gateway(2)
     mine, theirs = (Share(gateway.pool, gateway.me) for gateway in (one, other))
     for now in range(1, 5):
@@ -67,7 +67,7 @@ def queries(size: int, turns: int) -> list[Query]:
 
 
 def picking(size: int, turns: int) -> Callable[[], None]:
-    """A whole pick and its end, which nobody is told of."""
+    """A whole pick and its end, without sharing."""
     picker, asks = Gateway(1).picker, cycle(queries(size, turns))
 
     def once() -> None:
@@ -77,7 +77,7 @@ def picking(size: int, turns: int) -> Callable[[], None]:
 
 
 def telling(size: int, turns: int) -> Callable[[], None]:
-    """What a pick and its end add for who tells of them: written, and sealed."""
+    """What a pick and its end add for the sender: written, and sealed."""
     one, mine, _, _ = pair()
     picks = cycle([one.picker.pick(ask).pick for ask in queries(size, turns)])
     mine.letters(4.0)
@@ -93,7 +93,7 @@ def telling(size: int, turns: int) -> Callable[[], None]:
 
 
 def told_of(size: int, turns: int) -> list[Letter]:
-    """Letters about all chats again and again: each tells of one request."""
+    """Letters about all chats again and again: each has one request."""
     one, mine, _, _ = pair()
     asks = cycle(queries(size, turns))
     letters: list[Letter] = []
@@ -104,7 +104,7 @@ def told_of(size: int, turns: int) -> list[Letter]:
 
 
 def hearing(size: int, turns: int) -> Callable[[], None]:
-    """A sealed letter opened and heard; a heartbeat's worth of numbers is kept, as it would be."""
+    """A sealed letter opened and applied; a heartbeat's worth of numbers is kept, as it would be."""
     one, _, _, theirs = pair()
     sealed = iter([one.seal.close(letter) for letter in told_of(size, turns)])
     reader = Seal("cluster", SECRET, 2)
@@ -113,7 +113,7 @@ def hearing(size: int, turns: int) -> Callable[[], None]:
 
 
 def beating(count: int) -> Callable[[], None]:
-    """A heartbeat of a pool with so many endpoints, half of them busy: written, sealed, opened and heard."""
+    """A heartbeat of a pool with so many endpoints, half of them busy: written, sealed, opened, applied."""
     one, mine, _, theirs = pair()
     one.pool.replace(endpoints(count))
     for name in one.pool.snapshot.names[: count // 2]:

@@ -38,7 +38,7 @@ _PLURALS = {
 
 
 class Cluster(ApiServer):
-    """The server, and what it was asked to change: `asked` holds verb and kind of every write.
+    """The server, and its writes: `asked` holds verb and kind of every write.
 
     It allows what the Role of the manifests does; `used` holds what was: API group, resource, verb.
     """

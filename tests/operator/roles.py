@@ -1,4 +1,4 @@
-"""What the operator's Role allows, and what a request asks for."""
+"""What the operator's Role allows, and what a request needs."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def read_rules() -> dict[Use, frozenset[str]]:
 
 
 def find_use(request: web.Request) -> Use | None:
-    """What a request asks for, as a Role says it; `None` for what everybody may ask."""
+    """The rule that a request needs; `None` for what everybody may do."""
     match = request.match_info
     if "plural" not in match:
         return None

@@ -18,7 +18,7 @@ _KEY = "extproc.yaml"
 
 @dataclass
 class Router:
-    """Its replicas, where they are asked, and every text that the kubelet gave them."""
+    """Its replicas, their admin address, and every text that the kubelet gave them."""
 
     replicas: list[Service]
     admin: str
@@ -40,7 +40,7 @@ class Router:
         return [pool[0]["strategy"] for pool in pools]
 
     async def project(self) -> None:
-        """What kubelets do: each replica hears of a change after a while of its own."""
+        """What kubelets do: each replica gets a change after a while of its own."""
         last = self.text()
         while True:
             await asyncio.sleep(0.05)

@@ -224,7 +224,7 @@ def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> 
 
     world.notices[leader.run] = RunStatus("b", "45%", 457, 1000, figures)
     assert world.decide() == []
-    del world.notices[leader.run]  # it could not be asked this time
+    del world.notices[leader.run]  # its Pod did not answer this time
     assert world.decide() == []
     world.notices[leader.run] = RunStatus("b", "46%", 460, 1000, figures)
     assert [type(action) for action in world.decide()] == [WriteStatus]

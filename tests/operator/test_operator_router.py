@@ -62,7 +62,7 @@ def ask(world: World, arm: Object) -> None:
 
 
 def asked_for(arm: Object) -> World:
-    """A comparison that runs, whose leader has asked for an arm."""
+    """A comparison that runs, whose leader wants an arm."""
     world = comparing()
     world.settle()
     ask(world, arm)
@@ -74,7 +74,7 @@ def strategy_of(world: World) -> Object:
 
 
 def test_router_is_taken_before_the_run_begins_and_has_the_arms_that_its_leader_asks_for() -> None:
-    """Nothing before it asks; then the arm and nothing else; what is no arm of the spec is not written."""
+    """Nothing before that; then the arm and nothing else; what is no arm of the spec is not written."""
     world = comparing()
     kinds = [type(action) for action in world.decide()]
     assert kinds[0] is Replace

@@ -108,7 +108,7 @@ class World:
             )
 
     def settle(self, most: int = 10) -> None:
-        """Lets the operator act until it has nothing to do; Pods that were told to go are gone at once."""
+        """Lets the operator act until it has nothing to do; deleted Pods are gone at once."""
         for _ in range(most):
             actions = self.decide()
             if not actions:

@@ -71,7 +71,7 @@ def decisions(scaling: Scaling, current: int, loads: list[float], every_s: float
 @table(
     ("scaling", "current", "loads", "every_s", "expected"),
     [
-        # Fewer wait until nothing in the window asked for more; one high value holds all for a window.
+        # Fewer wait until nothing in the window was for more; one high value holds all for a window.
         ({"target": 10, "window_s": 60}, 4, [40, 40, 10, 10, 10, 10, 10], 15.0, [4, 4, 4, 4, 4, 1, 1]),
         ({"target": 10, "window_s": 45}, 2, [10, 60, 10, 10, 10, 10], 15.0, [2, 6, 6, 6, 1, 1]),
         # More come at once, but at most twice or four more in 15 s.
@@ -201,7 +201,7 @@ def spiked() -> FleetRun:
 
 
 def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked: FleetRun) -> None:
-    """Each that joined was asked for 40 s before; who was held then were those, starting."""
+    """Each that joined was started 40 s before; `held` counts those that start, too."""
     counts = spiked.headcounts
     joined = [later.at_s for earlier, later in pairwise(counts) if later.ready > earlier.ready]
     ordered = [
@@ -285,7 +285,7 @@ def test_metrics_and_thresholds_are_compared_in_one_table() -> None:
 
 
 def test_sessions_of_a_spike_are_drawn_like_those_without() -> None:
-    """The spike moves starts; what is asked stays the same, for every autoscaler."""
+    """The spike moves starts; the requests stay the same, for every autoscaler."""
     due = [
         [flight.due_at for flight in replace(SPIKED, autoscale=scaling).simulate().flights if not flight.turn]
         for scaling in ("", "queue:target=2,min=2,max=6")

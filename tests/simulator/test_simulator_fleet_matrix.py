@@ -1,4 +1,4 @@
-"""Cells, arms, scenarios and the matrix: what is asked for by name, run on all cores, and gone on with."""
+"""Cells, arms, scenarios and the matrix: chosen by name, run on all cores, and gone on with."""
 
 import json
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def peer(name: str, signals: Told | None = None, **options: object) -> Strategy:
 
 
 class Fleet:
-    """A pool of three endpoints with a strategy, asked with bodies."""
+    """A pool of three endpoints with a strategy, which gets bodies."""
 
     def __init__(self, strategy: Strategy) -> None:
         self.pool = Pool("fleet", strategy, fallbacks=2)

@@ -102,7 +102,7 @@ def test_events_are_published_by_every_endpoint_on_its_own_port() -> None:
                 socket.linger = 0
                 socket.subscribe(f"kv@vllm-{index}@simulated")
                 socket.connect(f"tcp://127.0.0.1:{events[index]}")
-                # A subscription takes a moment to arrive; prompts of before are not heard of.
+                # A subscription takes a moment to arrive; events of earlier prompts do not come.
                 number = 0
                 while not socket.poll(100):
                     number += 1

@@ -17,7 +17,7 @@ TYPED = {path.name for path in ROOT.glob("examples/*/") if path.is_dir()} - {"he
 PATHS = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 ROOTS = pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own needs root")
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(600), ROOTS]
-# Envoy has all addresses; the routers know how their endpoints are, and hear each other.
+# Envoy has all addresses; the routers know how their endpoints are, and get each other's letters.
 READY = r"""
 hosts=$(curl -s 127.0.0.1:9901/clusters); pools=$(curl -s 127.0.0.1:9090/pools 127.0.0.1:9091/pools)
 for port in 9002 8001 8004; do grep -q :$port::health_flags::healthy <<<$hosts || exit; done
@@ -28,7 +28,7 @@ curl -sf 127.0.0.1:9090/readyz >/dev/null && echo ready
 
 @pytest.mark.parametrize("name", sorted(TYPED))
 def test_commands_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
-    """Exit status 3 is a comparison's on a machine too busy to tell."""
+    """Exit status 3 is a comparison's on a machine too busy to measure."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for shared in ("envoy", "manifests"):
         (tmp_path / shared).symlink_to(ROOT / shared)

@@ -23,7 +23,7 @@ def find() -> str | None:
 
 @dataclass
 class Visit:
-    """An open page. `requests` are the URLs it asked for, `complaints` what its console said."""
+    """An open page. `requests` are the URLs it requested, `complaints` what its console said."""
 
     page: Page
     requests: list[str] = field(default_factory=list)

@@ -12,14 +12,14 @@ import orjson
 
 CHAT = "/v1/chat/completions"
 MODEL = "simulated"
-# Larger ones are read from a file, as aiohttp asks for.
+# Larger ones are read from a file, as aiohttp recommends.
 _SEND_WHOLE = 1_000_000
 _WAIT = aiohttp.ClientTimeout(total=60)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `served_by` is the endpoint's `ip:port` as Envoy tells it, empty for Envoy's own."""
+    """A whole answer. `served_by` is the endpoint's `ip:port` as Envoy sends it, empty for Envoy's own."""
 
     status: int
     body: bytes

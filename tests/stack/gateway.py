@@ -225,7 +225,7 @@ def _address(host: Tree) -> str:
 
 
 def edited(tree: Tree, ports: Mapping[int, int], edits: Sequence[Edit] = ()) -> Tree:
-    """Moves the ports, asks for the endpoints' addresses, applies the edits, and returns the tree."""
+    """Moves the ports, adds `x-served-by`, applies the edits, and returns the tree."""
     move_ports(tree, ports)
     tell_addresses(tree)
     for edit in edits:

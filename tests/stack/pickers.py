@@ -25,7 +25,7 @@ FULL_DUPLEX = {
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """One gateway. `when_killed` is what a client is told while the picker is dead, once that is known.
+    """One gateway. `when_killed` is what a client gets while the picker is dead, once that is known.
 
     `when_hung` likewise, `None` for nothing: the request waits for the gateway's `message_timeout`.
     """

@@ -42,7 +42,7 @@ def write_list(path: Path, addresses: Sequence[str]) -> None:
 
 
 def health_at(address: str, name: str = PROCESSOR) -> str:
-    """The status that gRPC health tells, or why it tells none."""
+    """The status by gRPC health, or why there is none."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -112,7 +112,7 @@ class Service(Process):
         draft.replace(self.config)
 
     def is_ready(self) -> bool:
-        """Whether an operator and a proxy are told so: Envoy passes by a service that says no."""
+        """Whether an operator and a proxy can see it: Envoy passes by a service that says no."""
         return answers(f"{self.admin_url}/readyz") and self.health() == "SERVING"
 
     def health(self, name: str = PROCESSOR) -> str:

@@ -118,7 +118,7 @@ async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
 
 @table(("strategy", "messages"), [("prefix_hash", 2), ("round_robin", 1)], ids=["body read", "body skipped"])
 async def test_request_costs_two_messages_at_most(stack: Stack, strategy: str, messages: int) -> None:
-    """Headers and body; with round_robin the service tells Envoy to keep the body to itself."""
+    """Headers and body; with round_robin the service's reply says not to send the body."""
     stack.use(pool(stack.addresses, {"name": strategy}))
     bodies = [ask(f"cost {n}", max_tokens=n, stream=s) for n in (1, 60) for s in (False, True)]
     before = stack.gateway.ext_proc()

@@ -196,7 +196,7 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
 
 
 def test_clients_are_told_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
-    """A reason, `prefix` or `cold`, tells one tenant whether another's prompt is cached."""
+    """A reason, `prefix` or `cold`, shows one tenant whether another's prompt is cached."""
     overlays = SHIPPED.parent / "manifests/overlays"
     files = [*SHIPPED.glob("*.yaml"), overlays / "gateway/envoy.yaml", overlays / "sidecar/envoy.yaml"]
     trees = {path: yaml.safe_load(path.read_text()) for path in files}

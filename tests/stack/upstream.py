@@ -42,7 +42,7 @@ class Endpoints:
             self._places.release()
 
     def hold_again(self) -> None:
-        """Forgets what was, and holds what will be asked."""
+        """Forgets earlier requests, and holds later ones."""
         self._places, self.held = asyncio.Semaphore(0), 0
         self.requests.clear()
 

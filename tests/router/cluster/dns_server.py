@@ -1,4 +1,4 @@
-"""A small DNS server for tests: answers what it is told, over UDP and TCP on one port."""
+"""A small DNS server for tests: answers what the test sets, over UDP and TCP on one port."""
 
 import asyncio
 import socket

@@ -18,7 +18,7 @@ BuildSource = Callable[..., Source]
 
 
 class RecordingSink:
-    """A pool's end of the seam that remembers everything it is told."""
+    """A pool's end of the seam that records every call."""
 
     def __init__(self) -> None:
         self.lists: list[list[Endpoint]] = []
@@ -73,7 +73,7 @@ def has(*names: str) -> Callable[[RecordingSink], bool]:
 class Kube:
     """A scripted API server, and a source that follows it.
 
-    `delays` are the back-offs that it asked for; the sleeps themselves are short. `token` is the file of its
+    `delays` are the back-offs that it chose; the sleeps themselves are short. `token` is the file of its
     credential.
     """
 

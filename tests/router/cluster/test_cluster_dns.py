@@ -19,7 +19,7 @@ NAME = "vllm.default.svc.cluster.local."
 
 @dataclass
 class Asked:
-    """A server, what a source told that asked it, and how long that wanted to wait between."""
+    """A server, the lists of a source that queries it, and its waits in between."""
 
     server: DnsServer
     sink: RecordingSink

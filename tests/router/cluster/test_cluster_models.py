@@ -34,7 +34,7 @@ class Told:
 
 @dataclass
 class Asking:
-    """A server, what was told of its endpoint, and how long the source wanted to wait between."""
+    """A server, the lists with its endpoint, and the source's waits in between."""
 
     sink: RecordingSink
     cards: list[object] = field(default_factory=lambda: [BASE])

@@ -19,7 +19,7 @@ UPSTREAM, LLM_D = KINDS = [f"{api}/inferenceobjectives" for api in APIS]
 
 @dataclass
 class Told:
-    """What the source told, and how long it wanted to wait. The time is the test's."""
+    """The source's priorities, and its waits. The time is the test's."""
 
     server: ApiServer
     access: Callable[..., KubeAccess]

@@ -1,4 +1,4 @@
-"""What an InferencePool asks for, which pods are its endpoints, and what they are called."""
+"""What an InferencePool selects, which pods are its endpoints, and what they are called."""
 
 from functools import partial
 

@@ -62,7 +62,7 @@ async def test_lines_are_read_however_they_are_cut(kube: Kube, chunks: tuple[byt
 
 
 async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(kube: Kube) -> None:
-    """No bookmark comes before etcd tells of its progress, which by default is every ten minutes."""
+    """No bookmark comes before etcd notifies of its progress, which by default is every ten minutes."""
     async with kube.running(patience=Patience(silence_s=0.05)):
         await kube.until(lambda told: told.confirmed_total >= 5)
 

@@ -39,7 +39,7 @@ class Bench:
         return self.hear(name, Verdict.ANSWERED, duration_s, first_byte_s=first_byte_s)
 
     def put_on_trial(self, name: str, after_s: float = 2.0) -> None:
-        """Gets the first request after so long; what is told next is of that one."""
+        """Gets the first request after so long; the next outcome is of that one."""
         self.wait(after_s)
         self.cooling.picked(name)
         self.wait(0.1)
@@ -259,7 +259,7 @@ def test_an_unhealthy_endpoint_is_left_out_until_it_or_nobody_is_healthy() -> No
 
 
 def test_a_good_probe_does_not_shorten_a_cooling_but_ends_that_of_an_idle_pool() -> None:
-    """Nobody asks for anything, so no trial could end it."""
+    """No request comes, so no trial could end it."""
     bench = Bench()
     bench.fail("a")
     bench.cooling.set_health("a", is_healthy=False)

@@ -1,4 +1,4 @@
-"""Outcomes arrive at a pool: who is picked afterwards, what is counted, what is told."""
+"""Outcomes arrive at a pool: who is picked afterwards, what is counted, what is logged."""
 
 import logging
 import random

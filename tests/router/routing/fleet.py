@@ -46,7 +46,7 @@ class Fleet:
         return [*prompt.turns(100_000)]
 
     def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
-        """What is told of each candidate, by its name."""
+        """The explanation of each candidate, by its name."""
         decision = self.picker.propose(ask(*texts, system=system))
         told = decision.pick.reading.explain(self.pool.candidates())["candidates"]
         assert isinstance(told, list)

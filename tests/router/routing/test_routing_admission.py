@@ -229,7 +229,7 @@ def attempt(pool: Pool, objective: str, client: str, subset: Sequence[str] | Non
 
 
 def check_order(pool: Pool, client: str, subset: Sequence[str] | None) -> None:
-    """What is refused to a priority is refused to all below it, whoever asks."""
+    """What is refused to a priority is refused to all below it, for every client."""
     let_in, clients = {}, ("", client, "new")
     for name, who in product(PRIORITIES, clients):
         pick = attempt(pool, name, who, subset)
@@ -283,6 +283,6 @@ def test_clients_who_always_want_more_end_with_their_shares(clients: int, limit:
 
 
 def _refill(pool: Pool, open_: list[tuple[str, Pick]], rng: random.Random, clients: int) -> None:
-    """Everybody asks at once for the place that became free, in any order."""
+    """All requests try at once for the place that became free, in any order."""
     order = map(str, rng.sample(range(clients), clients))
     open_.extend((who, send(pool, client=who)) for who in order if is_let_in(pool, client=who))

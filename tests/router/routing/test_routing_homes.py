@@ -1,4 +1,4 @@
-"""Homes: what is presumed where, and how many gateways conversations tell of."""
+"""Homes: what is presumed where, and how the number of gateways is estimated from conversations."""
 
 import itertools
 import random
@@ -96,7 +96,7 @@ def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is
 
 @table(("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)])
 def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: float, at_most: float) -> None:
-    """Late news make turns miss, which tells as if that gateway were not heard at all."""
+    """Late news make turns miss, as if that gateway's letters did not come at all."""
     company = GatewayCount()
     company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
     for number in range(400):

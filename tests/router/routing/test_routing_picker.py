@@ -256,7 +256,7 @@ def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
 
 
 def test_tenants_share_no_prefix_and_a_tenant_does_with_itself() -> None:
-    """A tenant who guesses what another one asked learns nothing from where it goes, nor from the reason."""
+    """A tenant who guesses another one's prompt learns nothing from where it goes, nor from the reason."""
     fleet = Fleet()
     picker = Picker([Route(fleet.pool, salt_header="x-tenant")])
     text = words("What is the secret?", 500)

@@ -1,4 +1,4 @@
-"""The index: what it says that an endpoint holds, whatever was asked of it."""
+"""The index: what it says that an endpoint holds, after any calls."""
 
 import math
 import tracemalloc

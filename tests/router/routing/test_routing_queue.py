@@ -198,7 +198,7 @@ def test_who_waits_too_long_is_asked_a_last_time() -> None:
 
 
 def test_what_made_room_without_a_word_is_noticed_soon() -> None:
-    """An endpoint that was left out is back: nobody tells."""
+    """An endpoint that was left out is back: no event says so."""
     door = build_door()
     door.send("a")
     door.places = 1

@@ -36,7 +36,7 @@ class Live:
     limit: ConnectionLimit
 
     def request(self, text: str = "hello", pool_name: str | None = None) -> Decision:
-        """Decides as a stream does, and tells the observer."""
+        """Decides as a stream does, and calls the observer."""
         asked = Query("POST", CHAT, {"content-type": "application/json"}, ask(text), pool=pool_name)
         decision = self.app.pools.picker.pick(asked)
         self.app.processor.observer.routed(decision, 1e-5)

@@ -51,7 +51,7 @@ async def running(
 
 
 class Told:
-    """A source that tells what the test tells it, then stays or, in its first runs, fails."""
+    """A source with the lists of the test; then it stays or, in its first runs, fails."""
 
     def __init__(self, *lists: Sequence[str], failures: int = 0) -> None:
         self._lists = lists

@@ -31,7 +31,7 @@ async def connect(live: Live, ip: str = "127.0.0.1") -> tuple[asyncio.StreamRead
 
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
-    """What is heard before a connection is closed."""
+    """What comes before a connection is closed."""
     try:
         async with asyncio.timeout(60):
             return await reader.read()

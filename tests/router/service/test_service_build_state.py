@@ -1,4 +1,4 @@
-"""What a state tells, with time passed in."""
+"""What a state shows, with time passed in."""
 
 import random
 from collections.abc import Generator

@@ -30,7 +30,7 @@ pools:
 
 
 class AdminStub(BaseHTTPRequestHandler):
-    """Answers with what it was asked."""
+    """Answers with the request."""
 
     def do_POST(self) -> None:
         size = len(self.rfile.read(int(self.headers["content-length"])))

@@ -1,4 +1,4 @@
-"""gRPC health: what `Check` and `Watch` answer, and when a watcher hears more (grpc.health.v1)."""
+"""gRPC health: what `Check` and `Watch` answer, and when a watcher gets another answer (grpc.health.v1)."""
 
 import pytest
 from grpc_health.v1 import health_pb2 as pb

@@ -1,4 +1,4 @@
-"""What a keeper tells of its pool, and when; with a clock and sources of the test's own."""
+"""What a keeper logs of its pool, and when; with a clock and sources of the test's own."""
 
 import asyncio
 import logging

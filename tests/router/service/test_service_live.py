@@ -120,7 +120,7 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
 
 
 async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
-    """One that stays is shown out: else it would be told a state a second for as long as it likes."""
+    """One that stays is shown out: else it would get a state a second for as long as it likes."""
     async with aiohttp.ClientSession(timeout=PATIENCE) as viewer:
         async with looking(tmp_path) as live:
             answer = await viewer.get(f"{live.url}/live")

@@ -57,7 +57,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
         await until(lambda: app.pools["lost"].keeper.fault is not None)
         await until(lambda: sum(each.keeper.synced.is_set() for each in app.pools) == 4)
         await until(lambda: app.pools["gie"].objectives.age_s is not None)
-        # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
+        # vLLM's own counters are shown once an endpoint has sent them: they do not begin at 0.
         feedback = app.pools["mixtral"].feedback
         feedback.apply_signals(feedback.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
         _meet(app)
@@ -67,7 +67,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
 
 
 def _meet(app: Application) -> None:
-    """A peer whose delay is known: it answered a letter of ours."""
+    """A peer with a measured delay: it answered a letter of ours."""
     assert app.courier is not None
     share = app.courier.shares()["llama"]
     ours = share.heartbeat(10.0)
@@ -94,7 +94,7 @@ async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric
 
 
 async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[Metric]) -> None:
-    """And the process as they say; no series tells when another one began."""
+    """And the process as they say; no `_created` series."""
     samples = {sample.name for family in families for sample in family.samples}
     names = {name for name, _ in shown(families)}
 

@@ -93,7 +93,7 @@ async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(clust
 
 
 async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluster: Cluster) -> None:
-    """1. No limit: nobody asks. 2. A limit. 3. None again: they are forgotten. 4. The pool goes."""
+    """1. No limit: no watch. 2. A limit. 3. None again: they are forgotten. 4. The pool goes."""
     cluster.configure("")
     await synced(cluster.pools)
     assert cluster.server.of(OBJECTIVES).queries == []

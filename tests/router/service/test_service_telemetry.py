@@ -1,4 +1,4 @@
-"""Logs: one JSON object per line, of an exception its type alone. Metrics: counted plainly, told as ever."""
+"""Logs: one JSON object per line, of an exception its type alone. Metrics: counted plainly, shown as ever."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Spans by the SDK: who asks for them, what they belong to, what becomes of them when nobody takes them."""
+"""Spans by the SDK: when they are made, what they belong to, what becomes of them when nobody takes them."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ ORIGIN = Origin(f"00-{TRACE}-{CALLER}-01", "vendor=1", CHAT)
 
 
 def routed(model: str = '"llama"') -> Routed:
-    """What was told of a request that names `model`, which is JSON."""
+    """The span of a request that names `model`, which is JSON."""
     pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     body = b'{"model": %s, "messages": [{"role": "user", "content": "Why?"}]}' % model.encode()

@@ -84,7 +84,7 @@ async def end(task: asyncio.Task[None]) -> None:
 
 
 def lies(me: int | None = None) -> Iterator[bytes]:
-    """Letters of a mad peer that has the secret: of what never was, without an end. `me`, it answers."""
+    """Letters of a faulty peer with the secret: invented picks, without an end. It echoes `me`."""
     seal, number = Seal("llm", SECRET, 666), 1
     while True:
         news = [Ended(number + step, step, 1) for step in range(512)]

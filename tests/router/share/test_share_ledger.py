@@ -1,4 +1,4 @@
-"""What one peer has open, as its news tell."""
+"""One peer's open requests, by its news."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ async def lone() -> AsyncGenerator[Gateway]:
 
 @pytest.fixture
 async def pair() -> AsyncGenerator[list[Gateway]]:
-    """Two that hear each other promptly."""
+    """Two gateways whose letters come promptly."""
     gateways = town(2)
     async with AsyncExitStack() as stack:
         for gateway in gateways:
@@ -133,7 +133,7 @@ async def test_a_recorded_letter_is_heard_once(lone: Gateway) -> None:
 
 
 async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> None:
-    """It has the secret, and tells as fast as it can of what never was. The other is heard all the same."""
+    """It has the secret, and sends invented picks as fast as it can. The other's letters still come."""
     one, other = pair
     task = asyncio.create_task(rave(_port(one), one.courier._me))
     try:

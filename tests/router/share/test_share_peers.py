@@ -1,4 +1,4 @@
-"""Gateways that tell each other their picks: each with a pool of its own, and all with one picture."""
+"""Gateways that share their picks: each with a pool of its own, and all with one picture."""
 
 import random
 from collections import Counter, deque
@@ -53,7 +53,7 @@ class Gateway(Fleet):
 
 
 class Town:
-    """Gateways on one clock, and a bus that brings everything at once, unless it is told otherwise."""
+    """Gateways on one clock, and a bus that brings everything at once, unless the test says otherwise."""
 
     def __init__(self, count: int, names: str = "abcd", **options: object) -> None:
         self.gateways = [Gateway(place, names, **options) for place in range(count)]
@@ -311,7 +311,7 @@ def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -
 
 
 def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
-    """What a peer says that has heard a letter which this gateway sent so long ago."""
+    """A letter of a peer that got one which this gateway sent so long ago."""
     now_us = int(gateway.clock.now_s * 1e6)
     echo = Echo(gateway.share.heartbeat(gateway.clock.now_s).peer, now_us - int(ago_s * 1e6), 0)
     return Letter(peer, name_of("llama"), now_us, [*news], [echo])
@@ -346,7 +346,7 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
 
 
 def test_strangers_take_nobodys_place() -> None:
-    """However many names somebody has recorded, who is known stays, and who is new comes in."""
+    """However many names somebody has recorded, a current peer stays, and a new one comes in."""
     one, other = (both := town(2)).gateways
     other.receive(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
     both.beat()
@@ -578,7 +578,7 @@ def _too_few(gateway: Gateway) -> list[str]:
 
 @given(st.integers(0, 2**32))
 def test_the_same_picks_make_the_same_picture_everywhere(seed: int) -> None:
-    """Whoever picked, and whoever only heard of it: the same counts, and the same blocks at each endpoint."""
+    """Who picked, and who got its letter, have the same counts, and the same blocks at each endpoint."""
     rng = random.Random(seed)
     all_ = town(4)
     chats: list[list[str]] = [[words(f"{number} Why?", rng.randrange(400))] for number in range(6)]
@@ -636,7 +636,7 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
     both.wait(4)
     other.share.heartbeat(other.clock.now_s)
     other.follow("abcdefgh")
-    # Turns that nobody tells us of.
+    # Turns of a gateway that sends no letters.
     longer = [[*said, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for said in chats]
     found = [other.visit(*said, after_s=1).endpoint.name for said in longer]
     assert found == placed

@@ -1,4 +1,4 @@
-"""What other proxies than our own Envoy say, and what each of them must hear.
+"""What other proxies than our own Envoy say, and what each of them must get.
 
 Written after the message orders of upstream's hermetic tests (Gateway API Inference Extension, llm-d's
 router: no `protocol_config`, no `:method`, no `:path`), of agentgateway and of NGINX Gateway Fabric. Those

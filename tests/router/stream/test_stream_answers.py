@@ -1,4 +1,4 @@
-"""What we answer ourselves, in the words of the API that was asked."""
+"""What we answer ourselves, in the words of the request's API."""
 
 import orjson
 

@@ -151,7 +151,7 @@ async def serving_full() -> AsyncIterator[tuple[Served, Queue]]:
 
 GIVEN_BACK: Sequence[Expected] = [Went(H), back(BODY)]
 UNTYPED = events.RequestHeaders({"content-type": "application/json"})
-# What is sent, how much of it is answered before, whether we tell how long it takes, and the answers.
+# What is sent, how much of it is answered before, whether we send how long it takes, and the answers.
 OPENINGS: dict[str, tuple[Sequence[events.Event], int, bool, Sequence[Expected]]] = {
     "buffered": ([headers(), BODY_SENT], 1, True, [Went(B)]),
     "headers only": ([headers(end=True)], 0, True, [Went(H)]),

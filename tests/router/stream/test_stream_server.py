@@ -220,7 +220,7 @@ async def test_picks_served_elsewhere_are_counted() -> None:
 ASKED = headers(), RequestBody(BODY)
 NO_JSON, TOO_LARGE = ((headers(), RequestBody(body)) for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1)))
 ROUTED = {"pool": "llama", "outcome": "routed"}
-# What is asked, and what is counted once.
+# The requests, and what is counted once.
 COUNTED: list[tuple[Callable[[], Picker], Sequence[Event], str, dict[str, str]]] = [
     (one_pool, ASKED, "picks_total", {"pool": "llama", "strategy": "prefix_hash", "reason": "home"}),
     (one_pool, ASKED, "requests_total", ROUTED),
@@ -271,7 +271,7 @@ def test_a_skipped_body_is_routed_without_and_counted() -> None:
 
 @table("is_cut", [False, True])
 async def test_a_long_body_is_given_back_a_few_pieces_a_turn(is_cut: bool) -> None:
-    """No turn of the loop has more than 2 MB of it; what comes meanwhile is heard after it."""
+    """No turn of the loop has more than 2 MB of it; what comes meanwhile is handled after it."""
     call, body = RecordedCall(), bytes(range(256)) * 40_000
     handler = build_processor(one_pool(), max_body_bytes=1 << 24).open(call)
     handler.on_message(write(headers(BodyMode.FULL_DUPLEX_STREAMED)))

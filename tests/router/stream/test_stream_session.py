@@ -64,7 +64,7 @@ from tests.tables import table
 
 BUFFERING = [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL]
 ROOM = 2 * MAX_BODY_BYTES
-# What is counted for a body that does not tell its length.
+# What is counted for a body without a length.
 UNTOLD_BYTES = MAX_BODY_BYTES // 2
 
 
@@ -376,7 +376,7 @@ def holding_pool() -> Picker:
 
 
 def opening_pool() -> Picker:
-    """One that is full of nothing, holds who comes, and is open when it is asked again."""
+    """One that is full of nothing, queues who comes, and is open at the retry."""
     picker = holding_pool()
     pool = picker.routes["llama"].pool
     pool.book.on_less = None

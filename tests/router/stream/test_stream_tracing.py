@@ -121,7 +121,7 @@ def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
 
 
 class Noted:
-    """A tracer that notes what it is asked to record."""
+    """A tracer that notes what it records."""
 
     def __init__(self) -> None:
         self.sampling = Sampling()

@@ -65,7 +65,7 @@ def read(message: bytes) -> Expected:
 
 
 def _response_headers(event: events.ResponseHeaders) -> dict[str, str]:
-    """What a proxy sends of them, and one that nobody asks for."""
+    """What a proxy sends of them, and one that nobody wants."""
     told = {"content-type": "text/event-stream"}
     if event.status:
         told[":status"] = str(event.status)

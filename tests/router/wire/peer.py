@@ -33,7 +33,7 @@ ANSWER = b"\x88\x0f\x10\x10application/grpc"
 
 
 class Peer:
-    """Frames in, events and frames out. `say` returns what was told; `heard` what was sent since.
+    """Frames in, events and frames out. `say` returns the events; `heard` the frames sent since.
 
     The streams `calls` are open from the start.
     """

@@ -229,7 +229,7 @@ def first_goaway(sent: list[Frame]) -> bytes:
 
 
 def draining(*calls: int) -> tuple[Peer, bytes]:
-    """A peer that has heard that we leave, and what its answer has to say."""
+    """A peer that has our GOAWAY, and what its answer has to say."""
     peer = Peer(calls=calls)
     peer.connection.drain()
     return peer, first_goaway(peer.heard())

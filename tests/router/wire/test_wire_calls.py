@@ -1,4 +1,4 @@
-"""The seam on both transports: what a handler sends reaches the client in order; it hears of the end once."""
+"""The seam on both transports: what a handler sends reaches the client in order; its end is called once."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 class Kept(Echo):
-    """Keeps what it heard, and ends nothing of itself."""
+    """Keeps the messages, and ends nothing of itself."""
 
     def __init__(self, call: Call) -> None:
         self.heard: list[bytes | bytearray | str] = []
@@ -48,7 +48,7 @@ class Served:
         return self.handlers[-1]
 
     async def heard(self, count: int) -> list[bytes | bytearray | str]:
-        """What the first handler heard, once that is so much."""
+        """The first handler's messages, once there are so many."""
         await until(lambda: self.handlers and len(self.handlers[0].heard) >= count)
         return self.handlers[0].heard
 

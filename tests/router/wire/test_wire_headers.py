@@ -156,7 +156,7 @@ def test_a_real_encoders_blocks_are_read_as_they_were_meant(
 
 
 def test_an_entry_that_pushes_out_its_equal_is_a_change() -> None:
-    """As many entries as before, with an equal one in front: told by identity."""
+    """As many entries as before, with an equal one in front: found by identity."""
     reader = HeadReader(LIMIT_BYTES)
     # Room for two entries of 34 bytes.
     reader.read(size_update(70) + PLAIN + literal(b"a", b"1", 0x40) + literal(b"b", b"1", 0x40))
@@ -290,7 +290,7 @@ def test_of_a_known_form_only_the_values_are_decoded(first: bytes, second: bytes
 
 
 def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
-    """What is kept of the first must not be told of the second."""
+    """The cached head of the first must not be used for the second."""
     seeming = [within(b"x", PARENT_NAME + string(parent)) for parent in (PARENT, OTHER)]
     calls = [PLAIN + field + literal(b"traceparent", PARENT) for field in seeming]
     heads, filled = compare([size_update(0) + PLAIN, *calls])

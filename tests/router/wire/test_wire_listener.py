@@ -157,7 +157,7 @@ async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptur
 
 @table("has_tls", [False, True])
 async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) -> None:
-    """1. Room for 8, a proxy asks. 2. Another address opens 20, each of which asks once and gets its answer.
+    """1. Room for 8, a proxy asks. 2. Another address opens 20, each with one request and its answer.
 
     3. The proxy's second request finds its connection, although it is the oldest.
     """

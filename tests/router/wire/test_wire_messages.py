@@ -157,7 +157,7 @@ def held_by(stream: Stream) -> int:
 
 
 def happen(peer: Peer, verb: str, stream_id: int, size: int) -> None:
-    """Leaves the events to be asked for."""
+    """Leaves the events to the test."""
     match verb:
         case "send":
             peer.send(stream_id, bytes(size))

@@ -24,7 +24,7 @@ def trailers_of(sent: list[Frame]) -> tuple[int, dict[str, str]]:
     return flags, {str(name): str(value) for name, value in Peer().decoder.decode(payload)}
 
 
-# A conversation, frame by frame, and what is told of it.
+# A conversation, frame by frame, and its events.
 CALLS: dict[str, tuple[list[bytes], list[Told]]] = {
     "unary": ([data(1, framed(b"a"), END)], [("message", 1, b"a"), ("half-closed", 1)]),
     "streaming": (
@@ -208,7 +208,7 @@ WITH_PSEUDO_HEADER = frame(frames.HEADERS, HEADERS_END, 1, b"\x84")
 WITH_CAPITALS = frame(frames.HEADERS, HEADERS_END, 1, b"\x00\x01A\x01b")
 LATE = [data(1, framed(b"late")), data(1, b"\x01"), frame(frames.HEADERS, 4, 1, b""), TRAILERS]
 NO_TRAILERS, NO_STREAM = Code.PROTOCOL_ERROR, Code.STREAM_CLOSED
-# States, what comes there, what is told of it, and the codes of our RST_STREAMs (§5.1, §8.1).
+# States, what comes there, its events, and the codes of our RST_STREAMs (§5.1, §8.1).
 COMING: dict[str, tuple[Sequence[str], list[bytes], list[Told], list[Code]]] = {
     "trailers without END_STREAM": (["open"], [TRAILERS_WITHOUT_END, DATA], ENDED, [NO_TRAILERS]),
     "a pseudo-header": (["open"], [WITH_PSEUDO_HEADER, DATA], ENDED, [NO_TRAILERS, NO_STREAM]),

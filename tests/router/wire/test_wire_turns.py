@@ -27,7 +27,7 @@ SMALL = 8_000
 
 
 class Heard:
-    """A service that notes from whom a message came: the size tells."""
+    """A service that notes from whom a message came, by its size."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -124,7 +124,7 @@ def test_who_sends_much_has_so_much_of_it_taken_a_turn(kind: str, count: int, mo
 
 
 def turns_of(peer: Peer, said: bytes) -> list[list[Told]]:
-    """What is told of it, turn by turn."""
+    """The events, turn by turn."""
     turns = [peer.say(said)]
     while peer.connection.has_more:
         turns.append(peer.say(b""))

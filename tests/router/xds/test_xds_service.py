@@ -20,7 +20,7 @@ from tests.waiting import until
 
 
 class Proxy:
-    """An Envoy as far as the discovery service can tell."""
+    """An Envoy as far as the discovery service can see."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call = channel.stream_stream(DISCOVER)()  # type: ignore[call-arg]  # optional at run time

@@ -70,7 +70,7 @@ async def test_streaming_chat(client: openai.AsyncOpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 5
 
 
-# What is asked, and what the client raises of it: of an endpoint's own error too.
+# The request, and what the client raises: of an endpoint's own error too.
 REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str | None]] = [
     ({"model": "no-such-model", "prompt": "x"}, openai.NotFoundError, 404, "model_not_found"),
     ({"model": 7, "prompt": "x"}, openai.BadRequestError, 400, None),
@@ -96,7 +96,7 @@ async def test_a_refusal_is_the_exception_that_users_catch(
 
 
 async def test_overload_raises_rate_limit_error(stack: Stack) -> None:
-    """One request per endpoint in flight is all this pool takes; the fifth is told to come again."""
+    """One request per endpoint in flight is all this pool takes; the fifth gets 429."""
     stack.use(pool(stack.spare, max_in_flight=1, probe=False), endpoints=stack.spare)
     async with (
         serve(stack.spare, holds=b"") as endpoints,

@@ -77,7 +77,7 @@ def test_the_image_is_nobodys_labelled_and_writes_nothing(stack: Stack) -> None:
 
 @dataclass
 class Answer:
-    """One answer as a client saw it: when it was asked for and over, who gave it, what went wrong."""
+    """One answer as a client saw it: when it began and ended, who gave it, what went wrong."""
 
     began_s: float
     ended_s: float = 0.0

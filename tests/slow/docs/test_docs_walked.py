@@ -90,7 +90,7 @@ def test_the_first_page_is_walked(laptop: Laptop) -> None:
 
 @pytest.mark.timeout(1200)
 def test_two_strategies_are_compared(laptop: Laptop) -> None:
-    """Exit status 3 says that this machine was too busy to tell; the walk is the same."""
+    """Exit status 3 says that this machine was too busy to measure; the walk is the same."""
     [simulate, start, plan, compare] = blocks("benchmark.md")
     settings = (laptop.folder / "envoy" / "extproc.yaml").read_text()
 

@@ -303,7 +303,7 @@ def http2(data: bytes) -> str | None:
 
 
 def perform(ours: Connection, act: Act, now_s: float) -> None:
-    """Does what the server's side is told."""
+    """Drives the server's side."""
     verb, stream_id, what = act
     stream = ours.streams.get(stream_id)
     match verb:

@@ -56,7 +56,7 @@ class Call:
         self.is_half_closed = False
         self.status: Status | None = None  # how it is to end
         self.is_refused = False  # it ends for what the client sent: nothing more is read of it
-        self.to_send = b""  # what our server was told to send and has not
+        self.to_send = b""  # what our server has still to send
         self.is_answered = False
         self.heard_s = self.sent_s = 0.0
         self.is_waiting = True

@@ -89,7 +89,7 @@ def wire(data: bytes) -> None:
 
 
 def letter(data: bytes) -> None:
-    """What a gateway that has the secret, and is mad, may say of us is a letter that we take, or none."""
+    """Whatever a faulty gateway with the secret sends is a letter that we take, or none."""
     with suppress(LetterError):
         Seal("a", bytes(16), 1).open(data)
     choices = Choices(data)

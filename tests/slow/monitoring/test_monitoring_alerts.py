@@ -176,7 +176,7 @@ async def refuse(scene: Scene) -> None:
 
 
 async def refuse_again(scene: Scene) -> None:
-    """The alert tells of the last ten minutes (here seconds): refused once, it would be over."""
+    """The alert is about the last ten minutes (here seconds): refused once, it would be over."""
     while True:
         await refuse(scene)
 

@@ -25,7 +25,7 @@ from tests.stack.stack import Stack
 pytestmark = [needs_prometheus, pytest.mark.envoy, pytest.mark.timeout(300)]
 
 BOARD_NAMES = [board.uid for board in BOARDS]
-# What Grafana fills in. The interval is longer than the run: nothing of it is over before it is asked for.
+# What Grafana fills in. The interval is longer than the run: nothing of it is over before the query.
 FILLED = {"$__rate_interval": "2m", "$namespace": ".*", "$pool": "tiny"}
 DATASET = {"name": "synthetic", "turns": "sessions"}
 LOAD: Mapping[str, Any] = {

@@ -63,7 +63,7 @@ class Talks:
 
 
 async def test_what_is_predicted_is_what_vllm_finds_within_one_block(addresses: list[str]) -> None:
-    """1. Some requests tell how long a token is. 2. Of 200 more, 95 % find what was predicted."""
+    """1. Some requests show how long a token is. 2. Of 200 more, 95 % find what was predicted."""
     strategy = PrefixCache(Outside(random.Random(1), monotonic))
     pool = Pool("tiny", strategy)
     pool.replace([Endpoint(address, address) for address in addresses])

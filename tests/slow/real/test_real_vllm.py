@@ -168,7 +168,7 @@ async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_
         subscriber.subscribe("kv@real")
         subscriber.connect(f"tcp://127.0.0.1:{events_port}")
         async with aiohttp.ClientSession(real) as client, serving(options, publisher=publisher) as face:
-            # Until the subscription has arrived, nothing of what happens is heard.
+            # Until the subscription has arrived, no event comes.
             while not await subscriber.poll(200):
                 await post(client, wording.COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
                 await post(client, "/reset_prefix_cache", b"")
@@ -177,7 +177,7 @@ async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_
                     await post(one, wording.COMPLETIONS, body | {"max_tokens": 1})
             for one in (client, face.client):
                 await post(one, "/reset_prefix_cache", b"")
-                # vLLM tells of a reset with its next step.
+                # vLLM publishes a reset with its next step.
                 await post(one, wording.COMPLETIONS, {"prompt": [6] * 40, "max_tokens": 1})
         received: list[dict[str, Any]] = []
         while await subscriber.poll(1000):

@@ -124,7 +124,7 @@ class Carriage:
         self.relays = relays
 
     def part(self) -> None:
-        """Cuts the gateways in two halves that do not hear each other."""
+        """Cuts the gateways in two halves, with no letter between them."""
         raise NotImplementedError
 
     def restart(self) -> None:
@@ -135,7 +135,7 @@ class Carriage:
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """Waits until everybody hears everybody promptly."""
+        """Waits until all letters come promptly."""
         others = GATEWAYS - 1
         await asyncio.to_thread(
             self.services[0].wait_until,
@@ -250,7 +250,7 @@ CARRIERS = {"mesh": _mesh, "NATS": _nats}
 
 @asynccontextmanager
 async def carried(carrier: str, directory: Path) -> AsyncGenerator[Carriage]:
-    """Real gateways that hear each other promptly over a carrier of relays."""
+    """Real gateways whose letters come promptly, over a carrier of relays."""
     services = build(directory / "gateways", GATEWAYS, is_shared=False)
     async with AsyncExitStack() as stack:
         carriage = stack.enter_context(CARRIERS[carrier](services, directory))

@@ -32,7 +32,7 @@ class Front:
         return self.gateway.counters(name)[name] == len(self.services)
 
     def wait(self, others: int) -> None:
-        """Waits until Envoy asks all services, and these hear so many others."""
+        """Waits until Envoy asks all services, and each has so many peers."""
         self.gateway.wait_until(self.sees_services, LONG_S)
         if others:
             self.gateway.wait_until(lambda: self.hears(others), LONG_S)
@@ -101,7 +101,7 @@ def run_fronts(
     services: int = 1,
     carrier: str | None = None,
 ) -> Iterator[list[Front]]:
-    """Starts gateways that share over a `carrier`, `mesh` or `nats`; yields them when all hear all."""
+    """Starts gateways that share over a `carrier`, `mesh` or `nats`; yields them when all letters come."""
     with ExitStack() as running:
         fronts = [
             build_front(directory / f"front-{place}", endpoints, services=services)

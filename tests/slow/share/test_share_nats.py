@@ -135,7 +135,7 @@ async def test_a_wrong_password_and_another_cluster_are_not_heard(
 
 
 async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
-    """What gateways with these accesses hear and have sent, when the first two hear each other."""
+    """What gateways with these accesses got and sent, once the first two reach each other."""
 
     def build(access: NatsAccess) -> Build:
         return lambda tally: Nats(access, "llm", tally)

@@ -39,7 +39,7 @@ async def talk(fronts: Sequence[Front]) -> list[Answer]:
 
 
 def counted(simulators: Simulators, name: str) -> float:
-    """The sum of a metric over the endpoints, as they tell it."""
+    """The sum of a metric over the endpoints, as they show it."""
     lines = [line for a in simulators.addresses for line in get(f"http://{a}/metrics").splitlines()]
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}_total{{"))
 

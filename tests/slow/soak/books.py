@@ -10,7 +10,7 @@ with it.
 # - What a client sent is one line in one Envoy's log; none, if that Envoy was killed while the request was
 #   with it or at most `UNWRITTEN_S` after its end: an Envoy writes its log every 50 ms. What nobody listened
 #   for is no line, and wants that Envoy to be away.
-# - Client and Envoy tell the same status. An answer that breaks off, and a failure that is no endpoint's own,
+# - Client and Envoy have the same status. An answer that breaks off, and a failure that is no endpoint's own,
 #   want an Envoy or an endpoint that was away.
 # - A line with a pick is one pick in the log of one of that gateway's services, of the same endpoint. A line
 #   without wants a service that was away, a client that left, or `PATIENCE_S` without an
@@ -18,7 +18,7 @@ with it.
 #   without a line wants the Envoy to be killed.
 # - What an endpoint answered is one entry in its own log, of the same status. No request is begun twice. An
 #   entry without an end wants the endpoint to be killed; one without a line, the Envoy.
-# - What a part has counted in its metrics is what it told in its log, when all is quiet. Of a life that was
+# - What a part has counted in its metrics is what it wrote in its log, when all is quiet. Of a life that was
 #   ended, the count is from just before: the log has as much or more. What a worker counted after its last
 #   scrape ends with it: what it logged from there on may be missing, and no more.
 
@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 UNWRITTEN_S: Final = 1.0
 # `message_timeout` of the shipped configurations.
 PATIENCE_S: Final = 3.0
-# After so long an endpoint has heard that nobody waits any more.
+# After so long an endpoint has noticed that nobody waits any more.
 UNHEARD_S: Final = 1.0
 _SHOWN: Final = 20
 
@@ -255,7 +255,7 @@ class _Clerk:
             case End.WHOLE:
                 self._compare_whole(asked, line)
             case End.LEFT:
-                pass  # before the answer or behind its last byte: Envoy may tell either
+                pass  # before the answer or behind its last byte: Envoy may log either
 
     def _compare_whole(self, asked: Asked, line: Line) -> None:
         if line.status != asked.status:
@@ -305,7 +305,7 @@ class _Clerk:
         return self._was_away([served.endpoint], served.began_s, waiting.ended_s, UNHEARD_S)
 
     def _compare_orphans(self) -> None:
-        """What no Envoy tells of, and what never ended."""
+        """What no Envoy logged, and what never ended."""
         for picked in self._picked.values():
             if picked.id not in self._lines:
                 self._settle_orphan("a pick without a line", picked.id, picked)

@@ -129,7 +129,7 @@ def _content(chunk: dict[str, Any]) -> str:
 
 @asynccontextmanager
 async def _connect(url: str) -> AsyncGenerator[aiohttp.ClientSession]:
-    """A session that tells whether anything of a request was sent."""
+    """A session that says whether anything of a request was sent."""
 
     async def note(_: object, context: SimpleNamespace, __: object) -> None:
         context.trace_request_ctx.is_sent = True

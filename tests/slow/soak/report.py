@@ -1,4 +1,4 @@
-"""One page: what was asked, what went wrong on purpose, whether all adds up, memory, logs; the verdict."""
+"""One page: the load, what went wrong on purpose, whether all adds up, memory, logs; the verdict."""
 
 import re
 from collections import Counter

@@ -164,7 +164,7 @@ def compare(town: Town) -> Iterator[str]:
 
 
 def count_told(town: Town, part: str, start: int) -> int:
-    """How many requests a part's log tells of, from a byte on."""
+    """How many requests a part's log has, from a byte on."""
     for place, front in enumerate(town.fronts):
         if part == envoy(place):
             return len(read_lines(front.gateway.log, place, start))

@@ -10,7 +10,7 @@ from typing import Final
 from tests.slow.soak.books import Outage
 from tests.stack.process import Process
 
-# Between two looks. An Envoy passes a service by whose health two seconds cannot tell.
+# Between two looks. An Envoy passes a service whose health it has not seen for two seconds.
 STARVED_S: Final = 1.0
 # So long it does so, once it does.
 PASSED_BY_S: Final = 2.0
@@ -45,7 +45,7 @@ class Life:
 
 
 class Watch:
-    """Notes all processes' figures whenever it is told to."""
+    """Notes all processes' figures at each call."""
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], Life] = {}

@@ -24,7 +24,7 @@ IPS = [f"127.0.2.{number}" for number in range(1, 5)]
 
 @dataclass
 class Cluster:
-    """Everything that runs. Pods are known by their numbers."""
+    """Everything that runs. Pods have numbers."""
 
     gateway: Gateway
     service: Service

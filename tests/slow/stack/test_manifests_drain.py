@@ -1,4 +1,4 @@
-"""The script that runs before an Envoy container is told to end, with a real Envoy."""
+"""The script that runs before an Envoy container gets its signal to end, with a real Envoy."""
 
 import asyncio
 import os

@@ -42,7 +42,7 @@ async def test_service_hangs(stack: Stack, transport: str) -> None:
 
 
 async def test_endpoint_that_swallows_connections_costs_its_conversations_a_moment(stack: Stack) -> None:
-    """A node that vanished answers no SYN: a connect timeout later the next one is asked. Three times."""
+    """A node that vanished answers no SYN: a connect timeout later the next one is tried. Three times."""
     gone = stack.spare[3]
     stack.use(pool(stack.spare, name="vanishing", probe=False), endpoints=stack.spare)
     before = timeouts(stack)
@@ -55,7 +55,7 @@ async def test_endpoint_that_swallows_connections_costs_its_conversations_a_mome
 
     assert homeless
     assert gone not in moved.values()
-    # The fourth may have left before what became of the third was told; the fifth half a second later.
+    # The fourth may have left before the outcome of the third came; the fifth half a second later.
     assert min(3, len(homeless)) <= timeouts(stack) - before <= 4
 
 

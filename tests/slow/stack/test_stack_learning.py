@@ -39,7 +39,7 @@ def cache_tokens(stack: Stack) -> int:
 
 
 async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(learning: Stack) -> None:
-    """1. A stream tells its first token, whole answers do not. 2. Twelve streams under one id are twelve."""
+    """1. A stream shows its first token, whole answers do not. 2. Twelve streams under one id are twelve."""
     async with connect(learning.url) as session:
         await send(session, ask("first", stream=True))
         await until(lambda: learnt(learning)["source"] == "access_log")

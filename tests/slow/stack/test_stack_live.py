@@ -220,7 +220,7 @@ def applied_count(cluster: Cluster) -> float:
 
 
 async def test_over_xds_the_first_endpoint_answers_what_waited_for_it(cluster: Cluster) -> None:
-    """Envoy has no endpoint either, until it is told."""
+    """Envoy has no endpoint either, until it gets one."""
     cluster.apply()
     await cluster.until()
     applied = applied_count(cluster)

@@ -33,7 +33,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 async def route(channel: grpc.aio.Channel, body: Body) -> grpc.StatusCode:
-    """A stream of headers, a body and two answers; told to skip the body it sends none, as Envoy does."""
+    """A stream of headers, a body and two answers; no body where the reply skips it, as in Envoy."""
     call = channel.stream_stream(PROCESS, None, None)(None)
     await call.write(write(headers(path=body.path, content_type=body.content_type)))
     first = await call.read()

@@ -21,7 +21,7 @@ LISTENERS = (None, *MODES, "streamed_at_once", "a_part_of_1_mb")
 
 @pytest.mark.parametrize("transport", ["native", "grpcio"])
 async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(stack: Stack, transport: str) -> None:
-    """STREAMED bodies come after the decision, unless Envoy is told to send them at once."""
+    """STREAMED bodies come after the decision, unless Envoy is set to send them at once."""
     stack.use(transport=transport)
     bodies = [body_of(size_bytes) for size_bytes in SIZES]
     assert [len(body) for body in bodies] == [*SIZES]

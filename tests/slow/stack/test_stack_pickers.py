@@ -104,7 +104,7 @@ async def test_requests_count_while_their_answers_last(stack: Stack) -> None:
 async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked) -> None:
     """1. Killed while an answer streams: it goes on, or breaks off where it passes through the picker.
 
-    2. Once the gateway has noticed, each client is told what the table says, whatever its body.
+    2. Once the gateway has noticed, each client gets what the table says, whatever its body.
     3. Back: bodies of every size are picked for again, and a conversation has its home.
     """
     breaks = pytest.raises(aiohttp.ClientPayloadError) if answers_in_duplex(picked) else nullcontext()
@@ -129,7 +129,7 @@ async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked)
 
 
 async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> None:
-    """1. Hung: once the gateway has noticed, if it does, bodies of every size are told the same.
+    """1. Hung: once the gateway has noticed, if it does, bodies of every size get the same.
 
     All at once: a gateway that does not notice gives up ten seconds after it wants a further connection.
     2. Goes on: affinity.

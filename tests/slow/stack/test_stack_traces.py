@@ -32,7 +32,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iter
 
 
 def parents(spans: list[Span], span: Span) -> list[Span]:
-    """The chain above a span, as far as it is known."""
+    """The chain above a span, as far as it was received."""
     by_id = {each.id: each for each in spans}
     above = []
     while span.parent in by_id:
