@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -286,13 +287,14 @@ def _commands(title: str, text: str, wanted: Any) -> str:
     for name, command in _walk(cli):
         if not wanted(name):
             continue
-        context = click.Context(command, info_name=f"extproc {name}")
+        # Click keeps the help option of the first context that it sees.
+        context = click.Context(command, info_name=f"extproc {name}", help_option_names=["-h", "--help"])
         usage = " ".join(["extproc", name, *command.collect_usage_pieces(context)])
         about = _cell((command.help or "").partition("\b")[0].partition("\n\nExample")[0])
         rows = []
-        for option in command.params:
+        for option in map(copy, command.params):
             if isinstance(option, click.Option) and option.help:
-                option.hidden = False
+                option.hidden = False  # only programs give it
             record = option.get_help_record(context) if isinstance(option, click.Option) else None
             if record and "--help" not in record[0]:
                 rows.append(f"| `{record[0].replace('|', ', ')}` | {_cell(record[1])} |")
