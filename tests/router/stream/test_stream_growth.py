@@ -48,6 +48,9 @@ def text(number: int) -> str:
 
 CHOICES: dict[str, Callable[[int], None]] = {
     "names of headers that end here": lambda n: send({f"x-llm-d-{text(n)}": "1"}),
+    "short names of such": lambda n: send(
+        {f"x-llm-d-{text(n)[i : i + 50]}": "1" for i in range(0, 1_500, 50)}
+    ),
     "names of unread headers": lambda n: send({f"x-{text(n)}": "1"}),
     "values": lambda n: send({"x-gateway-inference-objective": text(n)}),
     "paths": lambda n: send({":path": f"/v1/{text(n)}"}, b"{}"),

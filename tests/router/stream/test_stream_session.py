@@ -19,30 +19,7 @@ from extproc.router.routing.queue import Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
-from extproc.router.stream.events import (
-    NO_CONFIG,
-    Answer,
-    BodyMode,
-    BodyRead,
-    BodySkipped,
-    BodyToRead,
-    Continue,
-    Event,
-    Observed,
-    Phase,
-    Piece,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Room,
-    Routed,
-    Served,
-    StreamConfig,
-)
+from extproc.router.stream import events as say
 from extproc.router.stream.session import Session
 from tests.router.stream.conversations import (
     ADDRESSES,
@@ -62,22 +39,22 @@ from tests.router.stream.conversations import (
 from tests.router.stream.gateways import GATEWAYS
 from tests.tables import table
 
-BUFFERING = [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL]
+BUFFERING = [say.BodyMode.BUFFERED, say.BodyMode.BUFFERED_PARTIAL]
 ROOM = 2 * MAX_BODY_BYTES
 # What is counted for a body without a length.
 UNTOLD_BYTES = MAX_BODY_BYTES // 2
 
 
 def announce(
-    announced: Budget, length: str | None, mode: BodyMode = BodyMode.BUFFERED
-) -> tuple[Session, Reply]:
+    announced: Budget, length: str | None, mode: say.BodyMode = say.BodyMode.BUFFERED
+) -> tuple[Session, say.Reply]:
     session = open_session(one_pool(), announced=announced)
     [reply] = session.on(headers(mode, content_length=length or ""))
     return session, reply
 
 
-def is_unread(reply: Reply) -> bool:
-    return isinstance(reply, Routed) and reply.is_unread and reply.skip_body
+def is_unread(reply: say.Reply) -> bool:
+    return isinstance(reply, say.Routed) and reply.is_unread and reply.skip_body
 
 
 @table("mode", BUFFERING)
@@ -92,7 +69,7 @@ def is_unread(reply: Reply) -> bool:
     ],
 )
 def test_bodies_beyond_what_proxies_may_buffer_are_routed_unread(
-    mode: BodyMode, length: str | None, bytes_each: int
+    mode: say.BodyMode, length: str | None, bytes_each: int
 ) -> None:
     announced = Budget(ROOM)
     taken = [announce(announced, length, mode) for _ in range(ROOM // bytes_each)]
@@ -104,7 +81,7 @@ def test_bodies_beyond_what_proxies_may_buffer_are_routed_unread(
     assert is_unread(reply) is not has_more_room
     small, small_reply = announce(announced, "100")
     assert not is_unread(small_reply)
-    if isinstance(reply, Routed):
+    if isinstance(reply, say.Routed):
         assert isinstance(reply.decision.fault, NoRoomForBody)
         assert reply.decision.key is None
 
@@ -117,9 +94,9 @@ def test_what_was_announced_is_given_back_when_it_is_there() -> None:
     announced = Budget(ROOM)
     session, reply = announce(announced, str(len(BODY)))
 
-    assert (reply, announced.used) == (Continue(Phase.REQUEST_HEADERS), len(BODY))
+    assert (reply, announced.used) == (say.Continue(say.Phase.REQUEST_HEADERS), len(BODY))
 
-    session.on(RequestBody(BODY))
+    session.on(say.RequestBody(BODY))
 
     assert announced.used == 0
     session.close()
@@ -127,22 +104,22 @@ def test_what_was_announced_is_given_back_when_it_is_there() -> None:
 
     # Too long a one counts as the longest that a proxy holds, one that is not buffered not at all.
     _, reply = announce(announced, str(MAX_BODY_BYTES + 1))
-    assert (reply, announced.used) == (Continue(Phase.REQUEST_HEADERS), MAX_BODY_BYTES)
+    assert (reply, announced.used) == (say.Continue(say.Phase.REQUEST_HEADERS), MAX_BODY_BYTES)
     session = open_session(two_pools(), announced=announced)
-    assert session.on(headers(BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
+    assert session.on(headers(say.BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
     assert announced.used == MAX_BODY_BYTES
 
 
-def hear(session: Session, event: Event) -> list[Reply]:
+def hear(session: Session, event: say.Event) -> list[say.Reply]:
     """Tells the session an event, and reads for it what it wants read."""
     match session.on(event):
-        case [BodyToRead() as reading]:
+        case [say.BodyToRead() as reading]:
             found: Found | RequestError
             try:
                 found = reading.find()
             except RequestError as error:
                 found = error
-            return session.on(BodyRead(found))
+            return session.on(say.BodyRead(found))
         case replies:
             return replies
 
@@ -182,13 +159,13 @@ def test_a_request_served_elsewhere_counts_there() -> None:
     pool = picker.routes["llama"].pool
     session = open_session(picker)
     [routed] = session.on(headers(end=True))
-    assert isinstance(routed, Routed)
+    assert isinstance(routed, say.Routed)
     picked = routed.decision.pick.endpoint
     other = next(address for address in ADDRESSES if address != picked.address)
 
-    answered = ResponseHeaders(served=other)
+    answered = say.ResponseHeaders(served=other)
 
-    assert session.on(answered) == [Served("llama", other, answered, is_elsewhere=True)]
+    assert session.on(answered) == [say.Served("llama", other, answered, is_elsewhere=True)]
     assert {f"llama-{other}": 1} == {name: count for name, count in pool.book.counts().items() if count}
 
     session.close()
@@ -202,24 +179,28 @@ def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_
 ) -> None:
     picker = one_pool(ADDRESSES[:1])
     session = open_session(picker)
-    event = ResponseHeaders(served, status=503, retry_after="7")
-    told = Served("llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1")
+    event = say.ResponseHeaders(served, status=503, retry_after="7")
+    told = say.Served("llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1")
 
-    assert open_session(picker).on(event) == [Continue(Phase.RESPONSE_HEADERS)], "nobody routed it"
+    assert open_session(picker).on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)], "nobody routed it"
     session.on(headers(end=True))
     assert session.on(event) == [told]
-    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)]
+    assert session.on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)]
     assert in_flight(picker) == 1
 
 
-ENDS = [ResponseHeaders(end_of_stream=True), ResponseBody(b"", end_of_stream=True), ResponseTrailers()]
+ENDS = [
+    say.ResponseHeaders(end_of_stream=True),
+    say.ResponseBody(b"", end_of_stream=True),
+    say.ResponseTrailers(),
+]
 
 
-@table("end", [*ENDS, ResponseHeaders(ADDRESSES[0], end_of_stream=True)])
-def test_a_request_counts_until_its_response_has_ended(end: Event) -> None:
+@table("end", [*ENDS, say.ResponseHeaders(ADDRESSES[0], end_of_stream=True)])
+def test_a_request_counts_until_its_response_has_ended(end: say.Event) -> None:
     picker = one_pool()
     session = open_session(picker)
-    for event in (headers(end=True), ResponseHeaders(), ResponseBody(b"data")):
+    for event in (headers(end=True), say.ResponseHeaders(), say.ResponseBody(b"data")):
         session.on(event)
         assert in_flight(picker) == 1
     for _ in range(2):
@@ -227,13 +208,13 @@ def test_a_request_counts_until_its_response_has_ended(end: Event) -> None:
         assert in_flight(picker) == 0
 
 
-@table("event", [RequestBody(BODY), BodySkipped()], ids=["budget", "skipped"])
-def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
-    is_skipped = isinstance(event, BodySkipped)
+@table("event", [say.RequestBody(BODY), say.BodySkipped()], ids=["budget", "skipped"])
+def test_a_request_routed_without_its_body_says_why(event: say.Event) -> None:
+    is_skipped = isinstance(event, say.BodySkipped)
     session = open_session(one_pool(), budget=Budget(1))
-    session.on(headers(BodyMode.BUFFERED if is_skipped else BodyMode.FULL_DUPLEX_STREAMED))
+    session.on(headers(say.BodyMode.BUFFERED if is_skipped else say.BodyMode.FULL_DUPLEX_STREAMED))
     routed = session.on(event)[0]
-    assert isinstance(routed, Routed)
+    assert isinstance(routed, say.Routed)
 
     assert routed.decision.fault is not None
     assert routed.decision.fault.why == "budget"
@@ -243,8 +224,8 @@ def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
 def test_an_order_that_the_operator_names_goes_on() -> None:
     orders = {"x-gateway-inference-objective": "premium", "x-llm-d-slo-ttft-ms": "200"}
     session = open_session(one_pool(), pass_headers={"x-gateway-inference-objective"})
-    [routed] = session.on(RequestHeaders(orders, end_of_stream=True))
-    assert isinstance(routed, Routed)
+    [routed] = session.on(say.RequestHeaders(orders, end_of_stream=True))
+    assert isinstance(routed, say.Routed)
 
     assert routed.remove_headers == ["x-llm-d-slo-ttft-ms"]
 
@@ -262,11 +243,11 @@ CHAT = {":method": "POST", ":path": "/v1/completions"}
 
 def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_has_come() -> None:
     session, tickets, pool = ticketed()
-    session.on(RequestHeaders(CHAT, config=StreamConfig(BodyMode.BUFFERED)))
-    [routed] = session.on(RequestBody(b'{"prompt": "Why?"}'))
-    assert isinstance(routed, Routed)
-    [served] = session.on(ResponseHeaders("10.0.0.2:80", status=200))
-    assert isinstance(served, Served)
+    session.on(say.RequestHeaders(CHAT, config=say.StreamConfig(say.BodyMode.BUFFERED)))
+    [routed] = session.on(say.RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, say.Routed)
+    [served] = session.on(say.ResponseHeaders("10.0.0.2:80", status=200))
+    assert isinstance(served, say.Served)
     assert served.ticket == routed.ticket != 0
     assert pool.book.total == 1
     assert session.leave() is None, "its end was told"
@@ -279,9 +260,9 @@ def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_ha
 
 def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> None:
     session, tickets, _ = ticketed()
-    session.on(RequestHeaders(CHAT))
-    [routed, *_] = session.on(RequestBody(b'{"prompt": "Why?"}'))
-    assert isinstance(routed, Routed)
+    session.on(say.RequestHeaders(CHAT))
+    [routed, *_] = session.on(say.RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, say.Routed)
     left = session.leave()
     session.close()
 
@@ -300,9 +281,9 @@ def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> No
 )
 def test_a_request_without_a_path_has_its_prefix_all_the_same(body: dict[str, object]) -> None:
     session = open_session(one_pool())
-    session.on(RequestHeaders({}))
-    routed = session.on(RequestBody(orjson.dumps(body)))[0]
-    assert isinstance(routed, Routed)
+    session.on(say.RequestHeaders({}))
+    routed = session.on(say.RequestBody(orjson.dumps(body)))[0]
+    assert isinstance(routed, say.Routed)
 
     assert routed.decision.pick.reason == "home"
 
@@ -310,12 +291,12 @@ def test_a_request_without_a_path_has_its_prefix_all_the_same(body: dict[str, ob
 def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> None:
     picker = ranked_pool()
     orders = {"x-gateway-inference-objective": "batch", "x-llm-d-inference-fairness-id": "a"}
-    asked = RequestHeaders({":method": "POST", ":path": "/v1/messages"} | orders, end_of_stream=True)
+    asked = say.RequestHeaders({":method": "POST", ":path": "/v1/messages"} | orders, end_of_stream=True)
     sessions = [open_session(picker) for _ in range(4)]
     *routed, refused = [reply for session in sessions for reply in session.on(asked)]
 
-    assert all(isinstance(reply, Routed) and {*reply.remove_headers} == {*orders} for reply in routed)
-    assert isinstance(refused, Answer)
+    assert all(isinstance(reply, say.Routed) and {*reply.remove_headers} == {*orders} for reply in routed)
+    assert isinstance(refused, say.Answer)
     told = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
     assert (429, "sheddable", told) == (refused.status, refused.outcome, refused.headers)
     assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
@@ -328,35 +309,35 @@ def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> N
 
 def test_the_models_of_all_pools_are_listed_without_globs() -> None:
     [answer] = open_session(two_pools()).on(headers(method="GET", path="/v1/models", end=True))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, say.Answer)
     listed = orjson.loads(answer.body)
 
     assert ["llama", "sql-lora"] == [model["id"] for model in listed["data"]]
 
 
-MODES = st.none() | st.sampled_from(BodyMode)
+MODES = st.none() | st.sampled_from(say.BodyMode)
 NAMES = st.sampled_from([":method", ":path", "content-type", "upgrade", "x-session", "x-extproc-pool"])
 VALUES = ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
 ORDERS = {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
 BODIES = st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999])
-LATE_CONFIGS = st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), NO_CONFIG])
+LATE_CONFIGS = st.sampled_from([None, say.StreamConfig(say.BodyMode.BUFFERED), say.NO_CONFIG])
 STATUSES = st.sampled_from([0, 200, 500])
 EVENTS = st.one_of(
     st.builds(
-        RequestHeaders,
+        say.RequestHeaders,
         st.dictionaries(NAMES, st.sampled_from(VALUES)) | st.fixed_dictionaries(ORDERS),
         st.booleans(),
         st.none() | st.lists(st.sampled_from([*ADDRESSES, "10.0.0.1", "", "x"]), max_size=3),
-        st.none() | st.builds(StreamConfig, MODES, MODES, st.booleans()),
+        st.none() | st.builds(say.StreamConfig, MODES, MODES, st.booleans()),
     ),
-    st.builds(RequestBody, BODIES, st.booleans(), st.none(), LATE_CONFIGS),
-    st.builds(BodySkipped),
-    st.builds(Observed),
-    st.builds(RequestTrailers),
-    st.builds(ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans(), STATUSES),
-    st.builds(ResponseBody, st.binary(max_size=4), st.booleans()),
-    st.builds(ResponseTrailers),
-    st.builds(Room, st.booleans()),
+    st.builds(say.RequestBody, BODIES, st.booleans(), st.none(), LATE_CONFIGS),
+    st.builds(say.BodySkipped),
+    st.builds(say.Observed),
+    st.builds(say.RequestTrailers),
+    st.builds(say.ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans(), STATUSES),
+    st.builds(say.ResponseBody, st.binary(max_size=4), st.booleans()),
+    st.builds(say.ResponseTrailers),
+    st.builds(say.Room, st.booleans()),
 )
 
 
@@ -391,14 +372,14 @@ def opening_pool() -> Picker:
 BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools, ranked_pool, holding_pool, opening_pool]
 
 
-def ends_response(event: Event) -> bool:
-    return isinstance(event, ResponseTrailers) or (
-        isinstance(event, ResponseHeaders | ResponseBody) and event.end_of_stream
+def ends_response(event: say.Event) -> bool:
+    return isinstance(event, say.ResponseTrailers) or (
+        isinstance(event, say.ResponseHeaders | say.ResponseBody) and event.end_of_stream
     )
 
 
-def hear_nothing_read(session: Session, event: Event) -> list[Reply]:
-    return [reply for reply in session.on(event) if not isinstance(reply, BodyToRead)]
+def hear_nothing_read(session: Session, event: say.Event) -> list[say.Reply]:
+    return [reply for reply in session.on(event) if not isinstance(reply, say.BodyToRead)]
 
 
 # A buffered body that is being read is held, room or not.
@@ -410,11 +391,11 @@ def hear_nothing_read(session: Session, event: Event) -> list[Reply]:
     events=st.lists(EVENTS, max_size=12), build=st.sampled_from(BUILDERS), limit_bytes=st.integers(0, 400_000)
 )
 def test_any_order_of_events_is_answered_once_and_released_once(
-    events: list[Event],
+    events: list[say.Event],
     build: Callable[[], Picker],
     limit_bytes: int,
     *,
-    hear: Callable[[Session, Event], list[Reply]],
+    hear: Callable[[Session, say.Event], list[say.Reply]],
     reads_apart: bool,
     least_bytes: int,
 ) -> None:
@@ -428,62 +409,64 @@ def test_a_refusal_that_reading_brings_is_the_answer_and_ignored_where_nobody_as
     session = open_session(one_pool(), reads_apart=True)
     if has_begun:
         session.on(headers())
-    assert session.on(BodyRead(RequestError("nobody asked"))) == []
+    assert session.on(say.BodyRead(RequestError("nobody asked"))) == []
     if not has_begun:
         session.on(headers())
 
     with every_body_is_long():
-        [reading] = session.on(RequestBody(BODY))
-        [answer] = session.on(BodyRead(RequestError("no")))
+        [reading] = session.on(say.RequestBody(BODY))
+        [answer] = session.on(say.BodyRead(RequestError("no")))
 
-    assert isinstance(reading, BodyToRead)
-    assert isinstance(answer, Answer)
+    assert isinstance(reading, say.BodyToRead)
+    assert isinstance(answer, say.Answer)
     assert answer.status == 400
 
 
 def tell_all(
-    events: list[Event],
+    events: list[say.Event],
     picker: Picker,
     limit_bytes: int,
-    hear: Callable[[Session, Event], list[Reply]],
+    hear: Callable[[Session, say.Event], list[say.Reply]],
     *,
     reads_apart: bool,
 ) -> None:
     budget = Budget(limit_bytes)
     session = open_session(picker, budget=budget, reads_apart=reads_apart)
-    replies: list[Reply] = []
+    replies: list[say.Reply] = []
     counted = 0
     for event in events:
         new = hear(session, event)
         replies += new
-        if any(isinstance(reply, Routed) for reply in new):
+        if any(isinstance(reply, say.Routed) for reply in new):
             counted = 1
-        if ends_response(event) or any(isinstance(reply, Answer) for reply in new):
+        if ends_response(event) or any(isinstance(reply, say.Answer) for reply in new):
             counted = 0
 
         assert in_flight(picker) == counted
         assert 0 <= budget.used <= limit_bytes
-    decisions = [reply for reply in replies if isinstance(reply, Routed | Answer)]
-    routed = [reply for reply in decisions if isinstance(reply, Routed)]
+    decisions = [reply for reply in replies if isinstance(reply, say.Routed | say.Answer)]
+    routed = [reply for reply in decisions if isinstance(reply, say.Routed)]
 
-    assert sum(isinstance(reply, Answer) for reply in replies) <= 1
+    assert sum(isinstance(reply, say.Answer) for reply in replies) <= 1
     assert len(routed) <= 1
-    if any(isinstance(reply, Answer) for reply in replies):
-        assert isinstance(replies[-1], Answer)
+    if any(isinstance(reply, say.Answer) for reply in replies):
+        assert isinstance(replies[-1], say.Answer)
 
     session.close()
     session.close()
 
-    assert session.on(RequestBody(BODY)) == []
+    assert session.on(say.RequestBody(BODY)) == []
     assert in_flight(picker) == 0
     assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(picker.routes)
     assert not any(len(route.pool.queue or ()) for route in picker.routes.values())
     assert budget.used == 0
 
 
-@given(st.lists(st.binary(max_size=90_000), max_size=3), st.sampled_from(BodyMode), st.integers(0, 200_000))
+@given(
+    st.lists(st.binary(max_size=90_000), max_size=3), st.sampled_from(say.BodyMode), st.integers(0, 200_000)
+)
 def test_a_body_given_back_is_the_body_that_came(
-    chunks: list[bytes], mode: BodyMode, limit_bytes: int
+    chunks: list[bytes], mode: say.BodyMode, limit_bytes: int
 ) -> None:
     session = open_session(one_pool(), budget=Budget(limit_bytes))
     replies = list(session.on(headers(mode)))
@@ -491,13 +474,13 @@ def test_a_body_given_back_is_the_body_that_came(
     if sum(map(len, chunks)) > MAX_BODY_BYTES:
         return
     for data, is_last in sent:
-        replies += session.on(RequestBody(data, is_last))
-    pieces = [reply for reply in replies if isinstance(reply, Piece)]
+        replies += session.on(say.RequestBody(data, is_last))
+    pieces = [reply for reply in replies if isinstance(reply, say.Piece)]
 
-    if mode is BodyMode.FULL_DUPLEX_STREAMED:
+    if mode is say.BodyMode.FULL_DUPLEX_STREAMED:
         assert b"".join(chunks) == b"".join(piece.data for piece in pieces)
         assert [False] * (len(pieces) - 1) + [True] == [piece.end_of_stream for piece in pieces]
         assert all(len(piece.data) <= 62_000 for piece in pieces)
     else:
         assert pieces == []
-        assert all(isinstance(reply, Continue | Routed) for reply in replies)
+        assert all(isinstance(reply, say.Continue | say.Routed) for reply in replies)

@@ -362,3 +362,5 @@ def test_data_of_another_length_than_announced_ends_its_stream_alone(
     assert ("half-closed" in told) is is_right
     assert ("closed" in told) is not is_right
     assert peer.say(peer.request(3, END)) == [("opened", 3), ("half-closed", 3)]
+    nothing = peer.say(peer.request(5, END, [*REQUEST, ("content-length", "8")]))
+    assert [each[0] for each in nothing] == ["opened", "closed"]

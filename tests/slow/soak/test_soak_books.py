@@ -3,50 +3,41 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.slow.soak.books import (
-    Asked,
-    Books,
-    End,
-    Line,
-    Outage,
-    Picked,
-    Served,
-    Tally,
-    compare_counts,
-    reconcile,
-)
+from tests.slow.soak import books as ours
 from tests.tables import table
 
 ENDPOINT = "127.0.0.1:1"
 DISCONNECTED = "upstream_reset_before_response_started{connection_termination}"
 
 
-def asked(name: str = "a", **fields: Any) -> Asked:
-    return replace(Asked(name, 0, 10.0, 11.0, End.WHOLE, 200), **fields)
+def asked(name: str = "a", **fields: Any) -> ours.Asked:
+    return replace(ours.Asked(name, 0, 10.0, 11.0, ours.End.WHOLE, 200), **fields)
 
 
-def line(name: str = "a", **fields: Any) -> Line:
-    return replace(Line(name, 0, 10.0, 11.0, 200, picked="one", served_by=ENDPOINT), **fields)
+def line(name: str = "a", **fields: Any) -> ours.Line:
+    return replace(ours.Line(name, 0, 10.0, 11.0, 200, picked="one", served_by=ENDPOINT), **fields)
 
 
-def picked(name: str = "a", **fields: Any) -> Picked:
-    return replace(Picked(name, 0, 10.1, "one"), **fields)
+def picked(name: str = "a", **fields: Any) -> ours.Picked:
+    return replace(ours.Picked(name, 0, 10.1, "one"), **fields)
 
 
-def served(name: str = "a", **fields: Any) -> Served:
-    return replace(Served(name, ENDPOINT, 10.2, 10.9, 200), **fields)
+def served(name: str = "a", **fields: Any) -> ours.Served:
+    return replace(ours.Served(name, ENDPOINT, 10.2, 10.9, 200), **fields)
 
 
-def good(*names: str) -> Books:
-    return Books([*map(asked, names)], [*map(line, names)], [*map(picked, names)], [*map(served, names)], [])
+def good(*names: str) -> ours.Books:
+    return ours.Books(
+        [*map(asked, names)], [*map(line, names)], [*map(picked, names)], [*map(served, names)], []
+    )
 
 
-def away(part: str, from_s: float = 10.5, until_s: float = 13.0) -> Outage:
-    return Outage(part, from_s, until_s)
+def away(part: str, from_s: float = 10.5, until_s: float = 13.0) -> ours.Outage:
+    return ours.Outage(part, from_s, until_s)
 
 
 def test_four_books_of_the_same_requests_agree() -> None:
-    balance = reconcile(good("a", "b", "c"))
+    balance = ours.reconcile(good("a", "b", "c"))
 
     assert (balance.faults, balance.excused.total(), balance.counts["clients: whole"]) == ([], 0, 3)
 
@@ -56,18 +47,18 @@ def test_an_entry_that_is_lost_from_any_book_or_twice_in_it_is_found(book: str) 
     books = good("a", "b", "c")
     first, *others = getattr(books, book)
 
-    assert not reconcile(replace(books, **{book: others})).is_even
-    assert len(reconcile(replace(books, **{book: [first, *others, first]})).faults) == 1
+    assert not ours.reconcile(replace(books, **{book: others})).is_even
+    assert len(ours.reconcile(replace(books, **{book: [first, *others, first]})).faults) == 1
 
 
-def but(**books: Any) -> Books:
+def but(**books: Any) -> ours.Books:
     """Books that agree, but for these."""
     return replace(good("a"), **books)
 
 
 NEVER_ENDED = served(ended_s=None, status=None)
 NO_ANSWER = line(status=503, details=DISCONNECTED)
-REFUSED = Books([asked(end=End.REFUSED)], [], [], [], [])
+REFUSED = ours.Books([asked(end=ours.End.REFUSED)], [], [], [], [])
 PASSED_BY = but(lines=[line(picked="")], picked=[])
 WRONG = {
     "different statuses": but(asked=[asked(status=500)]),
@@ -75,7 +66,7 @@ WRONG = {
     "of another gateway": but(asked=[asked(gateway=1)]),
     "was another one": but(picked=[picked(endpoint="two")]),
     "of another endpoint": but(served=[served(endpoint="other")]),
-    "broke off": but(asked=[asked(end=End.BROKEN)]),
+    "broke off": but(asked=[asked(end=ours.End.BROKEN)]),
     "own answer, 503": but(asked=[asked(status=503)], lines=[NO_ANSWER], served=[]),
     "of what was refused": REFUSED,
     "passed by": PASSED_BY,
@@ -84,39 +75,41 @@ WRONG = {
 
 
 @table(("fault", "books"), WRONG.items())
-def test_what_disagrees_is_told(fault: str, books: Books) -> None:
-    assert any(fault in told for told in reconcile(books).faults)
+def test_what_disagrees_is_told(fault: str, books: ours.Books) -> None:
+    assert any(fault in told for told in ours.reconcile(books).faults)
 
 
 EXCUSED = {
-    "a client whose Envoy was killed": (but(asked=[asked(end=End.BROKEN)], lines=[]), away("envoy 0")),
+    "a client whose Envoy was killed": (but(asked=[asked(end=ours.End.BROKEN)], lines=[]), away("envoy 0")),
     "a line that was not written yet": (but(lines=[]), away("envoy 0", 11.5)),
     "nobody listened": (REFUSED, away("envoy 0")),
     "the service was away": (PASSED_BY, away("service 0")),
     "the endpoint was killed": (
-        but(asked=[asked(end=End.BROKEN)], lines=[line(details=DISCONNECTED)], served=[NEVER_ENDED]),
+        but(asked=[asked(end=ours.End.BROKEN)], lines=[line(details=DISCONNECTED)], served=[NEVER_ENDED]),
         away(ENDPOINT),
     ),
 }
 
 
 @table(("books", "outage"), EXCUSED.values(), ids=EXCUSED)
-def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(books: Books, outage: Outage) -> None:
+def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(
+    books: ours.Books, outage: ours.Outage
+) -> None:
     """Not by one of another part, nor by one at another time."""
     elsewhere = replace(outage, part="somebody else")
     earlier, later = replace(outage, from_s=1.0, until_s=2.0), replace(outage, from_s=101.0, until_s=102.0)
-    excused = reconcile(replace(books, outages=[outage]))
+    excused = ours.reconcile(replace(books, outages=[outage]))
 
     assert (excused.faults, excused.excused.total() > 0) == ([], True)
     for other in (elsewhere, earlier, later):
-        assert not reconcile(replace(books, outages=[other])).is_even
+        assert not ours.reconcile(replace(books, outages=[other])).is_even
 
 
 def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_patience() -> None:
-    left = but(asked=[asked(end=End.LEFT)], lines=[line(picked="", flags="DC")], served=[])
+    left = but(asked=[asked(end=ours.End.LEFT)], lines=[line(picked="", flags="DC")], served=[])
     late, soon = (but(lines=[line(picked="", ended_s=ended_s)]) for ended_s in (13.0, 12.9))
 
-    assert [reconcile(books).is_even for books in (left, late, soon)] == [True, True, False]
+    assert [ours.reconcile(books).is_even for books in (left, late, soon)] == [True, True, False]
 
 
 @table(
@@ -126,6 +119,6 @@ def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_pat
 def test_a_count_is_that_of_the_log_or_of_a_life_that_was_ended_at_most(
     counted: int, told: int, is_last: bool, is_good: bool
 ) -> None:
-    fault = compare_counts(Tally("service 0", 0, counted, is_last), told)
+    fault = ours.compare_counts(ours.Tally("service 0", 0, counted, is_last), told)
 
     assert (fault == "") is is_good
