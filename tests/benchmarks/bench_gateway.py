@@ -24,7 +24,7 @@ import uvloop
 
 from tests.benchmarks.report import Row, report
 from tests.stack.client import chat_body
-from tests.stack.gateway import Edit, Gateway, Tree, edited, find, load
+from tests.stack.gateway import Edit, Gateway, Tree, edited, find, load, set_addresses
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import Service, pool
@@ -225,12 +225,14 @@ def build_gateway(
     ext_proc: int,
     endpoints: Sequence[int],
     *,
-    edits: Sequence[Edit] = (drop_access_log, drop_health_checks),
+    is_shipped: bool = False,
 ) -> Gateway:
-    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0."""
-    moved = dict(zip(SHIPPED_PORTS, (port, admin_port, ext_proc, 9090, *endpoints), strict=True))
-    tree = edited(load("standalone.yaml"), moved, edits if ext_proc else [drop_access_log, drop_ext_proc])
-    return Gateway(directory, tree, port=port, admin_port=admin_port)
+    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0; its file as shipped, or less."""
+    moved = dict(zip(SHIPPED_PORTS[:4], (port, admin_port, ext_proc, 9090), strict=True))
+    edits: list[Edit] = [lambda tree: set_addresses(tree, "vllm", endpoints)]
+    edits += [] if is_shipped and ext_proc else [drop_access_log]
+    edits += [] if is_shipped and ext_proc else [drop_health_checks if ext_proc else drop_ext_proc]
+    return Gateway(directory, edited(load("standalone.yaml"), moved, edits), port=port, admin_port=admin_port)
 
 
 def build_endpoints(directory: Path, port: int, admin_port: int, endpoints: Sequence[int]) -> Gateway:
