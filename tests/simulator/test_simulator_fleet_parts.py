@@ -88,7 +88,7 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
 
     assert len(requests(sessions)) == 505
     assert sessions == draw_sessions(name, Demand(505, 2.0), 1)
-    longest = 262_144 if name in {"swe", "mconv"} else 32_768
+    longest = 262_144 if name in {"codegen", "swe", "mconv"} else 32_768
     assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < longest
 
 

@@ -192,8 +192,14 @@ def _mix(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterable[
     return talk(blank, name, think_s, rng)
 
 
+def _generate_code(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
+    script = blank.then("system", f"{name}.repository", rng.triangular(3_000, 100_000, 62_000))
+    return take_turns(script, name, think_s, rng, [(1_500, 800)] * min(20, 2 + int(rng.expovariate(1 / 4.5))))
+
+
 TALKS: Final[Mapping[str, Talk]] = MappingProxyType(
     {
+        "codegen": _generate_code,
         "swe": _code,
         "mconv": _talk_long,
         "mtool": _call_tools,
@@ -287,3 +293,22 @@ def _draw_at(weight: Callable[[float], float], mean: float, demand: Demand, rng:
 
 draw_bursts: Final = partial(_draw_at, lambda at_s: 10.0 if at_s % 150 < 30 else 1.0, 2.8)
 draw_days: Final = partial(_draw_at, lambda at_s: 3 - 2 * cos(2 * pi * at_s / 600), 3.0)
+
+
+_STEPS: Final = (
+    "15x50 3x20 10x20 15x20 20x38 22x34 25x30 30x25 35x21 40x38 43x36 46x33 49x30 52x29 55x27 57x26 60x25"
+)
+
+
+def draw_ladder(_demand: Demand, rng: Random) -> Sessions:
+    """llm-d's ladder: 750 prompts, five behind each long one, at so many a second for so many seconds.
+
+    A step each 1,000 s, in which the last one is answered; the first only fills the caches.
+    """
+    blank = Transcript(rng.getrandbits(63))
+    for step, (rate, seconds) in enumerate(map(int, each.split("x")) for each in _STEPS.split()):
+        for number, at_s in enumerate(sorted(rng.random() * seconds for _ in range(rate * seconds))):
+            place = rng.randrange(750)
+            head = blank.then("system", f"group {place // 5}", 6_000).then("user", f"question {place}", 1_200)
+            turn = head.ask(f"answer {step} {number}", 1_000)
+            yield PlannedSession(10_000 * step + number, (turn,), 1_000 * step + at_s)

@@ -38,7 +38,9 @@ def render_summaries(summaries: Sequence[Summary]) -> str:
         *([[_ELASTIC, *map(_take, summaries)]] if first.elastic else []),
     )
     window = f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
-    return window + "\n".join(map(lay_out, tables)) + "".join(map(_shout, warn(summaries)))
+    return (
+        window + "\n".join(map(lay_out, tables)) + "".join(f"\nWARNING  {line}\n" for line in warn(summaries))
+    )
 
 
 def warn(summaries: Sequence[Summary]) -> list[str]:
@@ -50,10 +52,6 @@ def warn(summaries: Sequence[Summary]) -> list[str]:
         if max(offered) > (1 + TOLERANCE) * min(offered):
             found.append(f"seed {seed}: the offered loads differ by more than 3 %: latencies do not compare")
     return found
-
-
-def _shout(line: str) -> str:
-    return f"\nWARNING  {line}\n"
 
 
 def write_csv(rows: Sequence[Mapping[str, object]]) -> str:

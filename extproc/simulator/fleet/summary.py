@@ -160,7 +160,9 @@ def _elastic(run: FleetRun, due: Sequence[Flight], start_s: float, end_s: float)
     ready = [(count.at_s, count.ready) for count in run.headcounts]
     headcounts = [(count.at_s, count.held) for count in run.headcounts]
     seen = [count for at_s, count in ready if start_s <= at_s <= end_s] or [run.setup.endpoints]
-    response = _respond(run, ready, missed, end_s)
+    spike, response = run.setup.traffic.spike, Response("", None, None)
+    if spike:
+        response = respond(Rise("spike", spike.after_s, end_s), ready, missed)
     return Elastic(
         slo_seconds_missed=len(missed),
         reaction_s=response.reaction_s,
@@ -170,15 +172,6 @@ def _elastic(run: FleetRun, due: Sequence[Flight], start_s: float, end_s: float)
         ready_seconds=add_up_over(ready, start_s, end_s),
         held_seconds=add_up_over(headcounts, start_s, end_s),
     )
-
-
-def _respond(
-    run: FleetRun, ready: Sequence[tuple[float, int]], missed: Sequence[int], end_s: float
-) -> Response:
-    spike = run.setup.traffic.spike
-    if spike is None:
-        return Response("", None, None)
-    return respond(Rise("spike", spike.after_s, end_s), ready, missed)
 
 
 def _window(run: FleetRun) -> tuple[float, float]:

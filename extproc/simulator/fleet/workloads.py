@@ -176,6 +176,7 @@ _DRAWS: Final[Mapping[str, Draw]] = {
     "zipf": held_out.draw_zipf_tenants,
     "tot": held_out.draw_trees,
     "fewshot": held_out.draw_jobs,
+    "ladder": held_out.draw_ladder,
     "burst": held_out.draw_bursts,
     "diurnal": held_out.draw_days,
     **{name: partial(draw_talks, talk) for name, talk in held_out.TALKS.items()},
