@@ -1,6 +1,6 @@
 """What a run is doing while it goes, from the load process that looks at itself to who watches.
 
-A load process samples its event loop and tells its parent what is new (`LoadWatch`); the parent tells the sum
+A load process samples its event loop and sends its parent what is new (`LoadWatch`); the parent sends the sum
 to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`watching`).
 """
 
@@ -37,7 +37,7 @@ class Goal:
     seconds: float | None = None
 
     def share(self, at_s: float, finished: int) -> float | None:
-        """How much of the run is done, from 0 to 1; `None` where only the server's speed will tell."""
+        """How much of the run is done, from 0 to 1; `None` where the server's speed decides."""
         shares = [
             done / whole
             for done, whole in ((finished, self.requests), (max(0.0, at_s), self.seconds))
@@ -133,7 +133,7 @@ class RunSnapshot:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the run is over if it goes on as it has; `None` where nothing tells."""
+        """Seconds until the run is over if it goes on as it has; `None` without an estimate."""
         share = self.share
         return self.at_s * (1 - share) / share if share and self.at_s > 0 else None
 
@@ -155,7 +155,7 @@ class LoadWork(Protocol):
 
 
 class LoadWatch:
-    """Samples the loop and tells `publish` what is new; both stop when their task is cancelled.
+    """Samples the loop and sends what is new; both stop when their task is cancelled.
 
     `note` gets every request once, when a snapshot first finds it ended.
     """
@@ -260,9 +260,9 @@ def _points(sample_s: Sequence[float]) -> str:
 
 
 class GoalProgress:
-    """Implements `Progress` by telling another one what the run is heading for, too.
+    """Implements `Progress` by passing on calls, and what the run is heading for, too.
 
-    `start_s` is the clock's reading at the run's start, as near as news can tell; `None` before the first.
+    `start_s` is the clock's reading at the run's start, as near as news show it; `None` before the first.
     """
 
     def __init__(self, goal: Goal, watcher: Progress, clock: Clock = time.monotonic) -> None:
@@ -362,7 +362,7 @@ def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
     try:
         return asyncio.run(obey())
     except asyncio.CancelledError:
-        raise EndedTwice("told twice to end: there is no report") from None
+        raise EndedTwice("two signals to end: there is no report") from None
 
 
 class EndedTwice(ExtprocError):
@@ -370,7 +370,7 @@ class EndedTwice(ExtprocError):
 
 
 class _Watchers(list[Progress]):
-    """Implements `Progress` by telling several others."""
+    """Implements `Progress` by passing each call on to several others."""
 
     def update(self, snapshot: RunSnapshot) -> None:
         for watcher in self:
@@ -381,7 +381,7 @@ class _Watchers(list[Progress]):
 def watching(
     title: str, console: Console, *others: Progress | None, quiet: bool, pace: Pace | None = None
 ) -> Iterator[Progress]:
-    """Yields what to tell the state of a run to: the terminal unless `quiet`, and `others`.
+    """Yields what shows the state of a run: the terminal unless `quiet`, and `others`.
 
     A pipe gets the display's last state only.
     """

@@ -47,7 +47,7 @@ class Record:
     """One request, from intention to last byte.
 
     All times are seconds on the run's clock (0 = start of the run); `None` means it never came.
-    `intended_s` is the time the schedule asked for; `admitted_s` when the concurrency cap let the
+    `intended_s` is the time in the schedule; `admitted_s` when the concurrency cap let the
     request through (`intended_s` if it was never held); `started_s` when the client took it up:
     `started_s - admitted_s` is the client's own lag. `sent_s` is the time the request's bytes were
     written. `chunk_s` holds the arrival of every chunk with non-empty content or reasoning, the first
@@ -138,7 +138,7 @@ class PartStats:
     """One part of a run on several machines: its share are `starts`, or `users` of a closed loop.
 
     `start_at` is when it began by its own clock, `clock_offset_s` how far that was ahead of the server's, as
-    far as the server tells. `lost`: why its journal is missing or ends early.
+    far as the server says. `lost`: why its journal is missing or ends early.
     """
 
     number: int
@@ -179,7 +179,7 @@ class EndpointScrape:
 class FleetSample:
     """The endpoints at one time: how many were ready; requests running and waiting in all of them together.
 
-    `kv_use` is the mean share of a KV cache in use. `None`: none of them told.
+    `kv_use` is the mean share of a KV cache in use. `None`: no endpoint had a figure.
     """
 
     at_s: float

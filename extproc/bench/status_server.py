@@ -1,6 +1,6 @@
-"""What a run tells who asks over HTTP while it goes: how far it is, its figures so far, the arm it wants.
+"""A run's status over HTTP while it goes: how far it is, its figures so far, the arm it wants.
 
-An operator elsewhere reads it, and may be started again at any time: nothing is lost that is not told again.
+An operator elsewhere reads it, and may be restarted at any time: each answer has the whole status.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class StatusServer:
-    """Implements `Progress` by keeping what is to be told."""
+    """Implements `Progress` by keeping the state that the server sends."""
 
     def __init__(self) -> None:
         self._doing, self._pace = "", Pace(1)

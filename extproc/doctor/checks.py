@@ -172,7 +172,7 @@ def replicas(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(rule, seen, count)
         elif share and share["heard"] < count - 1:
             counts = evidence.last.count_by("extproc_share_letters_total", "result")
-            seen = f"pool {pool.name} hears {share['heard']} of {count - 1} other replicas; letters: {counts}"
+            seen = f"pool {pool.name} reaches {share['heard']} of {count - 1} other replicas: {counts}"
             yield Finding("share_unheard", seen)
 
 

@@ -259,8 +259,8 @@ def _list_cells(
 def _encode_runs(runs: Sequence[tuple[MatrixCell, Summary]]) -> bytes:
     found = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
     definitions = {name: find_profile(name) for cell, _ in runs for name in cell.profile_names}
-    told = {"version": __version__, "profiles": definitions, "runs": found}
-    return orjson.dumps(told, option=orjson.OPT_INDENT_2)
+    document = {"version": __version__, "profiles": definitions, "runs": found}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
 def _refuse_others(context: click.Context) -> None:

@@ -102,7 +102,7 @@ def test_other_loads_and_data_become_their_own(tmp_path: Path) -> None:
     _, _, (row,) = work_out(yaml.safe_dump({**closed, "data": traced}))
 
     assert (one.traffic.shape.name, one.traffic.req_rate, one.traffic.duration) == ("constant", 5, 30)
-    assert (spec.traffic.vus, work.asked, {turn.output_tokens for turn in prompts}) == (3, 800, {20})
+    assert (spec.traffic.vus, work.total, {turn.output_tokens for turn in prompts}) == (3, 800, {20})
     assert fmean(len(turn.messages[0].content) / 4 for turn in prompts) == pytest.approx(50, rel=0.15)
     assert row.output_tokens == 4
 

@@ -154,7 +154,7 @@ def test_server_that_is_not_there_is_said_at_once(command: str, tmp_path: Path) 
     told = invoke(tmp_path, tree(*free_ports(1)), command, "--quiet")
 
     assert told.returncode == 2
-    assert "Connection refused: nothing was asked" in told.stderr
+    assert "Connection refused: no request was sent" in told.stderr
     assert "ssl:" not in told.stderr
     assert told.stdout == ""
 

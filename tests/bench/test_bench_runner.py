@@ -161,7 +161,7 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
         named, unnamed = build_spec(port, traffic), build_spec(port, traffic, target={})
         assert [await find_model(spec) for spec in (named, unnamed)] == ["m", "tiny"]
     for spec in (unnamed, named):
-        with pytest.raises(LoadError, match=rf"127\.0\.0\.1:{port}: Connection refused: nothing was asked$"):
+        with pytest.raises(LoadError, match=rf"127\.0\.0\.1:{port}: Connection refused: no request"):
             await find_model(spec)
     async with serving() as port:  # a server that lists no model
         assert await find_model(build_spec(port, traffic)) == "m"

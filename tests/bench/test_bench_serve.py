@@ -68,7 +68,7 @@ def test_prompts_are_whole_conversations_that_begin_again(sharegpt: Path) -> Non
 
     assert len(asked) == 5
     assert sorted(text.count("User: ") for text, _ in asked) == [1, 1, 1, 2, 2]
-    assert build_workload(spec, build_registry()).asked == 20
+    assert build_workload(spec, build_registry()).total == 20
 
 
 @table("flag", ["--burstiness=2", "--percentile-metrics", "--save-result", "extra"])

@@ -91,7 +91,7 @@ def test_generated_dataset_never_begins_again(traffic: dict[str, Any], dataset: 
 
     assert workload.starts_s is not None
     assert len(workload.conversations) >= len(workload.starts_s)
-    assert workload.asked <= workload.prompts
+    assert workload.total <= workload.prompts
     asked = [c.turns for c in workload.conversations[: len(workload.starts_s)]]
     assert len({turns[0].messages for turns in asked}) == len(asked)
 
@@ -103,8 +103,8 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
     only = build_workload(read_spec(req_rate=10, duration=5, dataset="one"), registry)
     bounded = build(req_rate=10, duration=20, dataset={"name": "random", "max_prompts": 50})
 
-    assert (only.prompts, only.asked) == (1, 50)
-    assert (bounded.prompts, bounded.asked) == (50, 200)
+    assert (only.prompts, only.total) == (1, 50)
+    assert (bounded.prompts, bounded.total) == (50, 200)
 
 
 @table(

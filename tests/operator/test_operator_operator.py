@@ -113,7 +113,7 @@ async def test_late_client_makes_a_run_invalid_and_a_server_that_is_away_a_failu
         failed = await served.until("failed", "Failed")
 
     assert invalid["verdict"].startswith("invalid: client-limited")
-    assert "Connection refused: nothing was asked" in " ".join(failed["faults"])
+    assert "Connection refused: no request was sent" in " ".join(failed["faults"])
 
 
 @pytest.mark.slow

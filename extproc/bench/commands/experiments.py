@@ -98,7 +98,7 @@ def read_spec_or_flags(
 def run_with_status(
     address: str | None, work: Callable[[asyncio.Event, StatusServer | None], Awaitable[_T]]
 ) -> _T:
-    """Runs `work` until it is told to end, with a board that is served where `address` says."""
+    """Runs `work` until it is done or gets a signal, with a board that is served at `address`."""
 
     async def show(stop: asyncio.Event) -> _T:
         if address is None:

@@ -1,4 +1,4 @@
-"""What is asked: conversations, their turns, the prompts they become, and text of a known length.
+"""The load's texts: conversations, their turns, the prompts they become, and text of a set length.
 
 The estimate of tokens is four UTF-8 bytes per token; synthetic words are three letters and a space, so that
 synthetic text has exactly the estimated length. With a tokenizer, that counts (`tokens`).
@@ -33,12 +33,12 @@ def trim_text(text: str, tokens: int) -> str:
     return encoded[: tokens * BYTES_PER_TOKEN].decode("utf-8", "ignore")
 
 
-# A tokenizer that makes less than a token of each word would be asked for ever.
+# A tokenizer that makes less than a token of each word would need words for ever.
 _MOST_TRIES = 16
 
 
 class Ruler(Protocol):
-    """By what tokens are counted where text of a length is asked for."""
+    """Counts tokens, and writes text of so many."""
 
     @property
     def name(self) -> str: ...
@@ -76,7 +76,7 @@ def fit_text(text: str, tokens: int, *, context: str = "", ruler: Ruler = BYTES)
     """Returns the text at that many tokens: its head, or the text and filler.
 
     The filler depends on `context` (what precedes the text) and the text alone. So two texts keep
-    their common prefix, cut to the length asked for: equal texts stay equal, and a text that
+    their common prefix, cut to the wanted length: equal texts stay equal, and a text that
     continued another one leaves it where that one ended.
     """
     fitted = ruler.trim(text, tokens)
@@ -114,7 +114,7 @@ class ChatTurn:
     """What one request adds to a conversation, and the answer that was recorded for it.
 
     `output_tokens` is what the request allows the answer to take; `reply` is empty if none is known. It is
-    asked `think_s` after the answer before it; `None`: after what the spec's `think-time` draws.
+    sent `think_s` after the answer before it; `None`: after what the spec's `think-time` draws.
     """
 
     messages: tuple[TurnMessage, ...]

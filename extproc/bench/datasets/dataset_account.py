@@ -1,4 +1,4 @@
-"""What a workload is made of, told before it is run: how much of it could be cached, and why."""
+"""What a workload is made of, printed before the run: how much of it could be cached, and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -45,7 +45,7 @@ def prepare(
 
 
 def is_kept(conversation: Conversation, dataset: Dataset) -> bool:
-    """Tells whether a conversation, cut at its answers, has the messages and characters asked for."""
+    """Whether a conversation, cut at its answers, has as many messages and characters as the spec wants."""
     contents = conversation.user_contents
     return (
         conversation.message_count >= dataset.min_messages
@@ -67,7 +67,7 @@ def _set_lengths(
     turns = sum(len(c.turns) for c in conversations)
     inputs = _draw_or_none(traffic.input_length, turns, rng)
     outputs = _draw_or_none(traffic.max_output_length, turns, rng)
-    # A recorded body has its own messages, so it cannot stay where lengths are asked for.
+    # A recorded body has its own messages, so it cannot stay where the spec sets lengths.
     is_recorded = traffic.input_length is None
     return [
         replace(

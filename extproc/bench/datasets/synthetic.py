@@ -107,7 +107,7 @@ def generate_conversations(
 def generate_random(
     dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
 ) -> list[Conversation]:
-    """Generates `need` prompts that share nothing but a prefix, if one is asked for."""
+    """Generates `need` prompts that share nothing but a prefix, if the spec has one."""
     options = RandomOptions.model_validate(dataset.options)
     prefix = ruler.write(options.prefix_tokens, rng)
     inputs = draw_tokens(options.input_tokens, need, rng)

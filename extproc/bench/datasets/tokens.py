@@ -53,12 +53,12 @@ def _load(path: Path) -> Any:
         raise SettingsError(f"target.tokenizer: {path}: not a tokenizer: {error}") from None
 
 
-def recount(records: Sequence[Record], asked: Sequence[tuple[TurnMessage, ...]], ruler: Ruler) -> None:
+def recount(records: Sequence[Record], prompts: Sequence[tuple[TurnMessage, ...]], ruler: Ruler) -> None:
     """Replaces the estimates by a tokenizer's counts, and missing server counts with them.
 
     What a chat template adds is not in them: the mismatch to the server's input tokens shows it.
     """
-    for record, messages in zip(records, asked, strict=True):
+    for record, messages in zip(records, prompts, strict=True):
         record.estimated_input_tokens = sum(ruler.count(message.content) for message in messages)
         record.estimated_output_tokens = ruler.count(record.text)
         if record.token_source is TokenSource.ESTIMATE:

@@ -24,7 +24,7 @@ _MOONCAKE_FIELDS = frozenset({"timestamp", "input_length", "output_length", "has
 
 
 class TraceOptions(SpecSection):
-    """`layout` where the file's name does not tell: `.csv` is Azure's, else it is Mooncake's.
+    """`layout` where the file's name does not say: `.csv` is Azure's, else it is Mooncake's.
 
     `speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text.
     Text is written for every row: cut a long trace with `max-prompts`.
@@ -43,7 +43,7 @@ class TraceOptions(SpecSection):
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace; `block_ids` name its prompt's blocks where the trace tells them."""
+    """One request of a trace; `block_ids` name its prompt's blocks where the trace has them."""
 
     at_s: float
     input_tokens: int

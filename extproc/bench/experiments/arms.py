@@ -1,4 +1,4 @@
-"""An arm of a comparison, put in force: a running router told its strategy, the caches emptied."""
+"""Puts an arm of a comparison in force: sets a running router's strategy, empties the caches."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _TIMEOUT_S = 30.0
 
 
 class Switch:
-    """A way to tell the router its strategy; this one changes nothing, as where each arm is a server."""
+    """A way to set the router's strategy; this one changes nothing, as where each arm is a server."""
 
     async def put(self, arm: Component) -> None:
         """Asks for a strategy."""
@@ -181,7 +181,7 @@ async def open_lab(
 ) -> AsyncIterator[Lab]:
     """Yields the lab of a spec; leaves the router as it was found, whatever happened meanwhile.
 
-    Arms are asked for on `board` where the spec has no way of its own.
+    Arms are shown on `board` where the spec has no way of its own.
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as http:
         endpoints = spec.scrape if spec.ab.flush is None else spec.ab.flush

@@ -31,7 +31,7 @@ class FigureChange:
 
     @property
     def is_better(self) -> bool | None:
-        """Whether b is better than a; `None` where the interval does not tell."""
+        """Whether b is better than a; `None` where the interval has both."""
         if self.change is None or not self.change.excludes_zero:
             return None
         return (self.change.mean > 0) == self.is_better_high
@@ -76,7 +76,7 @@ def compare(
         faults.append(f"{said}: repeats are compared seed by seed")
     if len(pairs) < 2:
         remarks.append(
-            "one run of each: nothing tells a difference from noise, so that none is called better or worse; "
+            "one run of each: a difference may be noise, so that none is called better or worse; "
             "give folders with the reports of several seeds"
         )
     for one, other in pairs:

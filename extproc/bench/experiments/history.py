@@ -29,7 +29,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run; those of equal `kind` were asked the same and may be compared. `at`: RFC 3339."""
+    """One run; those of equal `kind` had the same load and may be compared. `at`: RFC 3339."""
 
     source: str
     kind: str

@@ -66,7 +66,7 @@ def account_for(
     spec: Spec, workload: Workload, ruler: Ruler = BYTES, endpoints: int | None = None
 ) -> Honesty:
     """The account of what a run asks; its period is held against `endpoints`, else the scraped ones."""
-    return account(workload.conversations, workload.asked, endpoints or max(1, len(spec.scrape)), ruler)
+    return account(workload.conversations, workload.total, endpoints or max(1, len(spec.scrape)), ruler)
 
 
 def plan(
@@ -162,15 +162,15 @@ def _find_surprises(spec: Spec, workload: Workload, due_rps: float | None) -> It
             f"{asked_rps:.2f} req/s are asked for, about {due_rps:.2f} would be due in the window: later "
             "turns wait for answers and think time; warm up for two session lifetimes, or ask for less"
         )
-    if workload.asked > workload.prompts:
+    if workload.total > workload.prompts:
         yield (
             f"the dataset's {workload.prompts:,} prompts begin again: "
-            f"{1 - workload.prompts / workload.asked:.0%} of the requests are repeats that a cache may have"
+            f"{1 - workload.prompts / workload.total:.0%} of the requests are repeats that a cache may have"
         )
     if traffic.is_queued and (traffic.warm_up or traffic.cool_down):
         yield "warm-up and cool-down are not used: with a cap the schedule is a queue, measured as a whole"
     if traffic.traffic_spike is not None and traffic.traffic_spike.covers(workload.span_s or 0.0):
-        yield "the traffic spike lasts the whole run: nothing tells it from a higher req-rate"
+        yield "the traffic spike lasts the whole run: it is the same as a higher req-rate"
 
 
 def plan_text(plan: Plan) -> str:

@@ -53,7 +53,7 @@ def find_pool(pools: Iterable[dict[str, object]], name: str | None) -> dict[str,
 
 
 def is_alike(running: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
-    """Whether two `strategy` sections say the same: a router tells a single value of a list as the list."""
+    """Whether two `strategy` sections say the same: a router shows a single value of a list as the list."""
     return running.keys() == wanted.keys() and all(
         running[name] in (value, [value]) for name, value in wanted.items()
     )

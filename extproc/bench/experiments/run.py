@@ -150,7 +150,7 @@ def find_goal(spec: Spec, workload: Workload) -> Goal:
     """What ends a run: an open loop its schedule's last answer, a closed one its time or its requests."""
     if spec.traffic.is_closed:
         return Goal(workload.requests, spec.traffic.duration)
-    return Goal(requests=workload.asked)
+    return Goal(requests=workload.total)
 
 
 def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool, board: StatusServer | None = None) -> Run:
@@ -185,7 +185,7 @@ async def check_target(spec: Spec, registry: Registry) -> None:
 async def find_model(spec: Spec) -> str:
     """Asks the server before the schedule does; returns the target's model, else the first of `/v1/models`.
 
-    Raises `LoadError` if nobody is there, or no model is told. Any answer shows that somebody is.
+    Raises `LoadError` if nobody is there, or it lists no model. Any answer shows that somebody is.
     """
     url = f"{spec.base_url}/v1/models"
     try:
@@ -193,7 +193,7 @@ async def find_model(spec: Spec) -> str:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
             return spec.target.model or str((await response.json())["data"][0]["id"])
     except aiohttp.ClientConnectorError as error:
-        raise LoadError(f"{url}: {name_fault(error)}: nothing was asked") from None
+        raise LoadError(f"{url}: {name_fault(error)}: no request was sent") from None
     except aiohttp.ClientError as error:
         fault = name_fault(error)
     except (TimeoutError, ValueError, LookupError, TypeError):

@@ -51,7 +51,7 @@ class Rung:
 
     @property
     def efficiency(self) -> float:
-        """Requests served per request asked for."""
+        """Requests served per scheduled request."""
         return self.served_rps / self.rate
 
     @property
@@ -72,7 +72,7 @@ class Saturation:
 
     `is_bracketed`: a higher rate was saturated, so that the inflection point lies between the two.
     `best_rps` and `best_tps` are the most requests and tokens per second of any rung that failed less than
-    it may, `None` if there is none; `best_tps_rate` is the rate that was asked there. With `faults` the
+    it may, `None` if there is none; `best_tps_rate` is the scheduled rate there. With `faults` the
     search has no answer.
     """
 
@@ -91,7 +91,7 @@ class Saturation:
 
 
 def is_saturated(rung: Rung, rungs: Sequence[Rung], ladder: Ladder) -> bool:
-    """Whether `rung` served too little of what it was asked, or refused too much.
+    """Whether `rung` served too little of its load, or refused too much.
 
     Efficiency is held against the best one at a lower rate: conversations that end after the window lower
     it at every rate alike, and say nothing about the server.

@@ -24,7 +24,7 @@ CLOCKS = "clocks apart"
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
-# Of the rate that was asked for, how much must have been due: for a plain valid, and for a valid one at all.
+# The share of the scheduled rate that must have been due: for a plain valid, and for a valid one at all.
 DUE, _DUE_AT_ALL = 0.95, 0.8
 # Below this a p99 is no more than the largest value.
 _FEW_REQUESTS = 100
@@ -69,7 +69,7 @@ class FaultReason:
 class RunVerdict:
     """`valid`, `valid, with remarks`, or `invalid:` and of what kinds; the reasons; what it was judged by.
 
-    `has_doubts`: valid, but of less load than was asked for, or of few requests.
+    `has_doubts`: valid, but of less load than scheduled, or of few requests.
     """
 
     is_valid: bool
@@ -129,7 +129,7 @@ def judge(result: RunResult) -> RunVerdict:
 
 
 def _find_part_faults(info: RunInfo) -> Iterator[FaultReason]:
-    """A part of a load is another load: whatever the others measured, it was not what was asked for."""
+    """A part of a load is another load: whatever the others measured, it was not the spec's load."""
     numbers = Counter(part.number for part in info.parts)
     for part in info.parts:
         if part.lost is not None:
@@ -239,7 +239,7 @@ def _name_shortfall(asked: float, due: float) -> str:
 
 
 def _find_doubts(result: RunResult, figures: Figures) -> Iterator[str]:
-    """Says what a valid run is too little of: the load that was asked for, or requests."""
+    """Says what a valid run is too little of: the scheduled load, or requests."""
     asked, due = figures.asked_rps, figures.offered_rps
     if asked is not None and due is not None and due < DUE * asked:
         yield _name_shortfall(asked, due)
@@ -280,7 +280,7 @@ def _find_surprises(result: RunResult) -> Iterator[str]:
         yield f"{broken:,} requests were broken off when graceful-stop was over"
     spike, end_s = traffic.traffic_spike, max(info.schedule_s, default=0.0)
     if spike is not None and spike.covers(end_s):
-        yield "the traffic spike lasted the whole run: nothing tells it from a higher req-rate"
+        yield "the traffic spike lasted the whole run: it is the same as a higher req-rate"
 
 
 def _measure(result: RunResult) -> Figures:

@@ -1,4 +1,4 @@
-"""The parent of the load processes: starts them together, hears from them, ends them."""
+"""The parent of the load processes: starts them together, receives their news, ends them."""
 
 import asyncio
 import multiprocessing
@@ -15,7 +15,7 @@ from extproc.bench.load.process import Done, Ready, StartAt, Stop, run_process
 from extproc.bench.progress import Progress, RunSnapshot
 from extproc.errors import ExtprocError
 
-# From the last process being ready to the start: by then every process must have heard of it.
+# From the last process being ready to the start: every process must have the start's time by then.
 LEAD_S = 0.25
 _JOIN_S = 5.0
 # For breaking off what is in flight, counting tokens and sending everything back.
@@ -27,7 +27,7 @@ Agree = Callable[[], Awaitable[float]]
 
 
 class LoadError(ExtprocError):
-    """The load could not be generated: a load process died, or the server tells no model."""
+    """The load could not be generated: a load process died, or the server lists no model."""
 
 
 class _Process:
@@ -78,7 +78,7 @@ async def drive(
 ) -> list[Done]:
     """Runs every share in a process of its own, from one common start, until all end or `stop` is set.
 
-    `agree` is asked for the start when every process is ready. Raises `LoadError`.
+    `agree` returns the start when every process is ready. Raises `LoadError`.
     """
     context = multiprocessing.get_context("spawn")
     taken = context.Value("q", 0)
@@ -125,7 +125,7 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
 
 
 async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:
-    """Waits until all are over; if `stop` is set before, tells them to end and waits a little."""
+    """Waits until all are over; if `stop` is set before, sends them `Stop` and waits a little."""
     over = asyncio.ensure_future(asyncio.gather(*(process.is_over.wait() for process in processes)))
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -134,7 +134,7 @@ async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:
             _send(processes, Stop())
             await asyncio.wait({over}, timeout=_STOP_S)
         if not over.done():
-            raise LoadError(f"a load process did not end within {_STOP_S:g} s of being told")
+            raise LoadError(f"a load process did not end within {_STOP_S:g} s of the order")
     finally:
         stopping.cancel()
         over.cancel()
@@ -142,7 +142,7 @@ async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:
 
 def _send(processes: Sequence[_Process], message: StartAt | Stop) -> None:
     for process in processes:
-        # One that has just died, or is just done, is heard of as such.
+        # One that has just died, or is just done, must be counted as that.
         with suppress(BrokenPipeError):
             process.pipe.send(message)
 

@@ -20,7 +20,7 @@ from extproc.bench.spec.tree import Spec
 class Cap:
     """A limit of requests in flight; waiters go in the order they came. `None` is no limit.
 
-    `full_s` is how long no slot was left, so that a report can tell a rate from a closed loop.
+    `full_s` is how long no slot was left, so that a report can see a rate that became a closed loop.
     """
 
     def __init__(self, limit: int | None, clock: Clock) -> None:
@@ -130,7 +130,7 @@ class LoadGenerator:
             self._note_unsent()
 
     def stop(self) -> None:
-        """Ends the run now; what is in flight is broken off, what was not yet due is not asked."""
+        """Ends the run now; what is in flight is broken off, what was not yet due is not sent."""
         self._stopped_s = self._clock()
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time())

@@ -81,7 +81,7 @@ def _parse_time(text: str) -> float:
 
 
 async def find_clock_offset(base_url: str) -> float | None:
-    """How far this machine's clock is ahead of the server's, to half a second; `None` if it tells no time."""
+    """By how much this clock is ahead of the server's, to half a second; `None` without a `Date` header."""
     timeout = aiohttp.ClientTimeout(total=10)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session:

@@ -57,7 +57,7 @@ def run_process(share: LoadShare, pipe: Connection, taken: "Synchronized[int]") 
         pipe.send(done)
         pipe.close()
     except* (BrokenPipeError, EOFError):
-        pass  # The parent is gone: there is nobody to load for, or to tell.
+        pass  # The parent is gone: nobody takes the result.
 
 
 def allow_files() -> None:
@@ -116,7 +116,7 @@ async def _run_watched(generator: LoadGenerator, watch: LoadWatch, pipe: Connect
     asyncio.get_running_loop().add_reader(pipe.fileno(), _obey, pipe, generator)
     # uvloop makes what it polls non-blocking: a large answer to a busy parent failed half-way, all was lost.
     os.set_blocking(pipe.fileno(), True)
-    # A parent that is gone cannot be told news: that fails the group and ends this process, too.
+    # News to a parent that is gone fail the group, which ends this process, too.
     async with asyncio.TaskGroup() as group:
         watching = [group.create_task(watch.sample()), group.create_task(watch.publish(pipe.send))]
         await generator.run()
@@ -127,7 +127,7 @@ async def _run_watched(generator: LoadGenerator, watch: LoadWatch, pipe: Connect
 
 
 def _obey(pipe: Connection, generator: LoadGenerator) -> None:
-    """Ends the run when the parent says so. One that is gone is noticed when it is told news."""
+    """Ends the run when the parent says so. The next news show whether the parent is gone."""
     try:
         message = pipe.recv()
     except (EOFError, ConnectionError):

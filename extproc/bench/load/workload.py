@@ -18,7 +18,7 @@ from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
-# Requests that a generated dataset provides when only the server's speed will tell how many are made.
+# Requests that a generated dataset provides when the server's speed decides how many are made.
 _UNKNOWN_NEED = 10_000
 # More is no schedule that anybody means, but a source that gives no more however much is asked of it.
 _MOST_NEED = 2_000_000
@@ -69,7 +69,7 @@ class Workload:
         return self.prompts / len(self.conversations)
 
     @property
-    def asked(self) -> int:
+    def total(self) -> int:
         """How many requests the workload makes; of a closed loop bound by time only, one cycle."""
         if self.requests is not None:
             return self.requests

@@ -155,7 +155,7 @@ class RunMetrics:
     """All figures of the requests whose intended start lies in `window`; latencies in milliseconds.
 
     `latency_ms` has a summary per name of `MEASURES`, and `itl`, over completed requests; a name
-    that no request has is absent. Throughput counts what arrived within the window, asked for whenever.
+    that no request has is absent. Throughput counts what arrived within the window, whenever it was sent.
     """
 
     window: Window
@@ -216,7 +216,7 @@ def _estimate_error(done: Iterable[Record]) -> float | None:
 
 
 def hit_rate(records: Iterable[Record]) -> float | None:
-    """Cached prompt tokens per prompt token, of the requests whose usage tells."""
+    """Cached prompt tokens per prompt token, of the requests whose usage has both."""
     counted = [record for record in records if record.is_ok and record.cached_tokens is not None]
     prompt_tokens = sum(record.input_tokens for record in counted)
     return sum(record.cached_tokens or 0 for record in counted) / prompt_tokens if prompt_tokens else None

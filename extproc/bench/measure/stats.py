@@ -45,7 +45,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over `count` values; `low` and `high` are `None` where too few values tell no spread."""
+    """A mean over `count` values; `low` and `high` are `None` where there are too few values for a spread."""
 
     mean: float
     low: float | None
@@ -78,7 +78,7 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
 def ratio_interval(pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
     """The mean ratio of pairs (one, other) with its interval; `None` without pairs of numbers above 0.
 
-    The geometric mean, and Student's t on the logarithms: a ratio and its inverse tell the same, and a
+    The geometric mean, and Student's t on the logarithms: a ratio and its inverse agree, and a
     hundredfold change in one pair does not hide a twofold one in another.
     """
     logarithms = [math.log(one / other) for one, other in pairs if one > 0 and other > 0]

@@ -1,1 +1,1 @@
-"""Request processors: one per API, pure, turning what is asked into bodies and answers into pieces."""
+"""Request processors: one per API, pure, turning queries into bodies and answers into pieces."""

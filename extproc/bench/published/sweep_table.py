@@ -18,7 +18,7 @@ _THROUGHPUTS: Final = ("req_per_s", "output_tok_per_s", "total_tok_per_s")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A load: requests in flight at most, and the rate that was asked; no rate in a loop of users."""
+    """A load: requests in flight at most, and the scheduled rate; no rate in a loop of users."""
 
     concurrency: int
     rate: float | None
@@ -169,7 +169,7 @@ def _find_faults(parts: Sequence[DatasetPart]) -> Iterator[str]:
 
 
 def _find_remarks(parts: Sequence[DatasetPart], tolerance: float) -> Iterator[str]:
-    """A number in flight is no rate: a faster strategy is asked more often, and its latencies are of more."""
+    """A number in flight is no rate: a faster strategy gets more requests, and its latencies are of more."""
     for part in parts:
         gaps = {level: _find_gap(part, level) for level in part.levels}
         uneven = [level for level, gap in gaps.items() if gap > 1 + tolerance]

@@ -24,7 +24,7 @@ COLUMNS = (
     *("output_tokens", "req_per_s", "output_tok_per_s", "total_tok_per_s"),
     *(f"{measure}_{point}_ms" for measure in ("ttft", "tpot", "itl") for point in ("mean", "median", "p99")),
 )
-# What a table may tell besides. `dataset`, `repeat` and `verdict` say what a row is, the others are figures.
+# Optional columns of a table. `dataset`, `repeat` and `verdict` say what a row is, the others are figures.
 EXTRAS = (
     *("dataset", "repeat", "endpoints", "in_flight", "hit_rate", "failed", "unfinished"),
     *(
@@ -45,7 +45,7 @@ class PublishedError(ExtprocError):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One result: the strategy, and what was asked and came out, by column of `COLUMNS` and `EXTRAS`.
+    """One result: the strategy, its load and its figures, by column of `COLUMNS` and `EXTRAS`.
 
     A loop of users has no request rate. `said` is the verdict of who measured it, where there is one.
     """
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """What was said when it was measured, else what its means tell."""
+        """The verdict when it was measured, else one by its means."""
         return self.said or str(judge_cell(self))
 
     @property
@@ -136,7 +136,7 @@ def judge_cell(cell: Cell, limits: Limits | None = None) -> RunVerdict:
     expected = on_time_in_flight(cell.rate, cell.cap, cell.requests, cell.throughput)
     figures = replace(figures, offered_rps=cell.rate, on_time_in_flight=expected)
     reasons = []
-    # Where latencies are not told the comparison with NaN is false: nothing speaks against the client.
+    # Without latencies the comparison with NaN is false: nothing speaks against the client.
     if cell.in_flight < limits.in_flight * expected:
         text = (
             f"{cell.in_flight:.0f} in flight by Little's law where {cell.rate:.0f} req/s on time would "

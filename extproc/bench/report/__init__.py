@@ -1,1 +1,1 @@
-"""One finished run as one value, and the formats that tell it."""
+"""One finished run as one value, and the formats that show it."""

@@ -143,9 +143,9 @@ def name_part(said: Report) -> str:
 def headlines(said: Report) -> dict[str, str]:
     """Headings and figures of the measured part; failures are those of the whole run."""
     figures = read_figures(said)
-    told = [(name, value) for name in (*_SHOWN, *_SPENT) if (value := figures[name]) is not None]
+    figures_shown = [(name, value) for name in (*_SHOWN, *_SPENT) if (value := figures[name]) is not None]
     return {
-        **{FIGURES[name].heading: show(name, value) for name, value in told},
+        **{FIGURES[name].heading: show(name, value) for name, value in figures_shown},
         "failed, of the whole run": name_failed(said),
     }
 

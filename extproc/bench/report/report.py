@@ -183,12 +183,12 @@ class Report:
 
     @property
     def hit_rate(self) -> float | None:
-        """The servers' own count where it was scraped, else what usage told."""
+        """The servers' own count where it was scraped, else the one in the answers' usage."""
         return self.measured.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
 
 
 def build(result: RunResult) -> Report:
-    """Measures and judges a run: the one place where that is done, however many formats tell it."""
+    """Measures and judges a run: the one place where that is done, however many formats show it."""
     info, slo = result.info, result.info.spec.performance.slo
     # Until when the load was offered, not until the last straggler's answer.
     end_s = (

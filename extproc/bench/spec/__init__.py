@@ -1,1 +1,1 @@
-"""The spec file: what a benchmark is asked to do, as one strict tree."""
+"""The spec file: what a benchmark has to do, as one strict tree."""

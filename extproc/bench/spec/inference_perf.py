@@ -29,11 +29,11 @@ _REFUSED: Final = {
     "circuit_breakers": "a run ends early only where nobody listens",
     "load.circuit_breakers": "a run ends early only where nobody listens",
     "load.sweep": "`extproc bench saturate` looks for the limit",
-    "load.lora_traffic_split": "one model is asked; make a run for each adapter",
+    "load.lora_traffic_split": "a run has one model; make a run for each adapter",
     "load.request_retries": "each request is sent once, and one that fails is counted",
     "server.api_key": "no key stands in a file; `bench init --from` makes a spec, which has api-key-env",
-    "data.multimodal": "text is all that is asked",
-    "data.shared_prefix.multimodal": "text is all that is asked",
+    "data.multimodal": "prompts are text only",
+    "data.shared_prefix.multimodal": "prompts are text only",
     "data.shared_prefix.enable_multi_turn_chat": "prompts stand alone; `dataset: synthetic` has sessions",
 }
 
@@ -93,11 +93,11 @@ class _Data(_Section):
     trace: _Trace | None = None
 
     def build(self) -> dict[str, object]:
-        asked, answered = self.input_distribution, self.output_distribution
+        prompts, answers = self.input_distribution, self.output_distribution
         if self.trace:
             return {"name": "trace", "layout": "azure", "path": self.trace.file}
         if self.type == "random":
-            lengths = {"input-tokens": asked.distribution, "output-tokens": answered.distribution}
+            lengths = {"input-tokens": prompts.distribution, "output-tokens": answers.distribution}
             return {"name": "random", **lengths}
         shared = self.shared_prefix
         return {

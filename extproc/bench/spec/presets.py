@@ -7,7 +7,7 @@ from types import MappingProxyType
 Preset = Mapping[str, object]
 
 # KubeAI's k6 benchmark: 1,000 threads of 7.34 requests, 680 tokens in, 9.24 out, shared by its users; cut
-# off after 10m30s. 320 users asked 8 x H100, and a sole one; 80 asked 2 x L4.
+# off after 10m30s. 320 users on 8 x H100, and on a sole one; 80 on 2 x L4.
 _K6: Preset = {
     "dataset": {
         "name": "synthetic",

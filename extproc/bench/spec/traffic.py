@@ -1,4 +1,4 @@
-"""The `traffic-shape` of a spec file: how much is asked, when, and of what kind."""
+"""The `traffic-shape` of a spec file: how many requests, when, and of what kind."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -151,7 +151,7 @@ class StepsOptions(SpecSection):
 
 
 class TrafficShape(SpecSection):
-    """How much is asked, when, and of what kind.
+    """How many requests, when, and of what kind.
 
     With `req_rate` the loop is open: requests start when the schedule says, however slow the server is;
     `max_concurrency` then holds back what exceeds it (and latency from the intended start shows it).
@@ -164,8 +164,8 @@ class TrafficShape(SpecSection):
     `total_prompts` the dataset is run once. `total_conversations` ends a run after so many (k6's
     iterations). What is still in flight `graceful_stop` after `duration` is interrupted, if that is given;
     until then users go on with the conversation that they are in. `warm_up` at the start and `cool_down` at
-    the end are asked and not measured. `input_length` and `max_output_length` are of each prompt and answer,
-    in tokens; omitted, the dataset says. `traffic_spike` comes on top. `dataset` is what is asked. `preset`
+    the end are sent and not measured. `input_length` and `max_output_length` are of each prompt and answer,
+    in tokens; omitted, the dataset says. `traffic_spike` comes on top. `dataset` has the prompts. `preset`
     fills in the fields of a known benchmark that are not given. `model_type` is a language model's.
     """
 

@@ -29,7 +29,7 @@ class Ab(SpecSection):
     servers are compared instead, nothing is switched. The arm in force is changed by rewriting
     `settings_file`, which the router watches, or by running `command` with `{strategy}` replaced; `pool`
     is the router's pool that is changed, its first where omitted. `admin`: the router's admin
-    `host:port`, several with commas, asked at `/pools` until the change shows at every address of every
+    `host:port`, several with commas, whose `/pools` is read until the change shows at every address of every
     name, `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is emptied before each
     run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
 
@@ -63,7 +63,7 @@ class Ab(SpecSection):
 
 
 class Load(SpecSection):
-    """A load of a sweep: `concurrency` in flight, asked at `req_rate`; a number is the first.
+    """A load of a sweep: `concurrency` in flight, sent at `req_rate`; a number is the first.
 
     Without a rate, here and in the traffic shape, so many users ask in a closed loop.
     """
@@ -163,7 +163,7 @@ class Target(SpecSection):
     environment variable with the key. A bearer token that changes comes from `token_file`, read
     anew every `token_refresh` and when the server refuses it. An `https` endpoint is verified:
     `SSL_CERT_FILE` in the environment names an authority of your own.
-    `endpoint_header` is the response header that tells who served; `tokenizer` a local `tokenizer.json` for
+    `endpoint_header` is the response header with the endpoint; `tokenizer` a local `tokenizer.json` for
     servers that report no usage.
     """
 
@@ -231,7 +231,7 @@ class Spec(SpecSection):
     measurement. `plugins` are modules, or `.py` files, with datasets, shapes, processors and reports of your
     own. `ab`, `sweep` and `saturate` are for the commands, or modes, of these names.
     `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch` has them looked at while
-    the run goes. `labels` and `stack` tell runs apart in a catalogue. `thresholds` are what the figures must
+    the run goes. `labels` and `stack` describe the run in a catalogue. `thresholds` are what the figures must
     meet, such as `ttft_ms.p95 < 500`.
     """
 

@@ -110,7 +110,7 @@ class _Level:
 class Admission:
     """Counts the requests of one pool that are not ordinary, and says who is let in where it is full.
 
-    `priorities` are those of the operator's objectives, by name. `has_shares`: clients are told apart.
+    `priorities` are those of the operator's objectives, by name. `has_shares`: each client has its share.
     """
 
     __slots__ = ("_levels", "has_shares", "priorities")

@@ -19,7 +19,7 @@ class LoadBook:
     """Counts requests in flight by endpoint name: ours, and those of other gateways.
 
     Members are the endpoints that may be picked. One that leaves keeps its count until its requests
-    end, and finds it again if it comes back; `total` counts members only. `on_less` hears of each time that
+    end, and finds it again if it comes back; `total` counts members only. `on_less` is called each time that
     fewer are in flight somewhere, whosever they were.
     """
 

@@ -48,7 +48,7 @@ class Blocks(Protocol):
 class Chain(Struct, frozen=True):
     """A prompt's blocks, first to last: their hashes, and where each ends, in bytes of the prompt.
 
-    `reaches` tells, for each block, how much of the prompt an endpoint has that served a request up to
+    `reaches` has, for each block, how much of the prompt an endpoint has that served a request up to
     there: the block's end, or the end of the answer that it gave then. `size` counts the whole prompt.
     `home` is the same for all turns of a conversation; `answered` is the end of its last answer so far, 0
     in the first turn. `root` names what stands before the user first speaks, and `rooted` is its end, 0

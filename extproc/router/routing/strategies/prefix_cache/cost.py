@@ -29,7 +29,7 @@
 # more of them there, and more arrives: that runs away near capacity (simulated).
 #
 # Mostly nothing has to be compared: a conversation is at one endpoint, and what any other lacks of it costs
-# more than what waits there. The least that others may cost tells so, and the choice is the same.
+# more than what waits there. The least that others may cost shows it, and the choice is the same.
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
