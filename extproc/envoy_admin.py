@@ -15,7 +15,7 @@ ClockOffset = tuple[float, float]
 
 # Envoy's own, where a route or a filter does not say.
 _ROUTE_TIMEOUT, _MESSAGE_TIMEOUT = "15s", "0.2s"
-# What Envoy began with, and listeners that it does not use any more, or not yet.
+# Sections of Envoy's start, and of listeners that it does not use any more, or not yet.
 _IDLE: Final = ("bootstrap", "warming_state", "draining_state", "error_state")
 
 

@@ -38,7 +38,9 @@ def _write(section: type[BaseModel], place: str, indent: int, off: int | None) -
         here = off if off is not None or is_given else indent
         if not place:
             yield ""
-        yield from _explain(field, indent, off)
+        text = " ".join((field.description or "").split())
+        for line in textwrap.wrap(text, _WIDTH - indent - 4):
+            yield _line(f"# {line}", indent, off)
         sections = _sections(field)
         yield _line(f"{name}:" if sections else f"{name}: {_value(at, field)}", indent, here)
         if _is_list(field) and sections:
@@ -48,12 +50,6 @@ def _write(section: type[BaseModel], place: str, indent: int, off: int | None) -
             if number:
                 yield _line("# or:", below, here)
             yield from _write(each, at, below, here)
-
-
-def _explain(field: FieldInfo, indent: int, off: int | None) -> Iterator[str]:
-    text = " ".join((field.description or "").split())
-    for line in textwrap.wrap(text, _WIDTH - indent - 4):
-        yield _line(f"# {line}", indent, off)
 
 
 def _line(text: str, indent: int, off: int | None) -> str:

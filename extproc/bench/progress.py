@@ -139,7 +139,7 @@ class RunSnapshot:
 
 
 class Progress(Protocol):
-    """Who watches a run. Calls come from the event loop about twice a second and return at once."""
+    """Shows a run's progress. Calls come from the event loop about twice a second and return at once."""
 
     def update(self, snapshot: RunSnapshot) -> None: ...
 
@@ -393,5 +393,5 @@ def watching(
         watchers.append(Display(title, live, pace))
         yield watchers
     if not console.is_terminal:
-        # Of a pipe Live leaves the line open, and a Job's log has both streams.
+        # On a pipe Live leaves the line open, and a Job's log has both streams.
         console.line()

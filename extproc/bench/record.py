@@ -15,7 +15,7 @@ Clock = Callable[[], float]
 
 # The failure of a request that was in flight when its run was ended: not the server's doing.
 INTERRUPTED = "interrupted"
-# A load process whose requests cannot connect so often in a row gives up: nobody is there.
+# A load process whose requests cannot connect so often in a row gives up: no server listens.
 GIVE_UP_AFTER = 20
 
 

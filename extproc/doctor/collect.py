@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 3.0
 # Most engines that are probed.
 _MOST: Final = 64
-# What another's JSON may raise when it is read.
+# What reading foreign JSON may raise.
 _FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _Pages = Sequence[seen.MetricsPage]
 _OF_ENVOY: Final = ("config_dump", "stats?format=json&filter=[.]ext_proc[.]", "clusters?format=json")

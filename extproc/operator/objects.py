@@ -77,7 +77,7 @@ def list_objects(run: Run, image: str, now: datetime) -> Iterator[Object]:
 
 
 def _shared_metadata(run: Run, name: str, part: str) -> Object:
-    """Of what is there for the runs to come, too."""
+    """Metadata of objects that later runs use, too."""
     metadata = _metadata(run, name, part)
     del metadata["labels"][RUN_LABEL]
     metadata.pop("annotations", None)

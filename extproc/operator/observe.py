@@ -43,7 +43,7 @@ async def find_jobs(key: Key, uid: str, calls: KubeCalls) -> tuple[JobState, ...
 async def find_switched(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
     found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
-    # What is in a list does not say what it is.
+    # Objects of a list come without their kind.
     return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_switch(each))
 
 

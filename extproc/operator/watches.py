@@ -35,7 +35,7 @@ def warn_of_outage(who: str, reason: str) -> None:
 
 
 class Listeners(Protocol):
-    """Who acts on what is followed."""
+    """Acts on changes of the followed objects."""
 
     def learn(self, key: Key, body: Object) -> None: ...
 

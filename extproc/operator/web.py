@@ -24,7 +24,7 @@ from extproc.operator.watches import WatchHealth
 
 PHASES: Final = ("Refused", "Waiting", "Starting", "Running", "Valid", "Invalid", "Failed", "Suspended")
 _ENDS: Final = ("Valid", "Invalid", "Failed")
-# The operator writes a few; whoever else may write a status shall not fill a Prometheus.
+# The operator writes a few; others that may write a status must not fill a Prometheus.
 _MOST_FIGURES: Final = 50
 _TIMES: Final = {
     "last_run_started": ("startedAt", "Begin of the run shown"),

@@ -44,7 +44,7 @@ async def act(action: Action, body: Object, calls: KubeCalls) -> None:
 
 
 async def _create(made: Object, calls: KubeCalls) -> None:
-    """Creates an object; one of that name is as good, unless it belongs to somebody who is gone."""
+    """Creates an object; one of that name will do, unless its owner is gone."""
     try:
         await calls.create(made)
     except ApiRefusal as refusal:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Before a drain is over, whoever still waits for room is refused: the answer has to get out.
+# Before a drain is over, requests that still wait are refused: the answer has to get out.
 _LAST_WORD_S: Final = 1.0
 
 
@@ -218,7 +218,7 @@ async def serve_until_signal(start: Start) -> int:
         for routine in (app.health.run, app.watch_settings):
             stack.callback(run_reported(routine()).cancel)
         await transport.start()
-        # What start-up made stays; a collection need not look at it again while requests wait.
+        # Objects of the start-up stay: collections need not scan them again while requests wait.
         gc.freeze()
         pools = [
             f"{pool.name} ({pool.strategy.name}, {pool.endpoints.describe()})"

@@ -43,7 +43,7 @@ RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "inference_pool": _WATCHES,
     }
 )
-# What a pool answers itself, and what is answered before there is a pool.
+# Outcomes of requests that a pool answers itself, and of those answered before a pool is found.
 POOL_OUTCOMES: Final = ("cold", "no_endpoint", "over_share", "overloaded", "sheddable")
 OUTCOMES: Final = ("bad_request", "body_too_large", "model_not_found", "models", "no_endpoint", "no_room")
 

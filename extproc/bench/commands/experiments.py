@@ -36,7 +36,7 @@ NOT_COMPARABLE = 3
 
 
 def removed_option(name: str, instead: str) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
-    """A flag that is gone: whoever gives it reads what to do instead."""
+    """A removed flag: using it prints what to do instead."""
 
     def refuse(_context: click.Context, _option: click.Parameter, value: object) -> None:
         if value:

@@ -10,7 +10,7 @@ from extproc.bench.report.headline import FIGURES, show
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars
 
-# What a regression is looked for in.
+# The figures in which regressions are looked for.
 WATCHED = (
     *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_median_ms", "ttft_p99_ms"),
     *("ttft_sent_median_ms", "tpot_median_ms", "itl_mean_ms", "e2e_median_ms", "hit_rate", "goodput"),

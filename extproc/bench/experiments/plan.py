@@ -21,7 +21,7 @@ from extproc.bench.spec.tree import Spec
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-# What one core of a load process spends at most: on writing a request and reading its head; on a chunk.
+# Most time of one core of a load process: to write a request and read its head; to read a chunk.
 _REQUEST_CPU_S = 500e-6
 _CHUNK_CPU_S = 40e-6
 # A bar of the schedule on the terminal, by height.

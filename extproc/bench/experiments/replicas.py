@@ -87,7 +87,7 @@ class Replicas:
     async def look(self, arm: Component, *, must_exist: bool = False) -> str | None:
         """Says what is missing until every replica has the strategy in force, `None` if nothing is.
 
-        Raises `LabError` for one that refuses it; with `must_exist` for a name that nobody knows, too.
+        Raises `LabError` for one that refuses it; with `must_exist` for a name that does not resolve, too.
         """
         found: list[str] = []
         for host, port in self._targets:

@@ -171,7 +171,7 @@ async def run_tasks(
 
 
 def append_measured(path: Path, measured: MeasuredCells) -> None:
-    # What was cut off must not swallow the next line.
+    # A line that was cut off must not swallow the next one.
     with path.open("ab") as file:
         file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(measured))
 

@@ -1,4 +1,4 @@
-"""The endpoints while a run goes: who is ready, by the router, and what their own `/metrics` say."""
+"""The endpoints while a run goes: how many are ready, by the router, and what their own `/metrics` say."""
 
 import asyncio
 import time

@@ -58,7 +58,7 @@ class _Process:
         return None
 
     async def end(self) -> None:
-        """Kills the process if it still runs: whoever ended in order has sent what it noted."""
+        """Kills the process if it still runs: one that ended in order has sent its records."""
         asyncio.get_running_loop().remove_reader(self.pipe.fileno())
         if self.done is None and self.process.is_alive():
             self.process.kill()

@@ -226,7 +226,7 @@ def how(sweep: SweepTable) -> str:
 
 
 def sweep_headlines(sweep: SweepTable) -> list[str]:
-    """Of each dataset and strategy, the highest load at which it compares with the baseline."""
+    """For each dataset and strategy, the highest load at which it compares with the baseline."""
     return [
         _headline(sweep, part, strategy)
         for part in sweep.parts
@@ -236,7 +236,7 @@ def sweep_headlines(sweep: SweepTable) -> list[str]:
 
 
 def _headline(sweep: SweepTable, part: DatasetPart, strategy: str) -> str:
-    """Of the highest load under which there is a ratio to the baseline."""
+    """Describes the highest load with a ratio to the baseline."""
     name = f"{part.dataset}: {strategy}" if part.dataset else strategy
     best = next((spot for spot in reversed(part.of(strategy)) if spot.ratios), None)
     if best is None:

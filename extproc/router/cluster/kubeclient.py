@@ -14,7 +14,7 @@ from kubernetes.aio.config.incluster_config import SERVICE_HOST_ENV_NAME, InClus
 from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.reason import describe_error, shorten
 
-# What the client's loaders raise; a file that is half written gets the built-in ones out of them.
+# What the client's loaders raise; for a half-written file the built-in ones.
 _UNUSABLE: Final = (
     ConfigException,
     yaml.YAMLError,

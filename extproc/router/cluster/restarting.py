@@ -47,7 +47,7 @@ class Restarting:
         try:
             await self._source.run(sink)
         except asyncio.CancelledError as error:
-            # A library that cancels what it waits for, and not somebody who cancels us.
+            # A library cancelled its own task; nobody cancelled ours.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise

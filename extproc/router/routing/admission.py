@@ -108,7 +108,7 @@ class _Level:
 
 
 class Admission:
-    """Counts the requests of one pool that are not ordinary, and says who is let in where it is full.
+    """Counts the requests of one pool that are not ordinary, and decides which are let in when it is full.
 
     `priorities` are those of the operator's objectives, by name. `has_shares`: each client has its share.
     """
@@ -133,7 +133,7 @@ class Admission:
         name = _first(headers, FAIRNESS_ID) if self.has_shares else ""
         if not priority and not name:
             return None
-        # Python's own hash has a key of each process: nobody finds two ids that are one client.
+        # Python's own hash has a random key: no client can find two ids with one hash.
         return Standing(priority, hash(name) if name else _NO_CLIENT)
 
     def take(self, standing: Standing, endpoint: str) -> None:

@@ -36,7 +36,7 @@ class Query(Struct, frozen=True):
 class Decision(Struct, frozen=True):
     """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help.
 
-    `model` is the client's word for one, of any length; empty where it was not read. `costs` are the rows
+    `model` is the name that the client sent, of any length; empty where it was not read. `costs` are the rows
     that the strategy compared, if it compares costs.
     """
 
@@ -102,7 +102,7 @@ class RequestPlan(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """What a request wants: its pool, and what the pool's strategy read in it.
 
-    `model` is the client's word for one, `adapter` the LoRA adapter of that name here; `fault` says why the
+    `model` is the name by the client, `adapter` the LoRA adapter of that name here; `fault` says why the
     body was no help.
     """
 
@@ -207,7 +207,7 @@ class Picker:
             if route is None:
                 raise fault or PromptError("name a model: it decides which pool serves this", param="model")
             return route
-        # What the operator wrote goes before what endpoints say: clients can load adapters, under any name.
+        # The operator's names go before those of endpoints: clients can load adapters, under any name.
         globs = (route for pattern, route in self._globs if pattern.match(model))
         route = self._exact.get(model) or next(globs, None) or self._by_learnt(model) or self._catch_all
         if route is None:

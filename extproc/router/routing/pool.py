@@ -169,7 +169,7 @@ _NOBODY: Final[frozenset[str]] = frozenset()
 
 
 class Gate(Protocol):
-    """Who of a pool's endpoints may be picked now, whatever the strategy."""
+    """The endpoints of a pool that may be picked now, whatever the strategy."""
 
     def set_members(self, names: Iterable[str]) -> None: ...
 
@@ -364,6 +364,6 @@ class Pool:
             eligible = located if eligible is None else located & eligible
         closed = _NOBODY if self.gate is None else self.gate.closed()
         if closed and eligible is not None:
-            # Where nobody else may take the request, one that is left out may.
+            # Where no other may take the request, one that is left out may.
             eligible = (eligible - closed) or eligible
         return Candidates(snapshot.placement, self.book, snapshot.names, eligible, closed)

@@ -214,7 +214,7 @@ class Queue:
 
     def _dismiss(self, waiter: Waiter) -> None:
         waiter.retry(True)
-        self.leave(waiter, QueueEnd.REFUSED)  # if nobody did
+        self.leave(waiter, QueueEnd.REFUSED)  # unless it has left
 
     def _expire(self) -> None:
         now = self._clock()

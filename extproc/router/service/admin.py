@@ -36,7 +36,7 @@ from extproc.router.stream.answers import refuse
 EXPLAIN_BYTES: Final = 1_048_576
 # One is explained at a time: each takes a core for milliseconds, and requests wait for the same one.
 _MOST_WAITING: Final = 8
-# What a cluster, a container network or a local network calls its machines; no such name is in public DNS.
+# Names in clusters, container networks and local networks; no such name is in public DNS.
 _PRIVATE: Final = (".svc", ".local", ".localhost")
 
 

@@ -90,7 +90,7 @@ class OtelTracer:
 
     async def stop(self, timeout_s: float) -> None:
         """Sends what waits, for so long at most; what is left is lost."""
-        # A daemon: if nobody takes the spans, the process does not wait for it.
+        # A daemon thread: the process ends even if no collector takes the spans.
         thread = Thread(target=self._provider.shutdown, name="flush", daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, timeout_s)

@@ -46,7 +46,7 @@ class Feedback:
         if pool is not None:
             for outcome in outcomes(exchange, time()):
                 pool.feedback.observe(outcome)
-        # Of one that nobody answered there is a status, too, unless its client left.
+        # A request that no endpoint answered has a status, too, unless its client left.
         pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:

@@ -109,7 +109,7 @@ class RunningPool:
         )
         self._shared = shared
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # What each task depends on in the settings: it is replaced when that changes.
+        # The settings that each task depends on: it is replaced when they change.
         self._keys: dict[str, object] = {}
         self.start = self._prepare(settings, is_new=True)
         self._closing = self._share()

@@ -12,7 +12,7 @@ MAX_BLOCKS: Final = 4_096
 # A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram takes.
 LETTER_BLOCKS: Final = 7_168
 LETTER_NEWS: Final = 512
-# Of more, the least busy are left out.
+# Beyond that the least busy endpoints are left out.
 MAX_ENDPOINTS: Final = 8_192
 MAX_ECHOES: Final = 256
 

@@ -248,7 +248,7 @@ class _Outgoing(asyncio.Protocol):
         self.takes_more = True
 
     def data_received(self, _: bytes) -> None:
-        self.transport.abort()  # whoever this is, it is no peer
+        self.transport.abort()  # not a peer
 
     def connection_lost(self, _: Exception | None) -> None:
         self.takes_more = False

@@ -3,7 +3,7 @@
 # What is safe, and what is not:
 #
 # - Block hashes are xxh3: fast, the same everywhere, and no secret. Whoever sees one can guess prompts until
-#   one fits. A secret seed would not help: xxh3 promises nothing against who looks for its seed.
+#   one fits. A secret seed would not help: xxh3 does not protect its seed.
 # - So a letter is sealed as a whole: AES-256-GCM, its key derived from the cluster's secret and name (HKDF,
 #   RFC 5869). That hides hashes, counts and names, and nobody without the secret can write a letter, or
 #   change one. It costs half a microsecond; a keyed hash that is one (BLAKE2b) takes a microsecond and more

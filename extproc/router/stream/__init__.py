@@ -1,1 +1,1 @@
-"""Whom we talk to: the ext_proc protocol, from gRPC messages to routing decisions."""
+"""The ext_proc protocol: from a proxy's gRPC messages to routing decisions."""

@@ -25,7 +25,7 @@ _VALUE_CHARS: Final = 1_024
 # No picker's header is longer, and no client needs more of them: a request waits for its body with them.
 _NAME_CHARS, _MAX_NAMES = 64, 32
 
-# Of longer messages the body is cut out.
+# The body of a longer message is cut out.
 _LONG_BYTES: Final = 65_536
 
 _BODY_MODES: Final = {mode.value: mode for mode in events.BodyMode}
@@ -47,7 +47,7 @@ def _tag(message: type[Message], name: str) -> bytes:
     return varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | LENGTH)
 
 
-# What a piece of a body stands in, from the inside out: each the one field of the next one.
+# The messages around a piece of a body, from the inside out: each is the only field of the next.
 _AROUND_PIECES: Final = tuple(
     _tag(message, name)
     for message, name in (

@@ -103,7 +103,7 @@ class HeldBody:
         self.body = b""
 
     def forget(self) -> None:
-        """Gives back what was counted, as often as one likes."""
+        """Gives back what was counted; may be called again."""
         self.drop()
         if self._announced is not None:
             self._announced.give(self._announced_bytes)

@@ -46,7 +46,7 @@ class Wait:
         return replies
 
     def end(self, end: QueueEnd) -> None:
-        """Leaves the queue, as often as one likes."""
+        """Leaves the queue; may be called again."""
         self._queue.leave(self.waiter, end)
 
 

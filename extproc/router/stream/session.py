@@ -118,7 +118,7 @@ _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
 class Session:
-    """One request's state. `close` ends it, as often as one likes; its pick is released once.
+    """One request's state. `close` ends it and may be called again; its pick is released once.
 
     `pool` is the operator's choice of a pool, from the stream's metadata. `new_request_id` makes an
     `x-request-id` for a request that came without one. `budget` counts bodies that we hold, `announced`
@@ -422,7 +422,7 @@ class Session:
             raise _no_room()
         return [*self._stop_holding(_no_room()), Continue(Phase.REQUEST_BODY)]
 
-    # What comes of the request when it is routed.
+    # Messages of a request that is routed.
 
     def _pass_on(self, event: RequestBody) -> list[Reply]:
         if event.end_of_stream:

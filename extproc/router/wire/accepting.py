@@ -32,7 +32,7 @@ G = TypeVar("G", bound=Guest)
 
 
 def find_oldest_idle(guests: Iterable[G]) -> G | None:
-    """Returns who makes room for a newcomer: of the address that has most, the oldest that is idle.
+    """Returns the connection to close for a new one: the oldest idle one of the address with most.
 
     `guests` come oldest first. So a flood makes room for itself, and whoever shares no address with it stays.
     """

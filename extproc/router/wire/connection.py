@@ -45,12 +45,12 @@ from extproc.router.wire.incoming import PRIORITY_BYTES, Incoming
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import Failed
 
-# Of header blocks to decode in one turn; the last of them may go beyond. 8 KB of Huffman codes take 3 ms, and
+# Header blocks to decode in one turn; the last one may exceed it. 8 KB of Huffman codes take 3 ms, and
 # a proxy's own blocks, all alike, are decoded once.
 _DECODED_BYTES: Final = 8_192
 # Frames to read in one turn: 6,500 of one byte fit into one read, and take 32 ms.
 _TURN_FRAMES: Final = 256
-# What our PINGs hold.
+# The payloads of our PINGs.
 _STILL_THERE: Final = b"extproc?"
 _LEAVING: Final = b"extproc!"
 
@@ -89,7 +89,7 @@ class Connection(Incoming):
             self._on_continuation,
         )
 
-    # What the driver says.
+    # Called by the driver.
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Takes bytes in, cut wherever. Never raises: a fault of the peer ends the connection.

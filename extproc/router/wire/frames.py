@@ -11,7 +11,7 @@ HEADER_BYTES: Final = 9
 # The largest payload that we accept and that any peer accepts (§4.2).
 MAX_FRAME_BYTES: Final = 16_384
 MAX_WINDOW: Final = 2**31 - 1
-# What a peer grants before it says anything else (§6.9.2).
+# A peer's window before its SETTINGS (§6.9.2).
 DEFAULT_WINDOW: Final = 65_535
 # The dynamic table that a decoder keeps before it says anything else (§6.5.2).
 DEFAULT_TABLE_BYTES: Final = 4_096

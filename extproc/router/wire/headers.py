@@ -35,7 +35,7 @@ _VALUE: Final = compile_pattern(r"(?:[^\x00\r\n \t](?:[^\x00\r\n]*[^\x00\r\n \t]
 _TIMEOUT: Final = compile_pattern(r"(\d{1,8})([HMSmun])")
 _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
-# What a status message may hold as it is: printable ASCII without the percent sign.
+# Characters of a status message that need no escape: printable ASCII without the percent sign.
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 # A proxy has few kinds of calls, each of a few hundred bytes; a peer that has more shall not fill our memory.

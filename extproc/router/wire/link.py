@@ -103,7 +103,7 @@ class Link(asyncio.BufferedProtocol):
         self._began_s = self._loop.time()
         self.connection = Connection(listener.limits, listener.budget, self._began_s, listener.places)
 
-    # What asyncio says.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -141,7 +141,7 @@ class Link(asyncio.BufferedProtocol):
             self._turn = self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Works off what waited for this turn, then reads on; `resume_writing` does it for who is stuck."""
+        """Works off what waited for this turn, then reads on; `resume_writing` does it for a stuck peer."""
         self._turn = None
         if self._stuck_s is not None or self._transport.is_closing():
             return
@@ -169,7 +169,7 @@ class Link(asyncio.BufferedProtocol):
         self._stuck_s = None
         self._go_on()
 
-    # What the listener says.
+    # Called by the listener.
 
     def greet(self, tls: ssl.SSLContext | None) -> None:
         self._greeting = asyncio.create_task(self._greet(tls))

@@ -38,10 +38,10 @@ class Outgoing:
         self._out: list[bytes] = []
         # Streams that we closed and whose end may not have reached the client.
         self._late: dict[int, None] = {}
-        # Of the whole connection.
+        # The connection's window.
         self._send_window = frames.DEFAULT_WINDOW
         self._blocked: dict[int, Stream] = {}
-        # What must come before the next header block of ours.
+        # A table update that must precede our next header block.
         self._table_update = b""
         # Our GOAWAY with the last stream's id is sent.
         self._has_left = False

@@ -32,14 +32,14 @@ class Request:
 
 @dataclass(eq=False, repr=False)
 class WireStatus(betterproto2.Message):
-    """Of a google.rpc.Status."""
+    """The fields that we read of a google.rpc.Status."""
 
     message: str = field(2, TYPE_STRING)
 
 
 @dataclass(eq=False, repr=False)
 class WireRequest(betterproto2.Message):
-    """Of a DiscoveryRequest."""
+    """The fields that we read of a DiscoveryRequest."""
 
     resource_names: list[str] = field(3, TYPE_STRING, repeated=True)
     type_url: str = field(4, TYPE_STRING)

@@ -73,7 +73,7 @@ class Xds:
         return envoy
 
     def _push(self) -> None:
-        # One that goes meanwhile takes itself out.
+        # An Envoy that disconnects meanwhile removes itself.
         for envoy in tuple(self._envoys):
             envoy.push()
 

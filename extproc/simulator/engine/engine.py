@@ -76,9 +76,9 @@ class Engine(Generic[Names]):
         self._running: dict[str, EngineRequest[Names]] = {}  # in order of admission
         self._prefilling: dict[str, EngineRequest[Names]] = {}
         self._decoding: dict[str, EngineRequest[Names]] = {}
-        # Who needs the next block in which step, modulo the block size.
+        # The requests that need a new block, by the step modulo the block size.
         self._due: tuple[dict[str, EngineRequest[Names]], ...] = tuple({} for _ in range(profile.block_size))
-        self._ungrown: set[str] = set()  # who still waits for the block that is due in this step
+        self._ungrown: set[str] = set()  # requests that still wait for the block that is due in this step
         self._ends: list[tuple[int, int, EngineRequest[Names]]] = []
         self._steps = 0
         self._context_tokens = 0  # of all that decode, in the KV cache after the last step
@@ -233,7 +233,7 @@ class Engine(Generic[Names]):
         """
         if not self._decoding or self._prefilling or (self._waiting and not self._is_blocked):
             return 0
-        # In so many steps nobody needs more than this share of the free blocks.
+        # In so many steps no request needs more than this share of the free blocks.
         room = self._cache.free // len(self._decoding) * self._block_size
         return min(self._ends[0][0] - self._steps, room)
 

@@ -1,6 +1,6 @@
 """The KV cache of an engine, by the run of blocks: what a fleet of thousands can afford.
 
-A text is cached from its start: whoever uses a block uses those before it too, and of blocks that fall
+A text is cached from its start: a request that uses a block uses those before it too, and of blocks that fall
 idle together the last is evicted first. So a text needs three numbers: how much of it is there, how much
 of that is in use, and in which order the rest was left. A request then costs the number of its texts,
 not of its blocks. `BlockCache` does the same by the block, for prompts that are any tokens at all.

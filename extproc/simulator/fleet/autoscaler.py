@@ -124,7 +124,7 @@ def recommend(values: Sequence[float], current: int, target: float) -> int:
     silent = current - len(values)
     if _is_near(ratio):
         return current
-    # Carefully: whoever is silent has nothing to do, or just enough.
+    # Carefully: an endpoint without metrics has nothing to do, or just enough.
     supposed = 0.0 if ratio > 1 else silent * target
     careful = (sum(values) + supposed) / current / target
     if _is_near(careful) or (careful > 1) != (ratio > 1):

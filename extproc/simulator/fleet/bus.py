@@ -88,15 +88,12 @@ class Bus:
 
     def _send(self, gateway: int, letter: Letter) -> None:
         to = [place for place in range(len(self._shares)) if self._carries(gateway, place)]
-        if delay_s := self._delay_s():
+        is_slow = self._sharing.fault is BusFault.SLOWS and self._timeline.now >= self._sharing.middle_s
+        if delay_s := _SLOW_S if is_slow else self._sharing.delay_s:
             self._planned += 1
             self._timeline.at(self._timeline.now + delay_s, self._arrive, letter, to)
         else:
             self._deliver(letter, to)
-
-    def _delay_s(self) -> float:
-        is_slow = self._sharing.fault is BusFault.SLOWS and self._timeline.now >= self._sharing.middle_s
-        return _SLOW_S if is_slow else self._sharing.delay_s
 
     def _arrive(self, letter: Letter, to: Sequence[int]) -> None:
         self._planned -= 1

@@ -44,7 +44,7 @@ class ChatKind:
         chats: list[Chat] = []
         missing = requests
         while missing:
-            # Of a chat whose first question is too long there is nothing.
+            # A chat whose first question is too long gives no request.
             if chat := self._draw_chat(rng)[:missing]:
                 chats.append(chat)
                 missing -= len(chat)

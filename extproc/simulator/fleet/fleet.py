@@ -220,7 +220,7 @@ class _Fleet:
     def _join(self, number: int) -> None:
         """An endpoint comes, or comes back, with an empty cache."""
         endpoint = self._names[number]
-        # What was there under this name finishes what it has.
+        # The old endpoint of this name finishes its requests.
         if endpoint.name in self._nodes:
             self._past.append(self._nodes[endpoint.name])
         self._nodes[endpoint.name] = self._build_node(number)

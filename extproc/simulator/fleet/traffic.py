@@ -16,7 +16,7 @@ from extproc.simulator.fleet.timeline import VirtualTimeline
 
 # So long a stretch has as many sessions as any other of its length.
 _STRETCH_S: Final = 60.0
-# Of what a request costs a busy client: what it takes to open a connection and send.
+# The part of a request's cost at a busy client for opening a connection and sending.
 _SEND_SHARE: Final = 0.3
 
 

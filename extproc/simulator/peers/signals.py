@@ -41,7 +41,7 @@ class CallSignals(Struct, frozen=True):
 
 
 def scrape_nothing(every_s: float) -> Signals:  # noqa: ARG001  # never
-    """Of endpoints that there are not yet."""
+    """Signals of endpoints that do not exist yet."""
     return CallSignals(lambda _name: Signal())
 
 

@@ -86,7 +86,7 @@ def api_of(path: str) -> Api:
 
 
 def operation_of(path: str) -> str:
-    """Returns the operation that `path` names (`gen_ai.operation.name`); empty if there is no word for it."""
+    """Returns the operation that `path` names (`gen_ai.operation.name`); empty if it has none."""
     return _OPERATIONS.get(_route(path), "")
 
 

@@ -30,7 +30,7 @@ _REST_BYTES: Final = 256
 # A shorter text before the user's first is no root: it is the same for many tenants.
 ROOT_BYTES: Final = 256
 
-# What a model says of its own: answers, and what the Responses API lists beside them.
+# Roles and kinds of what a model wrote: answers, and what the Responses API lists beside them.
 _SPOKEN: Final = frozenset({"assistant", "function_call", "reasoning"})
 
 

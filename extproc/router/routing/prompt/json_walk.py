@@ -26,7 +26,7 @@ OPENING: Final = frozenset(b"[{")
 _CLOSING: Final = frozenset(b"]}")
 _BRACKETS: Final = (b"[", b"]", b"{", b"}")
 NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-# What most often stands between two strings.
+# The most frequent bytes between two strings.
 _SEPARATORS: Final = frozenset({b":", b",", b": ", b", "})
 
 _TRY_HOPS: Final = 64

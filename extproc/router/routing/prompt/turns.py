@@ -134,7 +134,7 @@ def _turns(field: Field, value: object) -> Iterator[Turn]:
 
 
 def _message(message: Mapping[str, object]) -> Turn:
-    # An item of the Responses API that nobody says (a function call, reasoning) is named by its type.
+    # An item of the Responses API without a role (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
     if isinstance(role, Text):
         role = role.head(NAME_CHARS)

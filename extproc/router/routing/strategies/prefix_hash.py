@@ -32,7 +32,7 @@ SPILL: Final = Reason(
 )
 
 
-# What agents call a session: so their sub-agents and rewritten prompts go where it was.
+# Headers by which agents name a session: sub-agents and rewritten prompts follow it.
 _HEADERS: Final = ("x-session-affinity", "x-claude-code-session-id", "session-id")
 _KEYS: Final = (*(f"header:{name}" for name in _HEADERS), "field:prompt_cache_key", "first_user_message")
 

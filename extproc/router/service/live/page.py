@@ -39,7 +39,7 @@ def build_page(reasons: Mapping[str, Reason] = STRATEGIES.reasons) -> LivePage:
     css = f"{style()}{_read('page.css')}"
     script = _read("page.js").replace("{/* reasons */}", json.dumps(table))
     html = Template(_read("page.html")).substitute(style=css, script=script)
-    # Besides itself the page may only talk to who served it.
+    # The page may only connect to the server that it came from.
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

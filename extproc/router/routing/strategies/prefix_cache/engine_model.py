@@ -25,7 +25,7 @@ from extproc.router.routing.strategies.prefix_cache.signal_history import (
 _STEPS_PER_REQUEST: Final = 0.25
 _PREFILL_PER_REQUEST: Final = 0.05
 
-# What a new figure counts against those before it: of many requests, and of one.
+# Weight of a new figure against those before it: a mean of many requests, and a single one.
 _SLOWLY: Final = 0.25
 _RARELY: Final = 0.02
 
@@ -35,7 +35,7 @@ BYTES_PER_TOKEN: Final = 4.0
 # What a request waits for that waits for no other: the rest of a step, and its own.
 _STEPS_TO_FIRST: Final = 1.5
 _ALONE: Final = 0.25
-# Of so many that waited the one with the least before it counts all the same.
+# Of so many samples that waited, the one with the shortest wait counts all the same.
 _CROWDED: Final = 16
 _NOBODY: Final = (inf, 0.0, "", 0.0, 0.0)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
 
-# What an endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
+# An endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
 # memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
 ENTRY_BYTES: Final = 128
 
@@ -124,7 +124,7 @@ class Holding:
         try:
             deque(map(idle.move_to_end, reversed(touched)), maxlen=0)
         except KeyError:
-            return  # these are no chain's blocks, but what a mad peer made up
+            return  # not a chain's blocks, but made up by a faulty peer
         idle.update(dict.fromkeys(touched, now))
 
 

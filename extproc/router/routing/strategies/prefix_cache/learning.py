@@ -28,7 +28,7 @@ from msgspec import Struct
 _WINDOW: Final = 256
 _EACH: Final = 64
 _PAIRS: Final = 512
-# Of 512 pairs from 256 samples that have nothing to do with each other, 0.5 ± 0.03 rise.
+# Of 512 pairs from 256 unrelated samples, 0.5 ± 0.03 rise.
 _RISING: Final = 0.64
 _FAR: Final = 8.0
 _SHARE: Final = 0.25

@@ -6,7 +6,7 @@ Nothing here decides. Time comes in as an argument.
 # The rules, and whose they are:
 #
 # - vLLM keeps blocks of running requests, and evicts the others least recently used first, the tail of a
-#   sequence before its head. So does a `Holding`: whoever holds a block holds all that lead to it. That is
+#   sequence before its head. So does a `Holding`: with a block it has all that lead to it. That is
 #   what makes a match found by bisection a match of everything before it.
 # - It is written in the same step as the pick, not when the answer comes: of a burst of one new prefix
 #   every request finds the first one's blocks.
@@ -268,7 +268,7 @@ class PrefixIndex:
         self._drop(holding, block)
 
     def _measure(self) -> None:
-        """Says anew what depends on who is there and how large each is."""
+        """Updates what depends on the holdings and their capacities."""
         holdings = self._holdings.values()
         share = MOST_ENTRIES // max(1, len(holdings))
         for holding in holdings:

@@ -124,7 +124,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         self._clock, self._rng = outside.clock, outside.rng
         self._without_prompt = LeastLoad(outside, NO_PREFIX)
         self._backlogs = Backlogs()
-        # What another gateway answered looks like what was evicted: to shed, one has to see all of it.
+        # Another gateway's turns look evicted: shedding needs a view of all of them.
         self.gateways = GatewayCount(gateways or (1 if shed_cold else None))
         self._shedding = Shedding() if shed_cold else None
         rng = outside.rng if learn else None
@@ -139,7 +139,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         if prompt is None:
             return self._without_prompt
         seed = routing_key("", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt)
-        # What is beyond a whole cache is in none.
+        # The part of a prompt beyond a whole cache is in none.
         chain = chain_of(prompt.turns(self.index.capacity), seed)
         return _CacheReading(self, chain) if chain.size else self._without_prompt
 
