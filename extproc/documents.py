@@ -139,7 +139,7 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
     expected = _EXPECTED.get(fault["type"].partition("_")[0])
     why = _MUST.sub(r"must \1", fault["msg"].removeprefix("Value error, ")).replace(" after validation", "")
     match fault["type"]:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
             inside = "".join(f"{parent}." for parent in parents)
             beside = {one.removeprefix(inside).partition(".")[0] for one in known if one.startswith(inside)}

@@ -57,7 +57,7 @@ def test_profile_of_a_file_is_found_by_its_path_and_an_unknown_name_lists_the_kn
         ("- a", "expected a mapping"),
         ("a: 1", "a: "),
         (f"a: {{{SIZES}}}", "a.base_ms: is missing"),
-        (f"a: {{{COSTS}{SIZES}, speed: 1}}", "a.speed: Unexpected keyword argument"),
+        (f"a: {{{COSTS}{SIZES}, speed: 1}}", "a.speed: there is no such setting"),
         (f"a: {{{COSTS}{SIZES}}}".replace("base_ms: 1", "base_ms: -1"), "a.base_ms: must be"),
         (f"a: {{{COSTS}{SIZES}}}".replace("kv_tokens: 64", "kv_tokens: 63"), "holds less than max_model_len"),
         (f"a: {{{COSTS}{SIZES}}}".replace("max_num_seqs: 4", "max_num_seqs: 65"), "max_num_seqs exceeds"),

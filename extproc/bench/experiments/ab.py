@@ -251,10 +251,10 @@ def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
     return Arm(label, figures, changes)
 
 
-_PLOTTED = (
-    *("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms"),
-    *("itl_mean_ms", "e2e_median_ms", "time_per_token_mean_ms"),
-)
+# The first four that there are get a chart, all a row of the table.
+_PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms", "itl_mean_ms")
+# An interval so many times the mean would flatten every bar beside it: the table has it.
+_WIDEST = 3.0
 
 
 def ab_markdown(report: AbReport) -> str:
@@ -294,7 +294,9 @@ def _show(name: str, interval: Interval | None) -> str:
 
 def ab_html(report: AbReport) -> str:
     subtitle = f"{report.model} · baseline {report.baseline} · {len(report.trials)} runs"
-    return page.html_page(f"{report.name}: strategies compared", subtitle, _parts(report))
+    return page.html_page(
+        f"{report.name}: {', '.join(arm.label for arm in report.arms)}", subtitle, _parts(report)
+    )
 
 
 def _parts(report: AbReport) -> Iterator[str]:
@@ -307,8 +309,7 @@ def _parts(report: AbReport) -> Iterator[str]:
                 list(_bars(report, name)),
                 y_label="%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s",
             )
-            for name in _PLOTTED
-            if name in _present(report)
+            for name in [name for name in _PLOTTED if name in _present(report)][:4]
         }
     )
     yield page.table("Figures", *_figures(report))
@@ -321,5 +322,7 @@ def _bars(report: AbReport, name: str) -> Iterator[Bar]:
     scale = 100.0 if name in SHARES else 1.0
     for place, arm in enumerate(report.arms):
         if level := arm.figures.get(name):
-            low, high = (None if end is None else end * scale for end in (level.low, level.high))
+            is_told = level.high is None or level.high <= _WIDEST * level.mean
+            ends = (level.low, level.high) if is_told else (None, None)
+            low, high = (None if end is None else end * scale for end in ends)
             yield Bar(arm.label, level.mean * scale, place, low, high)

@@ -112,13 +112,17 @@ def find_change(name: str, pairs: Iterable[tuple[float, float]], confidence: flo
 
 
 def find_level(name: str, values: Sequence[float], confidence: float) -> Interval | None:
-    """Returns what a figure is over its repeats: a share's mean within 0 and 1, another's geometric mean."""
+    """Returns what a figure is over its repeats: a share's mean within 0 and 1, another's geometric mean.
+
+    Where a value is 0 there is none, and it is the plain mean.
+    """
     if name not in SHARES and all(value > 0 for value in values):
         return ratio_interval([(value, 1.0) for value in values], confidence)
     found = mean_interval(values, confidence)
-    if found is None or found.low is None or found.high is None or name not in SHARES:
+    if found is None or found.low is None or found.high is None:
         return found
-    return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.count)
+    high = min(1.0, found.high) if name in SHARES else found.high
+    return Interval(found.mean, max(0.0, found.low), high, found.count)
 
 
 def describe_difference(name: str, baseline: str, changes: dict[str, Interval], *runs: Report) -> str | None:

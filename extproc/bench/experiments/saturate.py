@@ -194,7 +194,7 @@ def saturation_markdown(found: Saturation) -> str:
 def headline(found: Saturation) -> str:
     """The answer in a sentence."""
     if found.faults:
-        return "No answer: a rung says nothing about the server's limit."
+        return "No answer: at some rate the run does not hold, so the server's limit is not known."
     if found.inflection_rps is None:
         return f"The lowest rate was not served: begin below {found.rungs[0].rate:.2f} req/s."
     if not found.is_bracketed:

@@ -177,8 +177,8 @@ def _find_remarks(parts: Sequence[DatasetPart], tolerance: float) -> Iterator[st
             widest = max(uneven, key=lambda level: gaps[level])
             name = f"{part.dataset}: " if part.dataset else ""
             yield (
-                f"{name}at {len(uneven)} of {len(gaps)} loads the strategies answered different numbers of "
-                f"requests/s ({gaps[widest]:.2f} times at {widest}): latencies are of different loads there"
+                f"{name}the strategies answered different numbers of requests/s at {len(uneven)} of "
+                f"{len(gaps)} loads ({gaps[widest]:.2f} times at {widest}): their loads differ there"
             )
 
 
@@ -331,7 +331,7 @@ def _parts(sweep: SweepTable) -> Iterator[str]:
         yield page.table(f"Figures{of}", *_figures(part))
         header, rows = _ratios(sweep, part)
         if rows:
-            yield page.table(f"Ratios{of}; a star excludes no difference", header, rows)
+            yield page.table(f"Ratios{of}; a star is more than chance", header, rows)
 
 
 def _charts(part: DatasetPart) -> dict[str, str]:
@@ -345,7 +345,7 @@ def _charts(part: DatasetPart) -> dict[str, str]:
     return {
         f"{title}{by}{of}": _chart(part, column, unit) if by else _bars(part, column, unit)
         for column, title, unit in wanted
-        if any(column in spot.figures for spot in part.spots)
+        if any(column in spot.figures for spot in part.spots) and (by or len(part.strategies) > 1)
     }
 
 

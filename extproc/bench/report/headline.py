@@ -35,8 +35,8 @@ def _latency(measure: str, name: str, label: str, point: str) -> tuple[str, Figu
 
 
 _MEASURED = (
-    *(("ttft", "TTFT"), ("ttft_sent", "TTFT sent"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "E2E")),
-    ("time_per_token", "time per token sent"),
+    *(("ttft", "TTFT"), ("ttft_sent", "TTFT from sent"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "E2E")),
+    ("time_per_token", "time per token"),
 )
 _POINTS = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
 FIGURES: Mapping[str, Figure] = MappingProxyType(

@@ -129,18 +129,16 @@ def _plots(result: RunResult, said: Report) -> dict[str, str]:
         "Gaps between chunks, distribution": lines(
             [_curve("gaps", chunk_gaps(records))], x_label="ms", y_label="share of gaps", is_log_x=True
         ),
-        "Hit rate by turn": bars(
-            [
-                Bar(row.label.removeprefix("turn "), 100 * row.hit_rate)
-                for row in said.groups.turns[:24]
-                if row.hit_rate is not None
-            ],
-            y_label="% of prompt tokens",
-        ),
-        "Requests by endpoint": bars(
-            [Bar(row.label, row.requests) for row in said.groups.endpoints], y_label="requests"
-        ),
+        **{title: bars(found, y_label=unit) for title, unit, found in _list_bars(said) if len(found) != 1},
     }
+
+
+def _list_bars(said: Report) -> Iterator[tuple[str, str, list[Bar]]]:
+    """Title, unit and bars of each chart; one bar alone compares nothing."""
+    turns = [row for row in said.groups.turns[:24] if row.hit_rate is not None]
+    rates = [Bar(row.label.removeprefix("turn "), 100 * (row.hit_rate or 0.0)) for row in turns]
+    yield "Hit rate by turn", "% of prompt tokens", rates
+    yield "Requests by endpoint", "requests", [Bar(row.label, row.requests) for row in said.groups.endpoints]
 
 
 def _curves(records: Sequence[Record], wanted: dict[str, Measure]) -> str:

@@ -45,4 +45,7 @@ def build_arm(name: str, options: Mapping[str, object], outside: Outside, scrape
         return build_peer(name, options, outside, scrape)
     if name not in STRATEGIES.kinds:
         raise SettingsError(f"{name!r} is no strategy: choose from {', '.join([*STRATEGIES.kinds, *PEERS])}")
+    known = STRATEGIES.kinds[name].settings.model_fields.keys() - {"name"}
+    if strange := sorted(options.keys() - known):
+        raise SettingsError(f"{name} has no option {strange[0]}, but {', '.join(sorted(known)) or 'none'}")
     return STRATEGIES.build(name, options, outside)
