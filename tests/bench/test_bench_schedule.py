@@ -24,7 +24,7 @@ def schedule(seed: int = 1, **fields: Any) -> Times:
 
 
 def ks_ratio(uniform: Times) -> float:
-    """How far a sample is from uniform, over what a true one exceeds once in a thousand (Kolmogorov-Smirnov)."""
+    """Kolmogorov-Smirnov: the distance from uniform, over what a true sample exceeds once in a thousand."""
     ordered, steps = np.sort(uniform), np.arange(len(uniform) + 1) / len(uniform)
     distance = max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1]))
     return float(distance * np.sqrt(len(uniform)) / 1.95)
