@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count as clock
 from itertools import cycle, islice
+from operator import truediv
 from pathlib import Path
 from time import process_time_ns
 
@@ -117,40 +118,44 @@ def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
     ]
 
 
-def chat_picks(strategy: Strategy, endpoint_count: int, size: int, turns: int) -> Callable[[], None]:
-    """One whole decision, hot: every chat was asked before, and ends at once."""
+def chat_picks(strategy: Strategy, kind: str, size: int, turns: int) -> Callable[[], None]:
+    """One whole decision: a chat's next turn, a chat that begins, or the same request again."""
     pool = Pool("llama", strategy)
-    pool.replace(endpoints(endpoint_count))
-    picker = Picker([Route(pool)])
+    pool.replace(endpoints(8))
+    picker, numbers = Picker([Route(pool)]), clock(10)
     bodies = chats(size, turns, max(4, min(64, 2_000_000 // size)))
-    asks = [Query("POST", "/v1/chat/completions", {}, body) for body in bodies]
-    for ask in asks:
-        picker.pick(ask).pick.release()
-    turn = cycle(asks)
+    for body in (*[body[: body.rindex(b',{"role":"assistant"')] + b"]}" for body in bodies], *bodies):
+        picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick.release()
+    turn = cycle(bodies)
 
     def once() -> None:
-        picker.pick(next(turn)).pick.release()
+        body = next(turn)
+        if kind == "next turn":
+            body = b'%b %d"}]}' % (body[:-4], next(numbers))
+        elif kind == "new chat":
+            body = body.replace(b'"content":"', b'"content":"%d ' % next(numbers), 1)
+        picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick.release()
 
     return once
 
 
 def decisions(size: int, turns: int) -> list[Row]:
     """CPU of a decision, and of what none can do without; in turns, so that a busy machine slows all."""
-    arms: dict[str, Callable[[], object]] = {
-        f"pick by {strategy.name}, {count} endpoints": chat_picks(strategy, count, size, turns)
-        for count in (8, 1_000)
-        for strategy in [build() for build in STRATEGIES]
-    }
-    [body] = chats(size, turns, 1)
+    [body], kinds = chats(size, turns, 1), ("next turn", "new chat", "again")
     read = [*parse("/v1/chat/completions", "", body).turns(size * 2)]
-    arms |= {"blocks hashed": partial(chain_of, read, 1), "orjson.loads": partial(orjson.loads, body)}
-    calls = max(5, 600_000 // size)
-    rounds = [
-        {name: time_us(arm, calls, 1, process_time_ns)[0] for name, arm in arms.items()} for _ in range(21)
-    ]
-    rows = [Row(f"{size // 1_000} KB: {name}", [each[name] for each in rounds], "µs CPU") for name in arms]
-    ratios = [cache / hashed for cache, hashed in zip(rows[0].samples, rows[1].samples, strict=True)]
-    return [*rows, Row(f"{size // 1_000} KB: prefix_cache to prefix_hash, 8 endpoints", ratios, "times")]
+    floors = ("blocks hashed", "orjson.loads")
+    arms: dict[object, Callable[[], object]] = {floors[1]: partial(orjson.loads, body)}
+    arms[floors[0]] = partial(chain_of, read, 1)
+    arms |= {(kind, build): chat_picks(build(), kind, size, turns) for kind in kinds for build in STRATEGIES}
+    clocked = partial(time_us, calls=max(5, 600_000 // size), rounds=1, clock_ns=process_time_ns)
+    rounds = [{what: clocked(arm)[0] for what, arm in arms.items()} for _ in range(21)]
+    rows = [Row(f"{size // 1_000} KB: {what}", [each[what] for each in rounds], "µs CPU") for what in floors]
+    for kind in kinds:
+        cache, hashed = ([each[kind, build] for each in rounds] for build in STRATEGIES)
+        named, ratios = f"{size // 1_000} KB, {kind}: prefix_", [*map(truediv, cache, hashed)]
+        rows += [Row(f"{named}cache", cache, "µs CPU"), Row(f"{named}hash", hashed, "µs CPU")]
+        rows.append(Row(f"{named}cache to hash", ratios, "times"))
+    return rows
 
 
 def memory_mb(count: int) -> float:
@@ -177,7 +182,6 @@ def arrivals(count: int) -> Callable[[], Snapshot]:
     """One more endpoint: the snapshot with it, built in a thread."""
     known = endpoints(count + 1)
     before = Snapshot.build(known[:-1], STRATEGY)
-
     return partial(Snapshot.build, known, STRATEGY, before.placement)
 
 

@@ -1,9 +1,12 @@
 """Chains: where a prompt is cut, and what two of them have in common."""
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, chain_of
+from extproc.router.routing.prompt.known_chats import KnownChats
+from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
 from tests.tables import table
 
@@ -142,3 +145,26 @@ def test_texts_share_the_whole_blocks_of_their_common_head(head: bytes, one: byt
     chains = [chain_of([("", text)], SEED) for text in texts]
 
     assert shared(*chains) == min(whole, *map(len, chains))
+
+
+SAID = st.sampled_from(["", "Why?", "é" * 300, 'a "{}" ' * 200, '{"role":"assistant","content":"x"}, '])
+MESSAGES = st.builds(
+    lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "tool"]), SAID
+)
+
+
+@given(st.lists(st.tuples(MESSAGES, SAID), min_size=1, max_size=5), st.booleans())
+def test_a_chat_whose_earlier_turns_are_known_has_the_chain_of_one_that_is_read(
+    said: list[tuple[dict[str, str], str]], has_tools: bool
+) -> None:
+    known, messages = KnownChats(), list[dict[str, str]]()
+    for message, answer in said:
+        messages.append(message)
+        fields = {"tools": [{"name": "f"}]} if has_tools and len(messages) % 3 else {}
+        prompt = parse("/v1/chat/completions", "", orjson.dumps({**fields, "messages": messages}))
+        chains = [known.read(prompt, seed, 100_000) for seed in (SEED, 8, SEED)]
+
+        assert chains[0] is chains[2]
+        assert chains[0] == chain_of(prompt.turns(100_000), SEED)
+        assert chains[1] == chain_of(prompt.turns(100_000), 8)
+        messages.append({"role": "assistant", "content": answer})

@@ -81,15 +81,20 @@ class Chain(Struct, frozen=True):
         return self.ends[blocks - 1] if blocks else 0
 
 
-def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
+_NOTHING: Final = Chain((), (), (), 0, 0, 0)
+
+
+def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHING) -> Chain:
     """Cuts and hashes a prompt: the role and the text of each turn, in order; bare text has no role.
 
-    `seed` keeps apart what shares no cache.
+    `seed` keeps apart what shares no cache. `before` is the chain of the turns before these, of which the
+    first is an answer.
     """
     pieces, cuts = list[bytes](), dict[int, int]()
-    size = start = first = rooted = answers = answered = 0
+    size, rooted, answers, answered = before.size, before.rooted, before.answers, before.answered
+    start = first = 0
     question_at = answer_at = -1
-    is_chat = was_spoken = False
+    is_chat, was_spoken = size > 0, False
     for role, text in turns:
         is_spoken = role in _SPOKEN
         if is_spoken is not was_spoken:
@@ -111,32 +116,36 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
     if was_spoken:
         answered = cuts[start] = size
     written = b"".join(pieces)
-    hashes, ends, reaches = _cut(written, cuts, seed, is_open=not is_chat)
-    named = xxh3_64_intdigest(written[max(question_at, 0) : size if answer_at < 0 else answer_at], seed)
-    home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
+    hashes, ends, reaches = _cut(written, cuts, seed, before, is_open=not is_chat)
+    question, home = before.question, before.home
+    if not home:
+        said = written[max(question_at, 0) : size if answer_at < 0 else answer_at]
+        question = xxh3_64_intdigest(said, seed)
+        home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
     root = hashes[ends.index(rooted)] if rooted else 0
-    return Chain(hashes, ends, reaches, size, home or seed, answered, root, rooted, named, answers)
+    return Chain(hashes, ends, reaches, size, home or seed, answered, root, rooted, question, answers)
 
 
 def _cut(
-    written: bytes, cuts: Mapping[int, int], seed: int, *, is_open: bool
+    written: bytes, cuts: Mapping[int, int], seed: int, before: Chain, *, is_open: bool
 ) -> tuple[list[int], list[int], list[int]]:
     """Hashes a prompt block by block; returns the hashes, where each block ends, and how far it reaches.
 
     `cuts` are where blocks end whatever their length, and how far those reach. An open end that fills no
     block is left out.
     """
-    hashes, ends, reaches = list[int](), list[int](), list[int]()
-    parent, start, size = seed, 0, len(written)
+    hashes, ends, reaches = [*before.hashes], [*before.ends], [*before.reaches]
+    parent, start = hashes[-1] if hashes else seed, before.size
+    offset, size = start, start + len(written)
     for cut, reach in (*cuts.items(), (size, size)):
         least = BLOCK_BYTES if is_open and cut == size else BLOCK_BYTES + _REST_BYTES
         while cut - start >= least:
             stop = start + BLOCK_BYTES
-            hashes.append(parent := xxh3_64_intdigest(written[start:stop], parent))
+            hashes.append(parent := xxh3_64_intdigest(written[start - offset : stop - offset], parent))
             ends.append(stop)
             start = stop
         if start < cut and least > BLOCK_BYTES:
-            hashes.append(parent := xxh3_64_intdigest(written[start:cut], parent))
+            hashes.append(parent := xxh3_64_intdigest(written[start - offset : cut - offset], parent))
             ends.append(cut)
             start = cut
         reaches += ends[len(reaches) :]

@@ -54,6 +54,9 @@ class Object(Protocol):
     def value(self, name: str) -> object:
         """Any member; `None` if there is none, or none that can be read. Long ones may be lazy."""
 
+    def written(self, name: str) -> bytes:
+        """A member as it was written; empty if there is none, or in a large body."""
+
     def numbers(self, name: str, chars: int) -> str | None:
         """The head of an array of numbers, joined by commas; `None` if it does not start as one. O(chars)."""
 
@@ -136,6 +139,9 @@ class WholeObject:
             self._read[name] = _load(raw)
         return self._read[name]
 
+    def written(self, name: str) -> bytes:
+        return bytes(self._members.get(name, b""))
+
     def numbers(self, name: str, chars: int) -> str | None:
         raw = self._members.get(name)
         found = _NUMBERS.match(raw) if raw is not None else None
@@ -179,6 +185,9 @@ class LargeObject:
 
     def value(self, name: str) -> object:
         return self._read(name, self._skim.value)
+
+    def written(self, _name: str) -> bytes:
+        return b""
 
     def numbers(self, name: str, chars: int) -> str | None:
         return self._read(name, lambda start: self._skim.numbers(start, chars))

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 
+from msgspec import Raw
 from xxhash import xxh3_64
 
 from extproc.errors import PromptError
 from extproc.router.routing.prompt.apis import Api, api_of, reads_body
 from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits
-from extproc.router.routing.prompt.json_reader import Object, open_object
+from extproc.router.routing.prompt.json_reader import Object, WholeObject, open_object
 from extproc.router.routing.prompt.multipart import is_form, open_form
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, read_turns, turns_of
 
@@ -70,6 +71,15 @@ class Prompt:
     def turns(self, chars: int) -> Iterator[tuple[str, str]]:
         """The role and the text of each turn, as many as the first characters of the whole prompt need."""
         return read_turns(self._api, self._fields, chars)
+
+    def written(self) -> list[bytes]:
+        """A chat's fields as they were written, the messages last; these are empty in a large body."""
+        is_chat = bool(self._api) and self._api[-1].name == "messages"
+        return [self._fields.written(field.name) for field in self._api] if is_chat else [b""]
+
+    def later_turns(self, messages: bytes, chars: int) -> Iterator[tuple[str, str]]:
+        """As `turns`, of messages that came after the others of a chat."""
+        return read_turns(self._api[-1:], WholeObject({"messages": Raw(messages)}), chars)
 
     def conversation(self, chars: int) -> str:
         """The system text and the first characters of the first message by `user`: the same in every turn.

@@ -182,16 +182,13 @@ class CostModel:
         _, holders = next(levels, (0, ()))
         if len(holders) != 1 or request.homes is not NO_HOMES or engine.slow:
             return None
-        name = holders[0].name
-        if not request.candidates.allows(name):
-            return None
-        row = self._row(name, request)
+        row = self._row(holders[0].name, request)
         elsewhere, _ = next(levels, (0, ()))
         lacking_ms = self._missing(chain.reach(elsewhere), _KEEP, request) * engine.ms_per_byte
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
             self._weigh(request.candidates.names, request)
             lacking_ms += min(request.waits.values())
-        return row if row.cost_ms <= lacking_ms else None
+        return row if row.cost_ms <= lacking_ms and request.candidates.allows(row.endpoint) else None
 
     def _missing(self, reach: int, keep: float, request: _Request) -> float:
         """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""

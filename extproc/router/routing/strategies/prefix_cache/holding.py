@@ -23,16 +23,8 @@ class Holding:
     """The blocks that one endpoint holds: those of open requests, and idle ones in order of eviction."""
 
     __slots__ = (
-        "address",
-        "alone",
-        "capacity",
-        "idle",
-        "idle_bytes",
-        "is_gone",
-        "most_entries",
-        "name",
-        "pinned",
-        "pinned_bytes",
+        *("address", "alone", "capacity", "idle", "idle_bytes"),
+        *("is_gone", "most_entries", "name", "pinned", "pinned_bytes"),
     )
 
     def __init__(self, name: str, address: str, capacity: int) -> None:

@@ -12,7 +12,8 @@ from msgspec import Struct
 from pydantic import Field
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.prompt.chain import Blocks, Chain, chain_of
+from extproc.router.routing.prompt.chain import Blocks, Chain
+from extproc.router.routing.prompt.known_chats import KnownChats
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.prompt.prefix import routing_key
 from extproc.router.routing.ring import Ring
@@ -130,6 +131,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         rng = outside.rng if learn else None
         self.engine = EngineModel(costs, kv_tokens, self.gateways, _BY_PROMPT, rng)
         self.index = PrefixIndex(int(kv_tokens * BYTES_PER_TOKEN))
+        self._chats = KnownChats()
         self._costs = CostModel(outside, self.index, self._backlogs, self.engine, self.gateways)
 
     def needs_body(self, _headers: Mapping[str, str], /) -> bool:
@@ -140,7 +142,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
             return self._without_prompt
         seed = routing_key("", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt)
         # The part of a prompt beyond a whole cache is in none.
-        chain = chain_of(prompt.turns(self.index.capacity), seed)
+        chain = self._chats.read(prompt, seed, self.index.capacity)
         return _CacheReading(self, chain) if chain.size else self._without_prompt
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement, /) -> Placement:
@@ -197,8 +199,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         if self._shedding is not None and chain.answered:
             self._shedding.take(chain.answered, found)
         taken = self.index.take(holding, chain, now)
-        reach = chain.reach(taken.had)
-        to_do = chain.size - reach
+        to_do = chain.size - chain.reach(taken.had)
         start = _Start(taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do)
         self._backlogs.add(holding.name, to_do * self.engine.ms_per_byte, now)
         return start
@@ -241,17 +242,8 @@ class _CacheReading(Reading):
     """One request's chain, and where it was written down."""
 
     __slots__ = (
-        "_chain",
-        "_first",
-        "_holding",
-        "_is_open",
-        "_late",
-        "_start",
-        "_strategy",
-        "_why",
-        "_withdrawal",
-        "costs",
-        "key",
+        *("_chain", "_first", "_holding", "_is_open", "_late", "_start"),
+        *("_strategy", "_why", "_withdrawal", "costs", "key"),
     )
 
     key: int
