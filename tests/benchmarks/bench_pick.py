@@ -5,20 +5,16 @@ Reference in the same run: the same pick with 8 endpoints. `python -m tests.benc
 
 import random
 import resource
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from itertools import count as clock
-from itertools import cycle, islice
+from itertools import cycle
 from operator import truediv
 from pathlib import Path
 from time import process_time_ns
 
 import orjson
-from msgspec.structs import replace
 
-from extproc.errors import Overloaded
-from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool, Snapshot
@@ -30,8 +26,7 @@ from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report, time_us
 
-# Time goes by, so that prefills end.
-OUTSIDE = Outside(random.Random(1), clock(0.0, 0.1).__next__)
+OUTSIDE = Outside(random.Random(1), clock(0.0, 0.1).__next__)  # time goes by, so that prefills end
 STRATEGY = PrefixHash(OUTSIDE)
 COUNTS = (8, 100, 1_000)
 STRATEGIES: tuple[Callable[[], Strategy], ...] = (
@@ -40,14 +35,6 @@ STRATEGIES: tuple[Callable[[], Strategy], ...] = (
 )
 # Bytes of a chat, and how many questions it has had answered.
 CHATS = ((2_000, 3), (8_000, 8), (32_000, 20), (100_000, 30), (400_000, 40))
-PREMIUM = {OBJECTIVE[1]: "premium", FAIRNESS_ID[1]: "somebody"}
-# What a request says, and whether the pool is full.
-RANKED: tuple[tuple[str, dict[str, str], bool], ...] = (
-    ("with a limit, no objective", {}, False),
-    ("with an objective and a client", PREMIUM, False),
-    ("let into a full pool", PREMIUM, True),
-    ("refused by a full pool", {OBJECTIVE[1]: "batch"}, True),
-)
 
 
 def endpoints(count: int) -> list[Endpoint]:
@@ -79,27 +66,6 @@ def picks(count: int) -> Callable[[], None]:
 
     def once() -> None:
         picker.pick(next(asks)).pick.release()
-
-    return once
-
-
-def ranked_picks(count: int, headers: Mapping[str, str], *, is_full: bool = False) -> Callable[[], None]:
-    """As `picks`, in a pool with a limit, objectives and shares.
-
-    A full one is so of a batch alone, whose endpoints are counted for each request that goes before it.
-    """
-    picker = build_picker(count)
-    pool = picker.routes["llama"].pool
-    pool.max_in_flight = 4 if is_full else 100
-    pool.admission = Admission({"batch": -10, "premium": 10}, has_shares=True)
-    asks = cycle([replace(ask, headers=headers) for ask in short_asks()])
-    for ask in islice(cycle(short_asks()), 4 * count):
-        picker.pick(replace(ask, headers={OBJECTIVE[1]: "batch"}) if is_full else ask)
-
-    def once() -> None:
-        # A refusal costs what it costs, too.
-        with suppress(Overloaded):
-            picker.pick(next(asks)).pick.release()
 
     return once
 
@@ -191,7 +157,6 @@ def installs(count: int) -> Callable[[], None]:
     states = cycle([Snapshot.build(known, STRATEGY, before.placement), before])
     pool = Pool("llama", STRATEGY)
     pool.install(before)
-
     return lambda: pool.install(next(states))
 
 
@@ -199,11 +164,6 @@ def main() -> None:
     # First: what has been freed once is not asked for again.
     memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
     rows = [Row(f"pick, 2 KB body, {count} endpoints", time_us(picks(count)), "µs") for count in COUNTS]
-    rows += [
-        Row(f"pick, {what}, {count} endpoints", time_us(ranked_picks(count, headers, is_full=is_full)), "µs")
-        for what, headers, is_full in RANKED
-        for count in (8, 1_000)
-    ]
     for count in COUNTS:
         arrival = f"arrival at {count} endpoints"
         rows.append(Row(f"{arrival}: snapshot, in a thread", time_us(arrivals(count), 20), "µs"))
