@@ -59,9 +59,11 @@ class Peer:
         self.open(*calls)
 
     def say(self, *data: bytes) -> list[Told]:
+        told: list[Told] = []
         for part in data:
             self.connection.receive(part, self.now_s)
-        return self.told()
+            told += self.told()
+        return told
 
     def told(self) -> list[Told]:
         told = [self._in_short(event) for event in self.connection.events]

@@ -139,6 +139,15 @@ def test_a_turn_ends_behind_256_frames_however_small() -> None:
     assert [told[0] for told in chain(*turns)] == ["message"]
 
 
+def test_a_turn_ends_behind_128_events_however_small() -> None:
+    """Once 64 KiB of empty messages were read in one turn: 11 ms."""
+    empty = frame(frames.DATA, 0, 1, framed(b"") * 200) * 4
+    opened = b"".join(opening(1 + 2 * number, Encoder().encode(REQUEST)) for number in range(200))
+
+    assert [len(told) for told in turns_of(Peer(calls=(1,)), empty)] == [200] * 4
+    assert [len(told) for told in turns_of(Peer(), opened)] == [128, 72]
+
+
 def test_a_turn_ends_behind_8_kb_of_header_blocks_and_the_next_one_goes_on() -> None:
     turns = turns_of(Peer(), LONG_BLOCKS)
 
