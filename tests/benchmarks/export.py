@@ -25,12 +25,8 @@ def export_run(run: FleetRun) -> bytes:
     """Returns a file that a bench spec reads as `dataset: {name: prepared}`, with `shape: trace`."""
     started = sorted((flight.due_at, flight.number) for flight in run.flights if not flight.turn)
     sessions = {flight.number: flight.session for flight in run.flights if not flight.turn}
-    lines = (orjson.dumps(_conversation(sessions[number], at_s)) for at_s, number in started)
+    lines = (orjson.dumps({"turns": [*_turns(sessions[n])], "arrival_s": at_s}) for at_s, n in started)
     return b"".join(line + b"\n" for line in (_HEADER, *lines))
-
-
-def _conversation(session: PlannedSession, at_s: float) -> dict[str, Any]:
-    return {"turns": [*_turns(session)], "arrival_s": at_s}
 
 
 def _turns(session: PlannedSession) -> Iterator[dict[str, Any]]:

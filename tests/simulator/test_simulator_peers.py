@@ -39,12 +39,8 @@ class Told:
         return self.said.get(name, Signal())
 
 
-def outside(seed: int = 0) -> Outside:
-    return Outside(Random(seed), float)
-
-
 def peer(name: str, signals: Told | None = None, **options: object) -> Strategy:
-    return build_peer(name, options, outside(), lambda _every_s: signals or Told())
+    return build_peer(name, options, Outside(Random(0), float), lambda _every_s: signals or Told())
 
 
 class Fleet:

@@ -43,10 +43,6 @@ def is_let_in(pool: Pool, objective: str = "", client: str = "") -> bool:
     return True
 
 
-def those_let_in(pool: Pool) -> set[str]:
-    return {name for name in PRIORITIES if is_let_in(pool, name)}
-
-
 @table(
     ("in_flight", "let_in"),
     [
@@ -65,7 +61,7 @@ def test_a_full_pool_refuses_negative_priorities_first(in_flight: list[str], let
     for objective in in_flight:
         send(pool, objective)
 
-    assert those_let_in(pool) == let_in
+    assert {name for name in PRIORITIES if is_let_in(pool, name)} == let_in
 
 
 @table("objective", ["", "no-such", "BATCH", "batch ", "usual"])

@@ -4,7 +4,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,6 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from extproc.router.budget import Budget
-from extproc.router.feedback.probes import ProbePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
@@ -20,7 +19,7 @@ from extproc.router.routing.strategies.base import Outside, Strategy, StrategySe
 from extproc.router.routing.strategies.registry import STRATEGIES, StrategyRegistry
 from extproc.router.service.live.page import build_page
 from extproc.router.service.wiring import PoolWiring, build_probe
-from extproc.router.settings.pool_settings import HoldSettings, ProbeSettings
+from extproc.router.settings.pool_settings import HoldSettings
 from extproc.router.settings.reading import parse_settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "monitoring.md"
@@ -124,4 +123,3 @@ def test_a_field_of_a_pools_section_reaches_the_part_that_uses_it_by_its_name() 
     assert asdict(queue.limits) == {name: getattr(pool.hold, name) for name in HoldSettings.model_fields}
     assert plan is not None
     assert [getattr(plan, name) for name in ("path", "timeout_s", "interval_s")] == ["/ready", 5, 6]
-    assert set(ProbeSettings.model_fields) <= {field.name for field in fields(ProbePlan)}
