@@ -141,7 +141,8 @@ def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, .
     try:
         return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
     except ValidationError as error:
-        raise SettingsError(f"dataset {dataset.name}: {list_faults(error)}") from None
+        options = "its options: docs/reference/benchmark-datasets.md"
+        raise SettingsError(f"dataset {dataset.name}: {list_faults(error)}; {options}") from None
 
 
 def _check_window(traffic: TrafficShape, workload: Workload) -> None:
