@@ -107,8 +107,8 @@ def serve(context: click.Context, /, file: Path | None, config: Path | None, **f
     """Run the ext_proc service.
 
     It runs until SIGTERM or SIGINT; a second signal forces the end. What it serves is in a configuration
-    FILE, or it is one InferencePool and --pool-name names it. The flags but --config and --max-in-flight
-    are those of upstream's endpoint picker.
+    FILE, or it is one InferencePool, which --pool-name names. All flags but --config and --max-in-flight
+    are those of the endpoint picker of Kubernetes' Inference Extension.
     """
     import uvloop  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ def _check_headers(_: click.Context, __: click.Parameter, headers: tuple[str, ..
     multiple=True,
     metavar="NAME:VALUE",
     callback=_check_headers,
-    help="A header of it.",
+    help="A header of the request.",
 )
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for an answer.")
 def explain(
@@ -243,7 +243,7 @@ def explain(
     """Say where a request would go, and why.
 
     The request's body is read from standard input. The running service is asked, with all that it knows of
-    caches and loads. With a configuration FILE a fresh picker is: one that has seen no request yet.
+    caches and loads. With a configuration FILE a new picker is asked, which has seen no request yet.
     """
     from extproc.router.service.explain import explain_once, fetch_explanation  # noqa: PLC0415
     from extproc.router.settings.reading import load_settings  # noqa: PLC0415

@@ -119,7 +119,7 @@ def run_with_status(
     type=click.FloatRange(0),
     default=0.03,
     show_default=True,
-    help="How far the loads may differ, a share.",
+    help="By what share the loads may differ.",
 )
 def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: float) -> None:
     """Compare two reports, or folders of repeats.

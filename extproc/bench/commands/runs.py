@@ -193,7 +193,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
 @bench.command()
 @click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here.")
-@click.option("--endpoints", type=click.IntRange(1), help="Held against the period; else those scraped.")
+@click.option("--endpoints", type=click.IntRange(1), help="How many there are. [default: those in `scrape`]")
 @click.option("--json", "as_json", is_flag=True, help="The account as JSON.")
 def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json: bool) -> None:
     """Prepare a spec's dataset, and say what is in it."""

@@ -65,11 +65,11 @@ def picker_flags(command: Command) -> Command:
     options = [
         click.option("--pool-name", help="Serve this InferencePool, without a configuration file."),
         click.option("--pool-namespace", envvar="NAMESPACE", help="Its namespace; omitted: the Pod's own."),
-        click.option("--grpc-port", type=_PORT, default=9002, show_default=True, help="ext_proc."),
-        click.option("--grpc-health-port", type=_PORT, default=9003, show_default=True, help="gRPC health."),
+        click.option("--grpc-port", type=_PORT, default=9002, show_default=True, help="Port of ext_proc."),
         click.option(
-            "--metrics-port", type=_PORT, default=9090, show_default=True, help="/metrics and more."
+            "--grpc-health-port", type=_PORT, default=9003, show_default=True, help="gRPC health checks."
         ),
+        click.option("--metrics-port", type=_PORT, default=9090, show_default=True, help="The admin port."),
         # `--secure-serving` alone, or with a value as Go's flags have it.
         click.option(
             "--secure-serving",
@@ -87,7 +87,7 @@ def picker_flags(command: Command) -> Command:
             type=lambda text: int(text.removeprefix("=")),
             default="2",
             metavar="LEVEL",
-            help="4 or more is our DEBUG; -v=4 as in Go, too.",
+            help="4 or more logs DEBUG; -v=4, as Go has it, is read too.",
         ),
         click.option(
             "--max-in-flight",
