@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -23,20 +22,18 @@ _SERVICE_LINK: Final = re.compile(
 )
 
 
-REMOVED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "server.workers": "was removed in 0.2: run more replicas, or several services behind one "
-        "Envoy cluster; see docs/how-to/several-replicas.md",
-        **dict.fromkeys(
-            ("pools.endpoints.kubernetes.context", "pools.endpoints.inference_pool.context"),
-            "was removed in 0.2: give a `kubeconfig` whose current context it is",
-        ),
-        **dict.fromkeys(
-            [f"share.mesh.peers.kubernetes.{name}" for name in ("kubeconfig", "context", "address_family")],
-            "was removed in 0.2: gateways look in their own cluster; see docs/how-to/several-replicas.md",
-        ),
-    }
-)
+REMOVED: Final[Mapping[str, str]] = {
+    "server.workers": "was removed in 0.2: run more replicas, or several services behind one "
+    "Envoy cluster; see docs/how-to/several-replicas.md",
+    **dict.fromkeys(
+        ("pools.endpoints.kubernetes.context", "pools.endpoints.inference_pool.context"),
+        "was removed in 0.2: give a `kubeconfig` whose current context it is",
+    ),
+    **dict.fromkeys(
+        [f"share.mesh.peers.kubernetes.{name}" for name in ("kubeconfig", "context", "address_family")],
+        "was removed in 0.2: gateways look in their own cluster; see docs/how-to/several-replicas.md",
+    ),
+}
 """Settings of former releases, by their places, and what to do instead."""
 
 
