@@ -14,7 +14,6 @@ from extproc.router.routing.prompt.chain import Chain
 # memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
 ENTRY_BYTES: Final = 128
 
-
 # Of blocks that were used this long ago, a third will be needed again soon.
 _EVICT_S: Final = 10.0
 

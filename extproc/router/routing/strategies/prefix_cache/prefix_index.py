@@ -30,7 +30,6 @@ MOST_ENTRIES: Final = 2_700_000
 # Rates are averaged over so many seconds: a few requests of a prefix that is worth caching.
 _RATE_S: Final = 60.0
 
-
 # A longer time counts as infinite: rates are averaged over no longer one.
 _LONGEST_S: Final = 60.0
 
