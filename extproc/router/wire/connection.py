@@ -172,8 +172,7 @@ class Connection(Incoming):
         if not self._has_preface:
             place = self._read_preface(data)
         while self._has_preface and len(data) - place >= frames.HEADER_BYTES and not self.is_over:
-            is_full = len(self.events) >= _TURN_EVENTS
-            if is_full or heads.decoded_bytes >= _DECODED_BYTES or not frames_left:
+            if len(self.events) >= _TURN_EVENTS or heads.decoded_bytes >= _DECODED_BYTES or not frames_left:
                 self.has_more = True
                 break
             frames_left -= 1
