@@ -91,7 +91,8 @@ class PoolKeeper:
             self.fault = SourceFault(why, reason)
             self._lost_s = self._last_sign_s if self._lost_s is None else self._lost_s
             level = logging.ERROR if why == "internal" else logging.WARNING
-            text = "pool %s: no list for %.0f s (%s), the last one stays: %s"
+            kept = "none so far" if self._confirmed_s is None else "the last one stays"
+            text = f"pool %s: no list for %.0f s (%s), {kept}: %s"
             # A source tries again every second or so, and an API server that is away is away for all pools.
             limit = {**ONCE_A_MINUTE, "kind": why}
             log.log(level, text, self.pool.name, self._last_sign_s - self._lost_s, why, reason, extra=limit)
