@@ -215,7 +215,7 @@ class Match:
     def replay(self, cut_bytes: int) -> None:
         """The same bytes, cut elsewhere, make the same events and the same output."""
         ours = Connection(self.limits, Budget(self.budget_bytes), 0.0)
-        now_s, waiting = 0.0, b""
+        now_s, waiting, events = 0.0, b"", list[Event | Failed]()
         if sum(len(item) for item in self.script) > 4_000:
             cut_bytes = max(cut_bytes, 100)  # or a run takes a hundred times as long
         for item in [*self.script, self.waiting, ("", 0, 0.0)]:
@@ -224,11 +224,18 @@ class Match:
                 continue
             for place in range(0, len(waiting), cut_bytes):
                 ours.receive(waiting[place : place + cut_bytes], now_s)
+                events += ours.events  # what is told is worked off, as a link does: else no more is read
+                ours.events.clear()
+                while ours.has_more:
+                    ours.receive(b"", now_s)
+                    events += ours.events
+                    ours.events.clear()
             waiting = b""
             now_s = item[2] if item[0] == "tick" else now_s
             perform(ours, item, now_s)
         ours.abort()
-        assert [_fact(event) for event in ours.events if not isinstance(event, Failed)] == [
+        events += ours.events
+        assert [_fact(event) for event in events if not isinstance(event, Failed)] == [
             fact for fact in self.facts if fact[0] != "failed"
         ]
         assert ours.take_output() == self.output + self.ours.take_output()
