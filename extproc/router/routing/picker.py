@@ -172,7 +172,7 @@ class Picker:
         return self.decide(query, self.find(query))
 
     def find(self, query: Query, plan: RequestPlan | None = None) -> Found:
-        """Finds the pool and reads the prompt. Changes no decision, so a thread may do it; raises like `pick`."""
+        """Finds the pool and reads the prompt. Changes no decision: a thread may do it. Raises as `pick`."""
         reads = reads_body(query.method, query.path) if plan is None else plan.reads_body
         route = self._chosen(query) if plan is None else plan.route
         prompt, fault = _read(query) if reads and query.body is not None else (None, query.fault)
