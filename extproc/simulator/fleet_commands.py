@@ -31,7 +31,7 @@ from extproc.simulator.fleet.traffic import SPIKE_SYNTAX, parse_spike
 from extproc.simulator.fleet.workloads import HELD_OUT, WORKLOADS, expand_names, find_workload
 from extproc.simulator.peers.registry import PEERS
 
-ARMS: Final = ("round_robin", "least_load", "prefix_hash")
+ARMS: Final = ("round_robin", "least_load", "prefix_hash", "prefix_cache")
 
 
 class Number(click.FloatRange):

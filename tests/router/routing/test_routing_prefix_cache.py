@@ -20,8 +20,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
 from extproc.router.routing.strategies.base import NOWHERE, Ending, Reason
 from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
-from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES, EngineModel
-from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
+from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -281,6 +280,21 @@ def test_a_request_that_waited_for_others_teaches_nothing() -> None:
     assert fleet.strategy.describe_engines()["samples"] == 0
 
 
+def test_a_backlog_counted_with_other_constants_is_forgotten() -> None:
+    """Of an engine six times as fast as its profile they moved conversations, and the fleet tipped over."""
+    fleet = Fleet("a", learn=True)
+    learn_from(fleet, 0.25, 127)
+    last = fleet.pick(words("Why?", 500))
+    fleet.pick(words("long", 60_000))
+    backlogs = [fleet.explain("new")["a"]["backlog_ms"]]
+    last.release()
+    last.learn(Ending(200, 0.02))
+    backlogs.append(fleet.explain("new")["a"]["backlog_ms"])
+
+    assert cast("float", backlogs[0]) > 10_000
+    assert backlogs[1] == 0
+
+
 def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
     fleet = Fleet("ab", learn=True)
     learn_from(fleet, 1.0, 200)
@@ -528,12 +542,11 @@ def test_the_ring_is_kept_by_those_that_place_alike() -> None:
 
 
 def test_a_request_in_flight_weighs_a_part_of_a_step_or_of_the_mean_prefill() -> None:
-    reasons = PrefixCache.reasons
-    engine = EngineModel(ENGINES["h100-llama8b-bf16"], 430_000, GatewayCount(1), reasons, random.Random(0))
+    engine = PrefixCache(Fleet().outside, engine="h100-llama8b-bf16").engine
     engine.follow(["a"])
     by_step = engine.ms_per_request
     for _ in range(500):
-        engine.predict("a", 40_000, 40_000, reasons[0])
+        engine.predict("a", 40_000, 40_000, PrefixCache.reasons[0])
 
     assert by_step == pytest.approx(6 / 4)
     assert engine.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)

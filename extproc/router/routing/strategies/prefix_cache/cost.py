@@ -69,6 +69,9 @@ class Backlogs:
         if done_at is not None:
             self._done_at[name] = max(done_at, now) + ms / _DRAIN_MS
 
+    def clear(self) -> None:
+        self._done_at = dict.fromkeys(self._done_at, -inf)
+
     def ms(self, name: str, now: float) -> float:
         return max(0.0, self._done_at.get(name, -inf) - now) * _DRAIN_MS
 

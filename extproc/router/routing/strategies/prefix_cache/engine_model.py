@@ -66,8 +66,8 @@ class EngineModel:
     """What `prefix_cache` has learnt of a pool's engines.
 
     `kv_tokens` is the size of a cache whose endpoint does not say it, `reasons` those of picks by a prompt.
-    With an `rng` the model learns the engine's constants. `slow` has the factors of the endpoints that are
-    slower than the others, `others_ms` the cost of other gateways' requests that wait there.
+    With an `rng` it learns the engine's constants, and calls `forget_backlogs` when they change. `slow` has
+    the factors of slower endpoints, `others_ms` the cost of other gateways' requests that wait there.
     """
 
     def __init__(
@@ -77,6 +77,8 @@ class EngineModel:
         gateways: GatewayCount,
         reasons: Iterable[Reason],
         rng: Random | None,
+        *,
+        forget_backlogs: Callable[[], None],
     ) -> None:
         self.bytes_per_token = BYTES_PER_TOKEN
         self.predicted = {reason: PredictedHits() for reason in reasons}
@@ -84,6 +86,7 @@ class EngineModel:
         self.slow: dict[str, float] = {}
         self.others_ms: dict[str, float] = {}
         self._engine, self._kv_tokens, self._gateways = engine, kv_tokens, gateways
+        self._forget_backlogs = forget_backlogs
         self._is_measured = False
         self._use(LearntCosts(engine.prefill_ms_per_token / BYTES_PER_TOKEN, engine.step_ms))
         self.learner = Learner(self._costs, rng) if rng is not None else None
@@ -168,17 +171,12 @@ class EngineModel:
             return
         _, own_ms, endpoint, missing, first_token_s = self._least
         self._waited, self._least = 0, _NOBODY
-        if learner.take(missing, first_token_s * 1000):
-            self._use(learner.costs)
+        self._fit(missing, first_token_s * 1000)
         slowdown = self._slowdowns.get(endpoint)
         if slowdown is not None and learner.lines:
             slowdown.take(own_ms, first_token_s * 1000)
             if slowdown.factor != self.slow.get(endpoint, 1.0):
-                self.slow = {
-                    name: slowdown.factor
-                    for name, slowdown in self._slowdowns.items()
-                    if slowdown.factor != 1
-                }
+                self.slow = {name: each.factor for name, each in self._slowdowns.items() if each.factor != 1}
 
     def describe(self, index: PrefixIndex) -> Mapping[str, object]:
         learner, costs = self.learner, self._costs
@@ -221,11 +219,14 @@ class EngineModel:
                 self._use(LearntCosts(per_byte, self._costs.step_ms))
         kv_tokens = history.kv_tokens or self._kv_tokens
         index.resize(endpoint, int(kv_tokens * self.bytes_per_token * history.trust.share))
-        learner = self.learner
-        if change.prefill is not None and learner is not None and not self._has_first_tokens:
+        if change.prefill is not None and not self._has_first_tokens:
             tokens, ms = change.prefill
-            if learner.take(tokens * self.bytes_per_token, ms):
-                self._use(learner.costs)
+            self._fit(tokens * self.bytes_per_token, ms)
+
+    def _fit(self, missing: float, first_token_ms: float) -> None:
+        if self.learner is not None and self.learner.take(missing, first_token_ms):
+            self._use(self.learner.costs)
+            self._forget_backlogs()  # counted with other constants, they outweigh what a prefill costs now
 
     def _use(self, costs: LearntCosts) -> None:
         self._costs = costs

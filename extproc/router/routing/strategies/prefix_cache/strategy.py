@@ -128,8 +128,8 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         # Another gateway's turns look evicted: shedding needs a view of all of them.
         self.gateways = GatewayCount(gateways or (1 if shed_cold else None))
         self._shedding = Shedding() if shed_cold else None
-        rng = outside.rng if learn else None
-        self.engine = EngineModel(costs, kv_tokens, self.gateways, _BY_PROMPT, rng)
+        rng, clear = outside.rng if learn else None, self._backlogs.clear
+        self.engine = EngineModel(costs, kv_tokens, self.gateways, _BY_PROMPT, rng, forget_backlogs=clear)
         self.index = PrefixIndex(int(kv_tokens * BYTES_PER_TOKEN))
         self._chats = KnownChats()
         self._costs = CostModel(outside, self.index, self._backlogs, self.engine, self.gateways)
