@@ -90,10 +90,13 @@ async def serve_endpoints(
             announce(f"{endpoint.name}: http://{host}:{bound}")
             await stop.wait()
 
+    refused: list[Exception] = []
     try:
         async with asyncio.TaskGroup() as group:
             for endpoint, port in zip(endpoints, ports, strict=True):
                 group.create_task(serve_one(endpoint, port))
     except* SettingsError as faults:
-        # One port is enough to name; `from None` because the group says nothing more.
-        raise faults.exceptions[0] from None
+        refused += faults.exceptions
+    if refused:
+        # One port is enough to name. Raised here: Python 3.11.2 wraps in a group what `except*` raises.
+        raise refused[0]
