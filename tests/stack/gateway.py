@@ -188,12 +188,6 @@ class Gateway(Process):
         """Whether the health check of the service passes."""
         return self.cluster("extproc", "membership_healthy") > 0
 
-    def sees_service_anew(self) -> Callable[[], bool]:
-        """As `sees_service`, by a check from now on: the last one may have met an earlier service."""
-        name = f"cluster.{self._variant}extproc.health_check.success"
-        before = self.counters(name).get(name)
-        return lambda: self.sees_service() and (before is None or self.counters(name)[name] > before)
-
     def hosts(self, cluster: str) -> dict[str, str]:
         """Returns the addresses that Envoy has for a cluster, with their EDS health."""
         found = {}

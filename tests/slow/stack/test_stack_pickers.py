@@ -42,7 +42,7 @@ def stack(picked: Picked, shared_stack: Stack) -> Iterator[Stack]:
         **picked.server,
     )
     gateway = shared_stack.through(picked.listener)
-    gateway.gateway.wait_until(gateway.gateway.sees_service_anew())
+    asyncio.run(_until_picked(gateway))
     yield gateway
     shared_stack.restore()
 
@@ -117,7 +117,7 @@ async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked)
                 pass
         statuses = [await _status(session, body) for body in (*BODIES, *[None] * 3)]
         stack.restart_service()
-        await _until_answered(session)
+        await _until_picked(stack)
         picks = stack.service.metric("extproc_picks_total")
         again = [await _status(session, body) for body in BODIES]
         back = await send(session, ask("home"))
@@ -142,7 +142,7 @@ async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> Non
             statuses = await asyncio.gather(*(_status(session, body) for body in (None, *BODIES)))
         finally:
             stack.service.send(signal.SIGCONT)
-        await _until_answered(session)
+        await _until_picked(stack)
         await _until_at_home(session)
 
     assert statuses == [picked.when_hung] * (1 + len(BODIES))
@@ -153,8 +153,8 @@ async def test_the_picker_hangs_for_a_moment_while_an_answer_streams(stack: Stac
         stack.service.send(signal.SIGSTOP)
         asyncio.get_running_loop().call_later(0.5, stack.service.send, signal.SIGCONT)
 
+    await _until_picked(stack)
     async with connect(stack.url) as session:
-        await _until_answered(session)
         received = await _stream_while(session, hang)
 
     assert received.count(b"data: ") >= 2_000
@@ -195,10 +195,11 @@ async def _status(session: aiohttp.ClientSession, body: bytes | None = None) -> 
     return 200 if "x-simulated-body-xxh3" in answer.headers else answer.status
 
 
-async def _until_answered(session: aiohttp.ClientSession) -> None:
-    """A gateway that counts failures takes its time to trust the picker again."""
-    async with asyncio.timeout(60):
-        while await _status(session) != 200:
+async def _until_picked(stack: Stack) -> None:
+    """Until a request meets the picker: Envoy's threads hear of its health a second after its counters."""
+    before = stack.service.metric("extproc_picks_total")
+    async with connect(stack.url) as session, asyncio.timeout(60):
+        while await _status(session) != 200 or stack.service.metric("extproc_picks_total") == before:
             pass
 
 
