@@ -19,9 +19,8 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from extproc.bench.datasets import chats, synthetic, traces
 from extproc.bench.load import shapes
-from extproc.bench.load.registry import build_registry
+from extproc.bench.load.registry import DATASET_OPTIONS, build_registry
 from extproc.bench.spec import traffic
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.section import Component, parse_duration, parse_rate
@@ -44,14 +43,6 @@ _BOUNDS: Final = {
     "max_length": "length ≤",
 }
 _PLAIN: Final = {str: "text", int: "integer", float: "number", bool: "true, false", dict: "map", Path: "path"}
-# Of a dataset's options the model; the other datasets have none of their own.
-_DATASETS: Final[dict[str, type[BaseModel]]] = {
-    "synthetic": synthetic.SyntheticOptions,
-    "random": synthetic.RandomOptions,
-    "shared-prefix": synthetic.SharedPrefixOptions,
-    "trace": traces.TraceOptions,
-    "kubeai-sharegpt": chats.KubeaiOptions,
-}
 _COLLECTORS: Final = (
     *("router/telemetry.py", "router/service/pool_metrics.py", "router/feedback/feedback_metrics.py"),
     *("router/share/share_metrics.py", "operator/web.py", "bench/progress.py"),
@@ -239,8 +230,10 @@ def _spec() -> str:
 def _datasets() -> str:
     registry = build_registry()
     parts = [_DATASET, _section(Dataset, "Every dataset")]
-    parts += [_section(_DATASETS[name], f"`{name}`") for name in registry.datasets if name in _DATASETS]
-    plain = ", ".join(f"`{name}`" for name in registry.datasets if name not in _DATASETS)
+    parts += [
+        _section(DATASET_OPTIONS[name], f"`{name}`") for name in registry.datasets if name in DATASET_OPTIONS
+    ]
+    plain = ", ".join(f"`{name}`" for name in registry.datasets if name not in DATASET_OPTIONS)
     parts.append(f"## Without options of their own\n\n{plain}: `path` and the fields of every dataset.")
     parts.append(_section(Distribution, "Distributions"))
     parts.append("## Shapes\n\n`constant` and `trace` have no options. `shape: {name: ramp, …}`:")

@@ -75,6 +75,12 @@ def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(sc
         {"endpoint": "a", "performance": {"traffic-shape": {"duration": "10 weeks"}}},
         {"endpoint": "a", "performance": {"traffic-shape": {}}, "no-such-field": 1},
         {"performance": {"traffic-shape": {}}},
+        {"endpoint": "a", "performance": {"traffic-shape": {"dataset": {"name": "random", "groups": 3}}}},
+        {"endpoint": "a", "performance": {"traffic-shape": {"dataset": {"name": "sharegpt", "zipf": 1}}}},
+        {
+            "endpoint": "a",
+            "performance": {"traffic-shape": {"dataset": {"name": "shared-prefix", "zipf": "a"}}},
+        },
     ],
 )
 def test_schema_refuses_what_the_model_refuses(schema: dict[str, Any], wrong: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from extproc.bench.datasets.chats import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.parts import parse_part, read_run
-from extproc.bench.load.registry import open_registry
+from extproc.bench.load.registry import build_schema, open_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.progress import exporting, run_until_signal, watching
 from extproc.bench.record import RunResult
@@ -79,7 +79,7 @@ def init_command(file: Path | None, source: Path | None, template: str | None) -
 @click.command("schema")
 def schema_command() -> None:
     """Print the JSON schema of a spec file, for editors."""
-    click.echo(json.dumps(Spec.model_json_schema(), indent=2, allow_nan=False))
+    click.echo(json.dumps(build_schema(), indent=2, allow_nan=False))
 
 
 # Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.

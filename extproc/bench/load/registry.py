@@ -2,34 +2,35 @@
 
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import TypeVar
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
 
-from extproc.bench.datasets.chats import (
-    Source,
-    read_bodies,
-    read_kubeai_sharegpt,
-    read_openorca,
-    read_prepared,
-    read_sharegpt,
-)
+from extproc.bench.datasets import chats, synthetic, traces
 from extproc.bench.datasets.conversation import BYTES, Ruler
-from extproc.bench.datasets.synthetic import generate_conversations, generate_random, generate_shared_prefix
 from extproc.bench.datasets.tokens import read_ruler
-from extproc.bench.datasets.traces import replay_trace
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_steps
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
-from extproc.bench.spec.section import Component
+from extproc.bench.spec.section import Component, SpecSection
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
 _T = TypeVar("_T")
+# The other datasets have no options of their own.
+DATASET_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
+    {
+        "synthetic": synthetic.SyntheticOptions,
+        "random": synthetic.RandomOptions,
+        "shared-prefix": synthetic.SharedPrefixOptions,
+        "trace": traces.TraceOptions,
+        "kubeai-sharegpt": chats.KubeaiOptions,
+    }
+)
 _REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
 _OWN_PROCESSOR = "write a processor of your own in ten lines, docs/how-to/benchmark.md#benchmark-as-code"
 
@@ -42,7 +43,7 @@ class Registry:
     only a processor: `add_processor`). `ruler` counts tokens.
     """
 
-    datasets: dict[str, Source] = field(default_factory=dict)
+    datasets: dict[str, chats.Source] = field(default_factory=dict)
     shapes: dict[str, ShapeFactory] = field(default_factory=dict)
     clients: dict[str, ClientFactory] = field(default_factory=dict)
     ruler: Ruler = BYTES
@@ -55,7 +56,7 @@ class Registry:
 
         self.clients[name] = build
 
-    def dataset(self, name: str) -> Source:
+    def dataset(self, name: str) -> chats.Source:
         return _find(self.datasets, name, "dataset")
 
     def shape(self, name: str) -> ShapeFactory:
@@ -86,18 +87,18 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     """
     registry = Registry(ruler=ruler)
     counted = {
-        "share-gpt": read_sharegpt,
-        "sharegpt": read_sharegpt,
-        "open-orca": read_openorca,
-        "openorca": read_openorca,
-        "synthetic": generate_conversations,
-        "shared-prefix": generate_shared_prefix,
-        "random": generate_random,
-        "trace": replay_trace,
-        "kubeai-sharegpt": read_kubeai_sharegpt,
+        "share-gpt": chats.read_sharegpt,
+        "sharegpt": chats.read_sharegpt,
+        "open-orca": chats.read_openorca,
+        "openorca": chats.read_openorca,
+        "synthetic": synthetic.generate_conversations,
+        "shared-prefix": synthetic.generate_shared_prefix,
+        "random": synthetic.generate_random,
+        "trace": traces.replay_trace,
+        "kubeai-sharegpt": chats.read_kubeai_sharegpt,
     }
     registry.datasets.update({name: partial(read, ruler=ruler) for name, read in counted.items()})
-    registry.datasets.update({"openai-bodies": read_bodies, "prepared": read_prepared})
+    registry.datasets.update({"openai-bodies": chats.read_bodies, "prepared": chats.read_prepared})
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps)
     for name, processor in (
         ("openai-chat", OpenAIChat()),
@@ -112,6 +113,24 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     for plugin in plugins:
         _import(plugin).register(registry)
     return registry
+
+
+def build_schema() -> dict[str, Any]:
+    """Returns the JSON schema of a spec file, with the options of each dataset that is built in."""
+    schema = Spec.model_json_schema()
+    _, dataset = schema["$defs"]["Dataset"]["anyOf"]
+    dataset["allOf"] = []
+    for name in build_registry().datasets:
+        model = DATASET_OPTIONS.get(name, SpecSection)
+        own = model.model_json_schema(ref_template="#/$defs/{model}").get("properties", {})
+        for option in own.values():
+            if isinstance(option.get("default"), dict):  # a distribution's: JSON has no infinity
+                del option["default"]
+        fields = [*dataset["properties"], *own]
+        names = {"enum": [*fields, *(each.replace("-", "_") for each in fields if "-" in each)]}
+        then = {"properties": own, "propertyNames": names}
+        dataset["allOf"].append({"if": {"properties": {"name": {"const": name}}}, "then": then})
+    return schema
 
 
 def _configure(processor: Processor, api: Component) -> Processor:
