@@ -55,9 +55,8 @@ def test_init_writes_a_new_file_and_leaves_an_old_one_alone(tmp_path: Path) -> N
     invoke("init", str(file))
 
     assert file.read_text() == invoke("init")
-    done = CliRunner().invoke(bench, ["init", str(file)])
-    assert isinstance(done.exception, OutputError)
-    assert "File exists" in str(done.exception)
+    with pytest.raises(OutputError, match="File exists"):
+        invoke("init", str(file))
 
 
 def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(schema: dict[str, Any]) -> None:

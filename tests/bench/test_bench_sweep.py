@@ -1,5 +1,6 @@
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -442,6 +443,14 @@ def test_sweep_command_writes_a_page_and_does_only_what_is_missing(null_server: 
     assert "Two runs of each: too few for an interval" in (out / "sweep.md").read_text()
     assert (out / "4-least_load-2" / "requests.csv").exists()
     assert len(read_published((out / "sweep.csv").read_text().splitlines())) == 8
+
+
+def test_page_of_many_datasets_folds_their_figures(tmp_path: Path) -> None:
+    table, path = files("extproc.bench.published") / "kubeai-k6.csv", tmp_path / "page.html"
+    assert invoke(["page", str(table), "--output", str(path)]).exit_code == 0
+    parts = re.split(r"<details|</details>", path.read_text())
+
+    assert ["".join(parts[fold::2]).count("<table") for fold in (0, 1)] == [2, 4]  # ratios; datasets' figures
 
 
 @pytest.mark.skipif(find() is None, reason="chromium is not installed")

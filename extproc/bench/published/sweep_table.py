@@ -13,6 +13,7 @@ from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
 
 CONFIDENCE: Final = 0.95
+_MOST_TABLES: Final = 5  # that a page unfolds
 _THROUGHPUTS: Final = ("req_per_s", "output_tok_per_s", "total_tok_per_s")
 
 
@@ -325,11 +326,14 @@ def _parts(sweep: SweepTable) -> Iterator[str]:
     title = "every run is valid" if not sweep.faults else "some runs are not valid: their marks are hollow"
     yield page.notice(title, sweep.faults, is_good=not sweep.faults)
     yield page.remarks((*sweep_headlines(sweep), how(sweep), *sweep.remarks))
-    for part in sweep.parts:
+    ratios = [_ratios(sweep, part) for part in sweep.parts]
+    is_long = len(sweep.parts) + sum(bool(rows) for _, rows in ratios) > _MOST_TABLES
+    for part, (header, rows) in zip(sweep.parts, ratios, strict=True):
         yield page.cards(_charts(part))
         of = f", {part.dataset}" if part.dataset else ""
-        yield page.table(f"Figures{of}", *_figures(part))
-        header, rows = _ratios(sweep, part)
+        figures = page.table("" if is_long else f"Figures{of}", *_figures(part))
+        summary = f"<summary>Figures{page.escape(of)}</summary>"
+        yield f'<details class="card">{summary}{figures}</details>' if is_long else figures
         if rows:
             yield page.table(f"Ratios{of}; a star is more than chance", header, rows)
 
