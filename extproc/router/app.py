@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
+from uuid import uuid4
 
 from extproc import __version__
 from extproc.documents import read_file
@@ -38,6 +39,7 @@ from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings
 from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
+from extproc.router.stream.session import SessionOptions
 from extproc.router.telemetry import Metrics
 from extproc.router.wire.calls import Routes
 
@@ -99,15 +101,19 @@ class Application:
         self.processor = ExternalProcessor(
             lambda: self.pools.picker,
             self.metrics,
-            max_body_bytes=settings.server.max_body_bytes,
-            clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
-            budget=self.budget,
-            announced=Budget(settings.server.announced),
-            pass_headers=settings.server.pass_headers,
-            unseen_s=settings.server.unseen_s,
+            SessionOptions(
+                lambda: str(uuid4()),
+                max_body_bytes=settings.server.max_body_bytes,
+                clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
+                budget=self.budget,
+                announced=Budget(settings.server.announced),
+                pass_headers=frozenset(settings.server.pass_headers),
+                reads_apart=True,
+                tickets=self.pools.feedback.tickets,
+            ),
             on_served=self.pools.feedback.observe_response,
+            unseen_s=settings.server.unseen_s,
             reader=self.reader,
-            tickets=self.pools.feedback.tickets,
             tracer=self.tracer,
             can_route=lambda: self.pools.can_route,
         )

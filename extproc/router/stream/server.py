@@ -12,12 +12,9 @@ from concurrent.futures import Executor
 from enum import Enum, auto
 from time import perf_counter
 from typing import Final, Protocol
-from uuid import uuid4
 
 from extproc.errors import ProtocolError, RequestError
-from extproc.router.budget import Budget
 from extproc.router.routing.picker import Decision, Found, Picker
-from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
     Answer,
@@ -34,7 +31,7 @@ from extproc.router.stream.events import (
 )
 from extproc.router.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT, TRACESTATE
 from extproc.router.stream.placing import Counted
-from extproc.router.stream.session import Session
+from extproc.router.stream.session import Session, SessionOptions
 from extproc.router.stream.spans import Origin, Tracer
 from extproc.router.wire.calls import Call, Handler, Routes, Status
 
@@ -68,51 +65,39 @@ class Observer(Protocol):
 
 
 class ExternalProcessor:
-    """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream.
+    """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream, of these `options`.
 
     `picker` returns the picker in force. A stream calls it when it opens and keeps the result to its end, so
-    a reload never changes a stream halfway. `budget` counts bodies that we hold, `announced` those that
-    proxies buffer. `on_served` gets the head of each response that a gateway sends us, and the seconds since
-    the pick. `pass_headers` are guarded headers that go on to the endpoint. A request whose response the
-    gateway never sends counts as long as its pool's requests usually take, or `unseen_s` where that has not
-    been measured; `later` runs an action after a delay (default: the loop's timer).
-    `reader` parses long bodies in a thread, since they would block the loop for milliseconds; `None` parses
-    them on the loop. `tickets` find picks by the numbers in an access log. `tracer` makes spans; without one
-    no stream looks for a trace. While `can_route` is false, streams end at once as unavailable.
+    a reload never changes a stream halfway. `on_served` gets the head of each response that a gateway sends
+    us, and the seconds since the pick. A request whose response the gateway never sends counts as long as its
+    pool's requests usually take, or `unseen_s` where that has not been measured; `later` runs an action after
+    a delay (default: the loop's timer). `reader` has the thread for long bodies, where sessions read them
+    apart: they would block the loop for milliseconds. `tracer` makes spans; without one no stream looks for a
+    trace. While `can_route` is false, streams end at once as unavailable.
     """
 
     def __init__(
         self,
         picker: Callable[[], Picker],
         observer: Observer,
+        options: SessionOptions,
         *,
-        max_body_bytes: int,
-        clear_route_cache: bool,
-        budget: Budget | None = None,
-        announced: Budget | None = None,
         on_served: Callable[[Served, float], None] = lambda *_: None,
-        pass_headers: Collection[str] = (),
         unseen_s: float = 10,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         reader: Executor | None = None,
-        tickets: Tickets | None = None,
         tracer: Tracer | None = None,
         can_route: Callable[[], bool] = lambda: True,
     ) -> None:
         self._picker = picker
         self.observer = observer
-        self._max_body_bytes = max_body_bytes
-        self._clear_route_cache = clear_route_cache
-        self._budget = budget
-        self._announced = announced
+        self._options = options
         self.on_served = on_served
-        self._pass_headers = frozenset(pass_headers)
         self._unseen_s = unseen_s
         self._later = later or (
             lambda delay_s, action: asyncio.get_running_loop().call_later(delay_s, action)
         )
         self._reader = reader
-        self._tickets = tickets
         self.tracer = tracer
         self._can_route = can_route
         self._read_headers = READ_HEADERS if tracer is None else READ_HEADERS | {TRACEPARENT, TRACESTATE}
@@ -129,20 +114,10 @@ class ExternalProcessor:
 
     def open(self, call: Call) -> Handler:
         picker = self._picker()
-        session = Session(
-            picker,
-            new_request_id=lambda: str(uuid4()),
-            max_body_bytes=self._max_body_bytes,
-            clear_route_cache=self._clear_route_cache,
-            # The operator's Envoy configuration may name the pool in the stream's own metadata. A client's
-            # headers never get there, so unlike a request header it needs no stripping to be trusted.
-            pool=call.metadata.get(POOL) if len(picker.routes) > 1 else None,
-            budget=self._budget,
-            announced=self._announced,
-            pass_headers=self._pass_headers,
-            reads_apart=self._reader is not None,
-            tickets=self._tickets,
-        )
+        # The operator's Envoy configuration may name the pool in the stream's own metadata. A client's
+        # headers never get there, so unlike a request header it needs no stripping to be trusted.
+        pool = call.metadata.get(POOL) if len(picker.routes) > 1 else None
+        session = Session(picker, self._options, pool)
         self.streams_open += 1
         self._idle.clear()
         self.observer.opened()

@@ -76,6 +76,7 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.errors import NoRoomForBody, RequestError
@@ -117,63 +118,59 @@ _NOTHING: Final = HeldBody(0, None, None)
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
+class SessionOptions(Struct, frozen=True):
+    """What all sessions of a service have in common.
+
+    `new_request_id` makes an `x-request-id` for a request that came without one. `budget` counts bodies that
+    we hold, `announced` those that proxies buffer; `None` for either: no limit. `pass_headers` are guarded
+    headers that go on to the endpoint. `reads_apart`: the driver parses long bodies; the session replies
+    `BodyToRead`, and the next event must be a `BodyRead`. `tickets` find the pick by the number in the
+    proxy's access log.
+    """
+
+    new_request_id: Callable[[], str]
+    max_body_bytes: int = 33_554_432
+    clear_route_cache: bool = False
+    budget: Budget | None = None
+    announced: Budget | None = None
+    pass_headers: Collection[str] = ()
+    reads_apart: bool = False
+    tickets: Tickets | None = None
+
+
 class Session:
     """One request's state. `close` ends it and may be called again; its pick is released once.
 
-    `pool` is the operator's choice of a pool, from the stream's metadata. `new_request_id` makes an
-    `x-request-id` for a request that came without one. `budget` counts bodies that we hold, `announced`
-    those that proxies buffer; both are the process's.
-    `pass_headers` are guarded ones that go on to the endpoint. `reads_apart`: the driver parses long bodies;
-    the session replies `BodyToRead`, and the next event must be a `BodyRead`. `tickets` find the pick by the
-    number in the proxy's access log. `request_id` is the proxy's `x-request-id`, empty before the headers
-    or without one.
+    `pool` is the operator's choice of a pool, from the stream's metadata. `request_id` is the proxy's
+    `x-request-id`, empty before the headers or without one.
     """
 
     __slots__ = (
-        "_clear_route_cache",
         "_config",
         "_counted",
         "_has_begun",
         "_held_body",
-        "_new_request_id",
-        "_pass_headers",
+        "_options",
         "_picker",
         "_plan",
         "_pool",
-        "_reads_apart",
         "_state",
         "_then",
         "_wait",
         "request_id",
     )
 
-    def __init__(
-        self,
-        picker: Picker,
-        *,
-        new_request_id: Callable[[], str],
-        max_body_bytes: int = 33_554_432,
-        clear_route_cache: bool = False,
-        pool: str | None = None,
-        budget: Budget | None = None,
-        announced: Budget | None = None,
-        pass_headers: Collection[str] = (),
-        reads_apart: bool = False,
-        tickets: Tickets | None = None,
-    ) -> None:
+    def __init__(self, picker: Picker, options: SessionOptions, pool: str | None = None) -> None:
         self._picker = picker
-        self._plan: RequestPlan | None = None
-        self._new_request_id = new_request_id
-        self._clear_route_cache = clear_route_cache
+        self._options = options
         self._pool = pool
-        self._pass_headers = pass_headers
-        self._held_body = HeldBody(max_body_bytes, budget, announced)
-        self._counted = Counted(tickets)
+        self._plan: RequestPlan | None = None
+        self._held_body = HeldBody(options.max_body_bytes, options.budget, options.announced)
+        self._counted = Counted(options.tickets)
         self._state = _NEW
         self._config = NO_CONFIG
         self._has_begun = False
         self.request_id = ""
-        self._reads_apart = reads_apart
         self._then: Callable[[Found | None], list[Reply]] | None = None
         self._wait: Wait | None = None
 
@@ -382,7 +379,9 @@ class Session:
     # A long body, parsed by the driver in a thread: the loop serves other streams meanwhile.
 
     def _read(self, query: Query, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
-        if not self._reads_apart or not (self._plan or self._picker.plan(query)).reads_long(query.body):
+        if not self._options.reads_apart or not (self._plan or self._picker.plan(query)).reads_long(
+            query.body
+        ):
             return then(None)
         self._then, self._state = then, _READING
         return [BodyToRead(self._picker, query, self._plan)]
@@ -485,13 +484,13 @@ class Session:
         return Routed(
             phase,
             decision,
-            request_id=None if REQUEST_ID in request.headers else self._new_request_id(),
+            request_id=None if REQUEST_ID in request.headers else self._options.new_request_id(),
             remove_headers=[
                 name
                 for name in request.headers
-                if name.startswith(GUARDED) and name not in self._pass_headers
+                if name.startswith(GUARDED) and name not in self._options.pass_headers
             ],
-            clear_route_cache=self._clear_route_cache,
+            clear_route_cache=self._options.clear_route_cache,
             skip_body=skip_body,
             ticket=self._counted.ticket,
         )

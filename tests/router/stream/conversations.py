@@ -16,7 +16,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
-from extproc.router.stream.session import Session
+from extproc.router.stream.session import Session, SessionOptions
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000")
 BODY = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": "hello"}]})
@@ -64,7 +64,8 @@ def plain_pool() -> Picker:
 
 def open_session(picker: Picker, **options: Any) -> Session:
     """A session whose request ids are all `made`, and whose bodies are bounded."""
-    return Session(picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, **options)
+    pool = options.pop("pool", None)
+    return Session(picker, SessionOptions(lambda: "made", MAX_BODY_BYTES, **options), pool)
 
 
 def in_flight(picker: Picker) -> int:

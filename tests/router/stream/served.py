@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.events import Event
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.server import ExternalProcessor
+from extproc.router.stream.session import SessionOptions
 from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import MAX_BODY_BYTES, Expected, in_flight
 from tests.router.stream.wire import read, write
@@ -73,8 +75,10 @@ reader: dict[str, Executor | None] = {"reader": None}
 
 
 def build_processor(picker: Picker, metrics: Metrics | None = None, **options: Any) -> ExternalProcessor:
-    options = {"max_body_bytes": MAX_BODY_BYTES, "clear_route_cache": False} | options
-    return ExternalProcessor(lambda: picker, metrics or Metrics(), **options)
+    common = {name: options.pop(name) for name in SessionOptions.__struct_fields__ if name in options}
+    common = {"max_body_bytes": MAX_BODY_BYTES, "reads_apart": bool(options.get("reader"))} | common
+    session = SessionOptions(lambda: str(uuid4()), **common)
+    return ExternalProcessor(lambda: picker, metrics or Metrics(), session, **options)
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ from extproc.router.stream import events
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import READ_HEADERS
-from extproc.router.stream.session import Session
+from extproc.router.stream.session import Session, SessionOptions
 from tests.slow.fuzz.blocks import blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
@@ -174,7 +174,7 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
 def _converse(picker: Picker, pools: list[Pool], said: Iterable[events.Event], choices: Choices) -> None:
     pool = choices.one_of((None, None, "a", "x"))
     budget = Budget(200)
-    stream = Session(picker, new_request_id=lambda: "id", max_body_bytes=300, pool=pool, budget=budget)
+    stream = Session(picker, SessionOptions(lambda: "id", 300, budget=budget), pool)
     replies: list[events.Reply] = []
     sent = b""
     for event in said:
