@@ -32,10 +32,9 @@ from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.process import prepare_for_long_bodies, raise_limit, share
 from extproc.router.service.tracer import FLUSH_S, build_tracer
-from extproc.router.service.transport import Transport, build_health_transport, build_transport
+from extproc.router.service.transport import Transport, bind_health, bind_transport
 from extproc.router.service.wiring import PoolWiring, build_courier
 from extproc.router.settings.reading import parse_settings
-from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings
 from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
@@ -208,9 +207,11 @@ async def serve_until_signal(start: Start) -> int:
     signals = catch_signals()
     prepare_for_long_bodies()
     async with AsyncExitStack() as stack:
-        transport = build_transport(settings, app.routes(), app.budget, shares.grpc)
-        await transport.bind()
-        await serve_health(app.health, settings, stack)
+        transport = await bind_transport(settings, app.routes(), app.budget, shares.grpc)
+        if settings.health is not None:  # answers to the end, through draining, too
+            health = await bind_health(settings.health, app.health.routes())
+            await health.start()
+            stack.push_async_callback(health.stop)
         if app.tracer is not None:
             stack.push_async_callback(app.tracer.stop, FLUSH_S)
         stack.push_async_callback(app.pools.stop)
@@ -234,15 +235,6 @@ async def serve_until_signal(start: Start) -> int:
         log.info("serving on %s, admin on %s", settings.listen, settings.admin)
         await signals.get()
         return await _drain(app, transport, signals, settings.drain_s)
-
-
-async def serve_health(health: Health, settings: ServerSettings, stack: AsyncExitStack) -> None:
-    """Answers to the end, through draining, too."""
-    transport = build_health_transport(settings, health.routes())
-    if transport is not None:
-        await transport.bind()
-        await transport.start()
-        stack.push_async_callback(transport.stop)
 
 
 async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:

@@ -29,13 +29,12 @@ _NEVER_S: Final = 1e6
 
 
 class Transport(Protocol):
-    """Serves gRPC calls on one address: bound, started, drained, stopped, in this order."""
+    """Serves gRPC calls on one address, which is bound: started, drained, stopped, in this order.
 
-    async def bind(self) -> int:
-        """Returns the port (0 for a unix socket).
+    `port` is 0 for a unix socket.
+    """
 
-        Raises `SettingsError` that names the address where it is taken or cannot be had.
-        """
+    port: int
 
     async def start(self) -> None: ...
 
@@ -46,65 +45,35 @@ class Transport(Protocol):
         """Cuts what is open."""
 
 
-def build_transport(
+async def bind_transport(
     settings: ServerSettings, routes: Routes, budget: Budget, connections: int = 1_024
 ) -> Transport:
-    """`connections` is how many there may be at a time; grpcio has no such limit."""
+    """`connections` is how many there may be at a time; grpcio has no such limit.
+
+    Raises `SettingsError` that names the address where it is taken or cannot be had.
+    """
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
     limits = WireLimits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
-    return NativeTransport(
-        "server.listen", settings.listen, routes, limits=limits, budget=budget, tls=settings.tls
-    )
+    listener = Listener(routes, limits=limits, budget=budget)
+    tls = build_certificates(settings.tls).context() if settings.tls else None
+    listener.listen(await bind_address("server.listen", settings.listen), tls)
+    return listener
 
 
-def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:
+async def bind_health(listen: str, routes: Routes) -> Transport:
     """Health alone and in plain text: kubelets and load balancers cannot probe over TLS."""
-    if settings.health is None:
-        return None
     limits = WireLimits(message_bytes=_QUESTION_BYTES, connections=_QUESTIONERS)
-    budget = Budget(_QUESTIONS_BYTES)
-    return NativeTransport("server.health", settings.health, routes, limits=limits, budget=budget)
-
-
-class NativeTransport:
-    """Our own HTTP/2. `setting` is what an operator calls the address."""
-
-    def __init__(
-        self,
-        setting: str,
-        listen: str,
-        routes: Routes,
-        *,
-        limits: WireLimits,
-        budget: Budget,
-        tls: TlsSettings | None = None,
-    ) -> None:
-        self._setting = setting
-        self._listen = listen
-        self._tls = tls
-        self._listener = Listener(routes, limits=limits, budget=budget)
-
-    async def bind(self) -> int:
-        context = build_certificates(self._tls).context() if self._tls else None
-        return self._listener.listen(await bind_address(self._setting, self._listen), context)
-
-    async def start(self) -> None:
-        await self._listener.start()
-
-    def drain(self) -> None:
-        self._listener.drain()
-
-    async def stop(self) -> None:
-        await self._listener.stop()
+    listener = Listener(routes, limits=limits, budget=Budget(_QUESTIONS_BYTES))
+    listener.listen(await bind_address("server.health", listen))
+    return listener
 
 
 class GrpcioTransport:
     """The official implementation: the reference, and the way back."""
 
     def __init__(self, settings: ServerSettings, routes: Routes) -> None:
-        limit = settings.max_body_bytes + _FRAMING_BYTES
-        self._settings = settings
+        limit, listen, tls = settings.max_body_bytes + _FRAMING_BYTES, settings.listen, settings.tls
         self._refusing: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             options=[
@@ -121,14 +90,13 @@ class GrpcioTransport:
             ]
         )
         add_routes(self._server, routes)
-
-    async def bind(self) -> int:
-        listen, tls = self._settings.listen, self._settings.tls
         _refuse_live_socket("server.listen", listen)
         try:
             if tls is None:
-                return self._server.add_insecure_port(listen)
-            return self._server.add_secure_port(listen, _credentials(build_certificates(tls), tls))
+                self.port = self._server.add_insecure_port(listen)
+            else:
+                credentials = _credentials(build_certificates(tls), tls)
+                self.port = self._server.add_secure_port(listen, credentials)
         except (RuntimeError, OSError) as error:
             raise _cannot_listen("server.listen", listen, error) from error
 

@@ -23,6 +23,7 @@ class Listener:
         self.places = StreamPlaces(limits.all_streams)
         self.links: dict[Link, None] = {}  # the oldest first
         self.is_draining = False
+        self.port = 0
         # All links read into the same memory: what is read is worked off before the next read.
         self.memory = memoryview(bytearray(READ_BYTES))
         self._acceptor = Acceptor((), self._take)
@@ -39,7 +40,8 @@ class Listener:
         self._acceptor = Acceptor(sockets, self._take)
         self._tls = tls
         ports = [each.getsockname()[1] for each in sockets if each.family != socket.AF_UNIX]
-        return ports[0] if ports else 0
+        self.port = ports[0] if ports else 0
+        return self.port
 
     def _take(self, accepted: socket.socket) -> None:
         """Serves a connection that is accepted, from its handshake on; it counts from here."""

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from extproc.errors import SettingsError
 from extproc.router.budget import Budget
 from extproc.router.service.health import Health
-from extproc.router.service.transport import build_transport
+from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings, TlsSettings
 from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import headers
@@ -57,8 +57,8 @@ async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "tls": tls, "transport": transport})
     health = Health(lambda: True)
     health.update()
-    server = build_transport(settings, health.routes(), Budget(1 << 20))
-    port = await server.bind()
+    server = await bind_transport(settings, health.routes(), Budget(1 << 20))
+    port = server.port
     await server.start()
     try:
         yield port

@@ -12,7 +12,7 @@ import grpc.aio
 
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
-from extproc.router.service.transport import Transport, build_transport
+from extproc.router.service.transport import Transport, bind_transport
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.events import Event
 from extproc.router.stream.names import PROCESS
@@ -95,8 +95,8 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
         reader=reader["reader"],
     )
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
-    server = build_transport(settings, processor.routes(), Budget(1 << 26))
-    port = await server.bind()
+    server = await bind_transport(settings, processor.routes(), Budget(1 << 26))
+    port = server.port
     await server.start()
     served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}", unseen)
     async with served.channel:

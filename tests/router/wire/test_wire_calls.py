@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from extproc.router.budget import Budget
-from extproc.router.service.transport import build_transport
+from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.wire.calls import Call, Status
 from tests.router.wire.serving import ECHO, Echo
@@ -55,8 +55,8 @@ class Served:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[grpc.aio.Channel]:
         settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "transport": self.transport})
-        server = build_transport(settings, {ECHO: self.accept}, Budget(1 << 26))
-        port = await server.bind()
+        server = await bind_transport(settings, {ECHO: self.accept}, Budget(1 << 26))
+        port = server.port
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield channel
