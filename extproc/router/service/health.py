@@ -28,19 +28,22 @@ class Health:
         self._is_ready = is_ready
         self._period_s = period_s
         self._answers = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
-        self._watchers: dict[_Watcher, str] = {}
+        self._watchers: dict[Call, str] = {}
 
     def routes(self) -> Routes:
-        return {CHECK: partial(_Checker, self), WATCH: partial(_Watcher, self)}
+        return {
+            path: partial(_Question, answer, self._watchers)
+            for path, answer in ((CHECK, self._check), (WATCH, self._watch))
+        }
 
     def update(self) -> None:
         """Calls `is_ready` and sends the watchers a changed answer."""
         fresh = _SERVING if self._is_ready() else _NOT_SERVING
         changed = {name for name in READINESS if self._answers[name] != fresh}
         self._answers |= dict.fromkeys(changed, fresh)
-        for watcher, name in tuple(self._watchers.items()):
+        for call, name in tuple(self._watchers.items()):
             if name in changed:
-                watcher.send(fresh)
+                call.send(fresh)
 
     async def run(self) -> None:
         """Keeps the answers true until cancelled: no event says that a list grows stale."""
@@ -48,28 +51,33 @@ class Health:
             self.update()
             await asyncio.sleep(self._period_s)
 
-    def answer(self, name: str) -> bytes | None:
-        """The answer in force for `name`, serialised; `None` for a name that does not exist."""
-        return self._answers.get(name)
-
-    def watch(self, watcher: "_Watcher", name: str) -> None:
-        self._watchers[watcher] = name
-
-    def forget(self, watcher: "_Watcher") -> None:
-        self._watchers.pop(watcher, None)
-
     def leave(self) -> None:
         """Sends watchers the last answer and ends their streams: a client may drop it where one is cut."""
         self.update()
-        for watcher in tuple(self._watchers):
-            watcher.end()
+        for call in tuple(self._watchers):
+            call.finish(Status.UNAVAILABLE, "the service ends")
+
+    def _check(self, call: Call, name: str) -> None:
+        # Read it now: after a single NOT_SERVING an Envoy skips the service until its next check.
+        self.update()
+        if name not in self._answers:
+            call.finish(Status.NOT_FOUND, "unknown service")
+            return
+        call.send(self._answers[name])
+        call.finish()
+
+    def _watch(self, call: Call, name: str) -> None:
+        """Answers now and at each change. The stream of an unknown name stays open (health.proto)."""
+        call.send(self._answers.get(name, _UNKNOWN))
+        self._watchers[call] = name
 
 
 class _Question:
     """A call that begins with one HealthCheckRequest, and no more."""
 
-    def __init__(self, health: Health, call: Call) -> None:
-        self._health = health
+    def __init__(self, answer: Callable[[Call, str], None], watchers: dict[Call, str], call: Call) -> None:
+        self._answer = answer
+        self._watchers = watchers
         self._call = call
         self._has_request = False
 
@@ -81,7 +89,7 @@ class _Question:
             return
         if not self._has_request:
             self._has_request = True
-            self._answer(name)
+            self._answer(self._call, name)
 
     def on_skipped(self, size: int) -> None:
         del size
@@ -92,36 +100,4 @@ class _Question:
             self._call.finish(Status.INVALID_ARGUMENT, "no HealthCheckRequest")
 
     def on_close(self) -> None:
-        pass
-
-    def _answer(self, name: str) -> None:
-        raise NotImplementedError
-
-
-class _Checker(_Question):
-    def _answer(self, name: str) -> None:
-        # Read it now: after a single NOT_SERVING an Envoy skips the service until its next check.
-        self._health.update()
-        answer = self._health.answer(name)
-        if answer is None:
-            self._call.finish(Status.NOT_FOUND, "unknown service")
-            return
-        self._call.send(answer)
-        self._call.finish()
-
-
-class _Watcher(_Question):
-    """Gets the answer now and at each change. The stream of an unknown name stays open (health.proto)."""
-
-    def on_close(self) -> None:
-        self._health.forget(self)
-
-    def send(self, answer: bytes) -> None:
-        self._call.send(answer)
-
-    def end(self) -> None:
-        self._call.finish(Status.UNAVAILABLE, "the service ends")
-
-    def _answer(self, name: str) -> None:
-        self.send(self._health.answer(name) or _UNKNOWN)
-        self._health.watch(self, name)
+        self._watchers.pop(self._call, None)
