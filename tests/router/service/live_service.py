@@ -1,7 +1,7 @@
 """A running service to look at: the application and its admin port in this process, on a real socket."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +114,3 @@ async def next_state(told: AsyncGenerator[Mapping[str, str]]) -> State:
         event = await anext(told)
         if "event" not in event:
             return decode(event["data"], type=State)
-
-
-def finish(steps: Generator[None, None, State]) -> State:
-    """Takes all of a builder's steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            state: State = end.value
-            return state

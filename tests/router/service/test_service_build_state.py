@@ -1,7 +1,7 @@
 """What a state shows, with time passed in."""
 
 import random
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -18,12 +18,11 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.configuration import Configuration
-from extproc.router.service.live.build_state import STEP, WINDOW_S, StateBuilder
+from extproc.router.service.live.build_state import WINDOW_S, StateBuilder
 from extproc.router.service.live.recorder import LAST_DECISIONS, Recording
 from extproc.router.service.live.service_state import EndpointRow, State
 from extproc.router.settings.reading import parse_settings
 from tests.clock import Clock
-from tests.router.service.live_service import finish
 from tests.stack.client import ask
 
 SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
@@ -71,10 +70,10 @@ class Stage:
         self.feedback.signals[f"e{number}"] = EndpointSignals(first_tokens=counts[0], first_token_s=counts[1])
 
     def draw(self) -> State:
-        return finish(self.steps())
+        return self.read()()
 
-    def steps(self) -> Generator[None, None, State]:
-        return self.builder.build(self, self.clock())  # type: ignore[arg-type]  # keepers of ours
+    def read(self) -> Callable[[], State]:
+        return self.builder.read(self, self.clock())  # type: ignore[arg-type]  # keepers of ours
 
     def rows(self) -> dict[str, EndpointRow]:
         return {row.name: row for row in self.draw().pools[0].endpoints}
@@ -113,9 +112,9 @@ def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it(
     assert stage.rows()["e1"].first_token_s is None
 
 
-def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None:
-    """What happens between the steps is in the next state."""
-    size = 4 * STEP
+def test_a_state_is_of_the_moment_of_reading() -> None:
+    """What happens before it is built is in the next state."""
+    size = 400
     stage, quiet = Stage("round_robin", size), Stage("round_robin", size)
     for each in (stage, quiet):
         each.draw()
@@ -123,24 +122,16 @@ def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None
             each.pick(str(number))
             each.answer(number % 200, 1.0)
     told_of = stage.pool.snapshot.ready["e1"]
-    steps, pauses = stage.steps(), 0
-    try:
-        while True:
-            next(steps)
-            pauses += 1
-            stage.pick("another")
-            stage.answer(7, 9.0)
-            stage.recording.refuse("llama", "overloaded")
-            stage.feedback.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
-            stage.trouble = ["late"]
-            if pauses == 2:
-                stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
-                stage.feedback.keep({"e0"})
-    except StopIteration as end:
-        told = end.value
+    build = stage.read()
+    stage.pick("another")
+    stage.answer(7, 9.0)
+    stage.recording.refuse("llama", "overloaded")
+    stage.feedback.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
+    stage.trouble = ["late"]
+    stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
+    stage.feedback.keep({"e0"})
 
-    assert pauses >= size / STEP
-    assert told == quiet.draw()
+    assert build() == quiet.draw()
 
 
 def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None:

@@ -1,11 +1,11 @@
 """Builds the service's state for the live page, from its counters and from the recording of its decisions.
 
-Pure: time comes in. One step reads everything, so the figures fit together: some 0.3 ms for a thousand
-endpoints. Their rows take ten times as long, so they are built in further steps, with requests in between.
+Pure: time comes in. Everything is read in one step, so the figures fit together: some 0.3 ms for a thousand
+endpoints. Their rows take ten times as long, so a thread may build them of what was read.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import floor
 from typing import Final, Protocol
 
@@ -18,7 +18,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.live.recorder import Recording
+from extproc.router.service.live.recorder import RecordedDecision, Recording
 from extproc.router.service.live.service_state import (
     ConfigurationState,
     DecisionRow,
@@ -31,8 +31,6 @@ from extproc.router.service.pools import Pools
 
 # The window of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
-# Endpoints whose rows are worked out in one step: half a millisecond of them.
-STEP: Final = 100
 
 
 class LiveService(Protocol):
@@ -79,8 +77,8 @@ class StateBuilder:
         self._before: deque[tuple[float, dict[str, EndpointCounts]]] = deque()
         self._number = 0
 
-    def build(self, service: LiveService, now_s: float) -> Generator[None, None, State]:
-        """Reads everything in the first step, and builds rows in further ones. Returns the whole."""
+    def read(self, service: LiveService, now_s: float) -> Callable[[], State]:
+        """Reads everything; returns what builds a state of it, in any thread."""
         counts = {each.name: self._count(each.feedback) for each in service.pools}
         then = self._remember(now_s, counts)
         self._number += 1
@@ -97,13 +95,9 @@ class StateBuilder:
             remarks=service.pools.remarks(),
             configuration=_build_configuration(service.configuration, now_s),
             reasons={pool: dict(reasons) for pool, reasons in self._recording.reasons.items()},
-            decisions=self._decisions(now_s),
+            decisions=[_build_decision(one, now_s) for one in reversed(self._recording.last)],
         )
-        yield
-        pools = []
-        for one in seen:
-            pools.append((yield from _build_pool(one)))  # noqa: PERF401  # no comprehension may yield
-        return replace(state, pools=pools)
+        return lambda: replace(state, pools=[_build_pool(one) for one in seen])
 
     def _count(self, feedback: PoolFeedback) -> EndpointCounts:
         found = {name: (each.queried_tokens, each.hit_tokens) for name, each in feedback.signals.items()}
@@ -121,14 +115,10 @@ class StateBuilder:
             before.popleft()
         return before[0][1]
 
-    def _decisions(self, now_s: float) -> list[DecisionRow]:
-        """The last ones, the newest first."""
-        return [
-            DecisionRow(
-                one.number, round(now_s - one.at_s, 2), one.pool, one.reason, one.endpoint, _hex(one.key)
-            )
-            for one in reversed(self._recording.last)
-        ]
+
+def _build_decision(one: RecordedDecision, now_s: float) -> DecisionRow:
+    prefix = None if one.key is None else f"{one.key:016x}"
+    return DecisionRow(one.number, round(now_s - one.at_s, 2), one.pool, one.reason, one.endpoint, prefix)
 
 
 def _build_configuration(configuration: Configuration, now_s: float) -> ConfigurationState:
@@ -181,18 +171,15 @@ def _read_pool(
     return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then)
 
 
-def _build_pool(seen: _PoolMoment) -> Generator[None, None, PoolState]:
-    rows: list[EndpointRow] = []
-    for start in range(0, len(seen.states), STEP):
-        rows += [_build_row(seen, endpoint, state) for endpoint, state in seen.states[start : start + STEP]]
-        yield
-    first_token_s = _mean_of_all(seen.now.first_tokens, seen.then.first_tokens)
-    yield
-    predicted = _mean_of_all(seen.now.sent, seen.then.sent)
-    yield
-    found = _mean_of_all(seen.now.found, seen.then.found)
-    yield
-    return replace(seen.pool, first_token_s=first_token_s, predicted=predicted, found=found, endpoints=rows)
+def _build_pool(seen: _PoolMoment) -> PoolState:
+    now, then = seen.now, seen.then
+    return replace(
+        seen.pool,
+        first_token_s=_mean_of_all(now.first_tokens, then.first_tokens),
+        predicted=_mean_of_all(now.sent, then.sent),
+        found=_mean_of_all(now.found, then.found),
+        endpoints=[_build_row(seen, endpoint, state) for endpoint, state in seen.states],
+    )
 
 
 def _build_row(seen: _PoolMoment, endpoint: Endpoint, state: str) -> EndpointRow:
@@ -241,7 +228,3 @@ def _added(now: Pair, then: Pair) -> Pair | None:
 
 def _ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole > 0 else None
-
-
-def _hex(key: int | None) -> str | None:
-    return None if key is None else f"{key:016x}"

@@ -18,7 +18,7 @@ from msgspec.json import encode
 from extproc.router.service.connection_limit import ConnectionLimit
 from extproc.router.service.live.build_state import WINDOW_S, LiveService, StateBuilder
 from extproc.router.service.live.recorder import Recording
-from extproc.router.service.live.service_state import Reasons, State
+from extproc.router.service.live.service_state import Reasons
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class StatePublisher:
     async def _publish(self, builder: StateBuilder) -> None:
         try:
             while True:
-                state = await self._build(builder)
+                state = await asyncio.to_thread(builder.read(self._service, self._clock()))
                 self._history.append(state.reasons)
                 self._last = _event(state)
                 for subscriber in self._subscribers:
@@ -155,17 +155,6 @@ class StatePublisher:
         except Exception as error:  # noqa: BLE001  # requests are served on
             log.error("the live page ends: %s", type(error).__name__)  # noqa: TRY400
             await self.close()
-
-    async def _build(self, builder: StateBuilder) -> State:
-        """Lets requests in between the steps."""
-        steps = builder.build(self._service, self._clock())
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                state: State = end.value
-                return state
-            await asyncio.sleep(0)
 
 
 def _event(value: object, name: str | None = None) -> bytes:
