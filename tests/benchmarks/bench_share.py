@@ -84,8 +84,8 @@ def telling(size: int, turns: int) -> Callable[[], None]:
 
     def once() -> None:
         pick = next(picks)
-        mine.outbox.picked(pick)
-        mine.outbox.ended(pick)
+        mine.picked(pick)
+        mine.ended(pick)
         for letter in mine.letters(4.0):
             one.seal.close(letter)
 
@@ -117,7 +117,7 @@ def beating(count: int) -> Callable[[], None]:
     one, mine, _, theirs = pair()
     one.pool.replace(endpoints(count))
     for name in one.pool.snapshot.names[: count // 2]:
-        mine.outbox.picked(Pick(one.pool, "", COLD, one.pool.snapshot.ready[name], (), _Nothing()))
+        mine.picked(Pick(one.pool, "", COLD, one.pool.snapshot.ready[name], (), _Nothing()))
     reader = Seal("cluster", SECRET, 2)
 
     return lambda: theirs.receive(reader.open(one.seal.close(mine.heartbeat(4.0))), 4.0)

@@ -1,7 +1,7 @@
 """Takes this gateway's letters to a carrier and the others' letters from it, for all pools.
 
-No request waits for anything here: a pick leaves its news in an outbox, and the first of them sets a timer
-that posts them. The news of other pools go out with them.
+No request waits for anything here: a pick leaves its news in its pool's share, and the first of them sets
+a timer that posts them. The news of other pools go out with them.
 """
 
 # The rules of what comes in:
@@ -215,9 +215,8 @@ class Courier:
     def _post(self) -> None:
         self._posting = None
         for share in self._shares.values():
-            if len(share.outbox):
-                for letter in share.letters(self._clock()):
-                    self._send(letter)
+            for letter in share.letters(self._clock()):
+                self._send(letter)
 
     def _beat(self) -> None:
         if self._seal.is_used_up:

@@ -29,7 +29,6 @@ from extproc.router.share.letters import (
     Withdrawn,
     name_of,
 )
-from extproc.router.share.outbox import Outbox
 from extproc.router.share.peers import MAX_PEERS, MAX_PICK_BLOCKS, MAX_PICKS, MAX_STRANGERS, PeerPicks
 from extproc.router.share.pool_share import Share
 from tests.router.routing.fleet import Fleet, Shut, ask, words
@@ -443,7 +442,6 @@ def test_what_was_taken_before_anybody_listened_ends_unheard() -> None:
     pick.release()
 
     assert share.letters(0.0) == []
-    assert len(share.outbox) == 0
 
 
 def test_letters_are_bounded_and_lose_nothing() -> None:
@@ -463,19 +461,21 @@ def test_letters_are_bounded_and_lose_nothing() -> None:
 
 def test_of_too_many_endpoints_the_busiest_are_told_and_names_are_not_kept_for_ever() -> None:
     fleet = Fleet("a")
-    outbox, reading = Outbox(), LeastLoad(fleet.outside)
+    share, reading = Share(fleet.pool, 1), LeastLoad(fleet.outside)
 
     def pick(number: int) -> Pick:
         return Pick(fleet.pool, "", COLD, Endpoint(f"e{number}", "10.0.0.1:80"), (), reading)
 
     for number in range(MAX_ENDPOINTS * 4 + 1):
-        outbox.picked(pick(number))
-    outbox.picked(pick(MAX_ENDPOINTS * 4))
-    busiest = outbox.stand().open
+        share.picked(pick(number))
+    share.picked(pick(MAX_ENDPOINTS * 4))
+    [heartbeat] = share.heartbeat(0.0).news
+    assert isinstance(heartbeat, Heartbeat)
+    busiest = heartbeat.open
 
     assert len(busiest) == MAX_ENDPOINTS
     assert busiest[name_of(f"e{MAX_ENDPOINTS * 4}")] == 2
-    assert len(outbox._names) < 10
+    assert len(share._names) < 10
 
 
 class BadBus:
