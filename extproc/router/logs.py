@@ -6,10 +6,11 @@ Nothing of a prompt is in it.
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, TextIO
+
+from extproc.router.budget import TokenBucket
 
 # As `extra` of a message that every try repeats: it is let through once a minute. Messages of one text that
 # say different things have another `kind` each.
@@ -28,39 +29,27 @@ class RateLimit(logging.Filter):
         self._clock = clock
         self._burst = burst
         self._kinds = kinds
-        self._allowances: dict[tuple[str, int, str], _Allowance] = {}
+        # By kind of message: how often it may be said now, and how often it was not.
+        self._allowances: dict[tuple[str, int, str], tuple[TokenBucket, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
-        text = f"{record.msg}{getattr(record, 'kind', '')}"
-        kind, now_s = (record.name, record.levelno, text), self._clock()
+        kind = (record.name, record.levelno, f"{record.msg}{getattr(record, 'kind', '')}")
         # The longest unheard goes first: a text that is never the same twice takes no memory for good.
-        allowance = self._allowances.pop(kind, None) or _Allowance(self._burst, now_s)
-        self._allowances[kind] = allowance
+        bucket, unsaid = self._allowances.pop(kind, (None, 0))
+        if bucket is None:
+            every_s: float | None = getattr(record, "every_s", None)
+            # A bucket may be overdrawn once.
+            bucket = TokenBucket(1 / (every_s or 1.0), 0 if every_s else self._burst - 1)
+        is_said = not bucket.wait_s(self._clock())
+        if is_said:
+            bucket.spend(1)
+            record.unsaid = unsaid
+        self._allowances[kind] = (bucket, 0 if is_said else unsaid + 1)
         if len(self._allowances) > self._kinds:
             del self._allowances[next(iter(self._allowances))]
-        return allowance.takes(record, now_s, self._burst)
-
-
-@dataclass(slots=True)
-class _Allowance:
-    """How often one kind of message may be said now, and how often it was not."""
-
-    left: float
-    seen_s: float
-    unsaid: int = 0
-
-    def takes(self, record: logging.LogRecord, now_s: float, burst: int) -> bool:
-        every_s: float | None = getattr(record, "every_s", None)
-        self.left = min(1 if every_s else burst, self.left + (now_s - self.seen_s) / (every_s or 1.0))
-        self.seen_s = now_s
-        if self.left < 1:
-            self.unsaid += 1
-            return False
-        self.left -= 1
-        record.unsaid, self.unsaid = self.unsaid, 0
-        return True
+        return is_said
 
 
 class JsonFormatter(logging.Formatter):
