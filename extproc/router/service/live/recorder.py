@@ -1,6 +1,6 @@
 """Records picks while somebody watches: the last decisions, and counts. Nothing of a prompt but its hash."""
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -29,26 +29,19 @@ class Recording:
         self._clock = clock
         self.total = 0
         self.last: deque[RecordedDecision] = deque(maxlen=LAST_DECISIONS)
-        self.picks: dict[str, dict[str, int]] = {}
-        self.reasons: dict[str, dict[str, int]] = {}
+        self.picks = defaultdict[str, Counter[str]](Counter)
+        self.reasons = defaultdict[str, Counter[str]](Counter)
 
     def note(self, decision: Decision) -> None:
         pick = decision.pick
         pool, reason, endpoint = pick.pool.name, str(pick.reason), pick.endpoint.name
         self.total += 1
         self.last.append(RecordedDecision(self.total, self._clock(), pool, reason, endpoint, decision.key))
-        self._count(self.picks, pool, endpoint)
-        self._count(self.reasons, pool, reason)
+        self.picks[pool][endpoint] += 1
+        self.reasons[pool][reason] += 1
 
     def refuse(self, pool: str, outcome: str) -> None:
-        self._count(self.reasons, pool, outcome)
-
-    @staticmethod
-    def _count(counts: dict[str, dict[str, int]], pool: str, name: str) -> None:
-        of_pool = counts.get(pool)
-        if of_pool is None:
-            of_pool = counts[pool] = {}
-        of_pool[name] = of_pool.get(name, 0) + 1
+        self.reasons[pool][outcome] += 1
 
 
 class Recorder:
