@@ -1,6 +1,6 @@
 """Envoy's discovery service (ADS) over the pools: state of the world, clusters and endpoints.
 
-The edge to a transport; xds_state.py decides what is sent. Incremental (delta) discovery is left out: a
+The edge to a transport; state.py decides what is sent. Incremental (delta) discovery is left out: a
 change of endpoints is one resource either way.
 """
 
@@ -14,7 +14,7 @@ from extproc.router.stream.names import DISCOVER
 from extproc.router.wire.calls import Call, Handler, Routes, Status
 from extproc.router.xds.requests import decode_request
 from extproc.router.xds.resources import Catalog
-from extproc.router.xds.state import Rejection, Subscriber
+from extproc.router.xds.state import Subscriber
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ class Xds:
     def routes(self) -> Routes:
         return {DISCOVER: self._open}
 
-    def reject(self, rejection: Rejection, peer: str) -> None:
-        kind = rejection.type_url.rpartition(".")[2]
+    def reject(self, type_url: str, fault: str, peer: str) -> None:
+        kind = type_url.rpartition(".")[2]
         self._on_rejection(kind)
-        log.error("the Envoy at %s refused a %s: %r", peer, kind, rejection.reason[:_LOGGED_CHARS])
+        log.error("the Envoy at %s refused a %s: %r", peer, kind, fault[:_LOGGED_CHARS])
 
     def forget(self, envoy: "_Envoy") -> None:
         self._envoys.discard(envoy)
@@ -94,13 +94,13 @@ class _Envoy:
 
     def on_message(self, message: bytes | bytearray) -> None:
         try:
-            rejection = self._subscriber.on(decode_request(bytes(message)))
+            request = decode_request(bytes(message))
         except ProtocolError as error:
             log.warning("the stream of %s is ended: %s", self._call.peer, error)
             self._call.finish(Status.INVALID_ARGUMENT, str(error))
             return
-        if rejection:
-            self._xds.reject(rejection, self._call.peer)
+        if self._subscriber.on(request) and request.fault is not None:
+            self._xds.reject(request.type_url, request.fault, self._call.peer)
         self.push()
 
     def on_skipped(self, size: int) -> None:

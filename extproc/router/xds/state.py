@@ -17,14 +17,6 @@ _ORDER: Final = (CLUSTERS, ASSIGNMENTS)
 _WILDCARD: Final = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A client refused what we sent and keeps what it had."""
-
-    type_url: str
-    reason: str
-
-
 @dataclass(slots=True)
 class Subscription:
     """One type on one stream. `sent` maps names to versions; a resource not in it is still to be sent."""
@@ -43,24 +35,24 @@ class Subscriber:
         self._subscriptions: dict[str, Subscription] = {}
         self._nonces = count(1)
 
-    def on(self, request: Request) -> Rejection | None:
-        """Takes a request in; returns what it refuses, if it does.
+    def on(self, request: Request) -> bool:
+        """Takes a request in; whether it counts: its fault, if any, is one of our last response.
 
         Ignores a request about a type that we do not serve, and one about a response before the last: the
         client will acknowledge the last one, too.
         """
         if request.type_url not in _ORDER:
-            return None
+            return False
         subscription = self._subscriptions.setdefault(request.type_url, Subscription())
         if request.nonce != subscription.nonce:
-            return None
+            return False
         subscription.is_answered = True
         subscription.names = frozenset(request.names)
         if request.type_url == ASSIGNMENTS:
             # A name that is dropped and requested again later is sent again.
             still_wanted = subscription.sent.keys() & subscription.names
             subscription.sent = {name: subscription.sent[name] for name in still_wanted}
-        return None if request.fault is None else Rejection(request.type_url, request.fault)
+        return True
 
     def next(self) -> WireResponse | None:
         """Returns the next response to send and counts it as sent; `None` if nothing is owed now."""
