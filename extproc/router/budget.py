@@ -25,6 +25,10 @@ class Budget:
         self.used -= count
 
 
+def unlimited() -> Budget:
+    return Budget(1 << 62)
+
+
 class StreamPlaces:
     """Streams that the connections of one listener have open together: about `most`, twice that in any case.
 

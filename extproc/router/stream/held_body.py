@@ -25,7 +25,6 @@ class HeldBody:
     """The headers, the subset, and what has come of the body, in `messages` messages.
 
     `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the process's.
-    `None` for either: no limit.
     """
 
     __slots__ = (
@@ -39,7 +38,7 @@ class HeldBody:
         "subset",
     )
 
-    def __init__(self, max_body_bytes: int, budget: Budget | None, announced: Budget | None) -> None:
+    def __init__(self, max_body_bytes: int, budget: Budget, announced: Budget) -> None:
         self._max_body_bytes = max_body_bytes
         self._budget = budget
         self._announced = announced
@@ -54,8 +53,6 @@ class HeldBody:
 
     def announce(self) -> bool:
         """Counts the body that a proxy will buffer; whether there is room for it."""
-        if self._announced is None:
-            return True
         length = self.request.headers.get(CONTENT_LENGTH, "")
         # A body without a length may be as large as any, but most are small: it counts half the limit. The
         # proxy itself refuses a body that is too long, and buffers no more than the limit: a refusal of ours
@@ -81,12 +78,11 @@ class HeldBody:
         It is in memory already, so it counts even above the limit, and leaves less room for others.
         """
         self.body = data
-        if self._budget is not None:
-            self._budget.hold(len(data))
+        self._budget.hold(len(data))
 
     def add(self, data: bytes | bytearray) -> bool:
         """Keeps one more message of a body; whether there is room for it."""
-        if self._budget is not None and not self._budget.take(len(data)):
+        if not self._budget.take(len(data)):
             return False
         self.messages += 1
         if not self.body:
@@ -98,15 +94,13 @@ class HeldBody:
 
     def drop(self) -> None:
         """Drops a body that was read and need not be given back. The proxy still has its own copy."""
-        if self._budget is not None:
-            self._budget.give(len(self.body))
+        self._budget.give(len(self.body))
         self.body = b""
 
     def forget(self) -> None:
         """Gives back what was counted; may be called again."""
         self.drop()
-        if self._announced is not None:
-            self._announced.give(self._announced_bytes)
+        self._announced.give(self._announced_bytes)
         self._announced_bytes = 0
         self.request, self.subset = NO_REQUEST, None
 

@@ -76,11 +76,11 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from extproc.errors import NoRoomForBody, RequestError
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, unlimited
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.tickets import Tickets
@@ -114,7 +114,7 @@ from extproc.router.stream.placing import Counted, Wait, seek
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # All sessions that are routed, or over, share this one.
-_NOTHING: Final = HeldBody(0, None, None)
+_NOTHING: Final = HeldBody(0, unlimited(), unlimited())
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
@@ -122,17 +122,16 @@ class SessionOptions(Struct, frozen=True):
     """What all sessions of a service have in common.
 
     `new_request_id` makes an `x-request-id` for a request that came without one. `budget` counts bodies that
-    we hold, `announced` those that proxies buffer; `None` for either: no limit. `pass_headers` are guarded
-    headers that go on to the endpoint. `reads_apart`: the driver parses long bodies; the session replies
-    `BodyToRead`, and the next event must be a `BodyRead`. `tickets` find the pick by the number in the
-    proxy's access log.
+    we hold, `announced` those that proxies buffer. `pass_headers` are guarded headers that go on to the
+    endpoint. `reads_apart`: the driver parses long bodies; the session replies `BodyToRead`, and the next
+    event must be a `BodyRead`. `tickets` find the pick by the number in the proxy's access log.
     """
 
     new_request_id: Callable[[], str]
     max_body_bytes: int = 33_554_432
     clear_route_cache: bool = False
-    budget: Budget | None = None
-    announced: Budget | None = None
+    budget: Budget = field(default_factory=unlimited)
+    announced: Budget = field(default_factory=unlimited)
     pass_headers: Collection[str] = ()
     reads_apart: bool = False
     tickets: Tickets | None = None
@@ -238,28 +237,18 @@ class Session:
     # The response: the same in every state.
 
     def _on_response(self, event: ResponseHeaders | ResponseBody | ResponseTrailers) -> list[Reply]:
-        match event:
-            case ResponseHeaders():
-                return self._on_response_headers(event)
-            case ResponseBody():
-                return self._on_response_body(event)
-        self._counted.release()
-        return [Continue(Phase.RESPONSE_TRAILERS)]
-
-    def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
+        if isinstance(event, ResponseTrailers):
+            self._counted.release()
+            return [Continue(Phase.RESPONSE_TRAILERS)]
         self._learn(event.config)
-        reply = self._counted.on_response(event)
+        replies: list[Reply] = [Continue(Phase.RESPONSE_BODY)]
+        if isinstance(event, ResponseHeaders):
+            replies = [self._counted.on_response(event)]
+        elif self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
+            replies = [*pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
         if event.end_of_stream:
             self._counted.release()
-        return [reply]
-
-    def _on_response_body(self, event: ResponseBody) -> list[Reply]:
-        self._learn(event.config)
-        if event.end_of_stream:
-            self._counted.release()
-        if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
-            return [*pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
-        return [Continue(Phase.RESPONSE_BODY)]
+        return replies
 
     # Its headers.
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import grpc
 import grpc.aio
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, unlimited
 from extproc.router.routing.picker import Picker
 from extproc.router.service.transport import Transport, bind_transport
 from extproc.router.settings.server_settings import ServerSettings
@@ -89,7 +89,7 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
         picker,
         metrics,
         clear_route_cache=True,
-        budget=budget,
+        budget=budget or unlimited(),
         unseen_s=UNSEEN_S,
         later=lambda delay_s, action: unseen.append((delay_s, action)),
         reader=reader["reader"],
