@@ -1,14 +1,12 @@
 """Serves `Routes` on grpcio: the reference transport, and the way back to it.
 
-One coroutine per call, which reads a message, hands it to the handler and writes what the handler sent.
-What is sent between two messages, as a watcher's news is, a task of its own writes.
+Two tasks per call: one writes what the handler sends, whenever that is; the other hands it the messages.
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, cast
 
 import grpc
 import grpc.aio
@@ -37,65 +35,53 @@ class _Method:
         self._open = open_
 
     async def serve(self, _: object, context: _Context) -> None:
-        call = _GrpcioCall(context, asyncio.current_task())
+        call = _GrpcioCall(context)
         handler: Handler | None = None
+        reading: asyncio.Task[None] | None = None
         try:
             try:
                 handler = self._open(call)
-                await _converse(call, handler)
+                reading = asyncio.create_task(self._read(call, handler, context))
             except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the client
-                self._log(error)
-                call.finish(Status.INTERNAL, "internal error")
-            await call.end()
+                self._fail(call, error)
+            await call.write_all()
         finally:
-            call.close()
+            if reading is not None:
+                reading.cancel()
             if handler is not None:
-                self._close(handler)
+                try:
+                    handler.on_close()
+                except Exception as error:  # noqa: BLE001  # as above
+                    self._fail(call, error)
 
-    def _close(self, handler: Handler) -> None:
+    async def _read(self, call: "_GrpcioCall", handler: Handler, context: _Context) -> None:
         try:
-            handler.on_close()
+            # At the end it is `grpc.aio.EOF`, which the stubs lack.
+            while isinstance(message := cast("object", await context.read()), bytes):
+                if call.is_finished:
+                    return
+                handler.on_message(message)
+            if not (call.is_finished or context.cancelled()):
+                handler.on_half_close()
         except Exception as error:  # noqa: BLE001  # as above
-            self._log(error)
+            self._fail(call, error)
 
-    def _log(self, error: Exception) -> None:
+    def _fail(self, call: "_GrpcioCall", error: Exception) -> None:
         # No traceback: it may quote a prompt.
         log.error("a call of %s failed: %s", self._path, type(error).__name__)
-
-
-async def _converse(call: "_GrpcioCall", handler: Handler) -> None:
-    while (message := await call.read()) is not None:
-        await call.do(handler.on_message, message)
-    if not call.is_finished:
-        await call.do(handler.on_half_close)
-    await call.wait_until_finished()
+        call.finish(Status.INTERNAL, "internal error")
 
 
 class _GrpcioCall:
-    """A `Call` on a grpc.aio context. `task` is the call's own, which the end of the call wakes."""
+    """A `Call` on a grpc.aio context: what a handler sends waits for the call's own task, which writes it."""
 
-    __slots__ = (
-        "_context",
-        "_details",
-        "_flush",
-        "_is_idle",
-        "_is_open",
-        "_lock",
-        "_outbox",
-        "_status",
-        "_task",
-    )
+    __slots__ = ("_context", "_details", "_outbox", "_status")
 
-    def __init__(self, context: _Context, task: "asyncio.Task[None] | None") -> None:
+    def __init__(self, context: _Context) -> None:
         self._context = context
-        self._task = task
-        self._outbox: deque[bytes] = deque()
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()  # `None`: the end
         self._status: Status | None = None
         self._details = ""
-        self._is_open = True
-        self._is_idle = False  # the call's own task waits: what is sent now, another task must write
-        self._lock = asyncio.Lock()
-        self._flush: asyncio.Task[None] | None = None
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -113,62 +99,17 @@ class _GrpcioCall:
         return self._status is not None
 
     def send(self, message: bytes) -> None:
-        if not self._is_open or self.is_finished:
-            return
-        self._outbox.append(message)
-        if self._is_idle and (self._flush is None or self._flush.done()):
-            self._flush = asyncio.create_task(self._write_news())
+        if not self.is_finished:
+            self._outbox.put_nowait(message)
 
     def finish(self, status: Status = Status.OK, details: str = "") -> None:
-        if not self._is_open or self.is_finished:
-            return
-        self._status, self._details = status, details
-        if self._is_idle and self._task is not None:
-            self._task.cancel()
-
-    async def read(self) -> bytes | None:
-        if self.is_finished:
-            return None
-        message = await self._idle(self._context.read)
-        return message if isinstance(message, bytes) else None
-
-    async def wait_until_finished(self) -> None:
         if not self.is_finished:
-            await self._idle(asyncio.Event().wait)
+            self._status, self._details = status, details
+            self._outbox.put_nowait(None)
 
-    async def do(self, step: Callable[..., None], *arguments: object) -> None:
-        """Takes one step of the handler and writes what it sent."""
-        step(*arguments)
-        await self._write()
-
-    async def end(self) -> None:
-        await self._write()
+    async def write_all(self) -> None:
+        """Writes what is sent, until the call is finished, and then its status."""
+        while (message := await self._outbox.get()) is not None:
+            await self._context.write(message)
         if self._status not in {None, Status.OK}:
             await self._context.abort(_CODES[self._status or 0], self._details)
-
-    def close(self) -> None:
-        self._is_open = False
-
-    async def _idle(self, wait: Callable[[], Awaitable[object]]) -> object:
-        """Waits, open to news; returns `None` if the call is finished meanwhile."""
-        self._is_idle = True
-        try:
-            return await wait()
-        except asyncio.CancelledError:
-            # Ours, to wake this task; but a client may have cancelled in the same moment.
-            if self.is_finished and self._task is not None and self._task.uncancel() == 0:
-                return None
-            raise
-        finally:
-            self._is_idle = False
-
-    async def _write(self) -> None:
-        async with self._lock:
-            while self._outbox:
-                await self._context.write(self._outbox.popleft())
-
-    async def _write_news(self) -> None:
-        try:
-            await self._write()
-        except Exception as error:  # noqa: BLE001  # the client is gone: its own task ends the call
-            log.debug("news for %s were lost: %s", self.peer, type(error).__name__)
