@@ -34,15 +34,15 @@ class World:
         self.late_changes = late_changes
         self.log: list[str] = []
         self.specs: list[Spec] = []
-        self._arm = ""
+        self.arm = ""
         self._changes = changes
 
     async def prepare(self, arm: Component) -> None:
-        self._arm = arm.name
+        self.arm = arm.name
         self.log.append(f"prepare {arm.name}")
 
     async def confirm(self, arm: Component) -> None:
-        assert self._arm == arm.name
+        assert self.arm == arm.name
         self.log.append(f"confirm {arm.name}")
         if self.late_changes:
             self.late_changes -= 1
@@ -51,7 +51,7 @@ class World:
     async def run(self, seeded: Spec, title: str) -> RunResult:
         self.specs.append(seeded)
         self.log.append(title)
-        ttft_s = TTFT_S[self._arm] * (1 + seeded.seed / 100)
+        ttft_s = TTFT_S[self.arm] * (1 + seeded.seed / 100)
         records = [
             record(index, at := index / 10, first_token_s=at + ttft_s, **self._changes)
             for index in range(100)
@@ -158,7 +158,7 @@ async def test_servers_are_compared_where_urls_are_given() -> None:
     urls = {"http://a:1": "round_robin", "http://b:2": "prefix_hash"}
 
     async def run(seeded: Spec, title: str) -> RunResult:
-        world._arm = urls[seeded.endpoint]
+        world.arm = urls[seeded.endpoint]
         return await world.run(seeded, title)
 
     asked = comparing(urls=list(urls), repeats=1, arms=[])

@@ -3,10 +3,12 @@
 import socket
 
 import pytest
+from aiohttp import web
 
 from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
+from tests.bench.running import serving
 from tests.bench.scripted import (
     ASK,
     DONE,
@@ -137,13 +139,17 @@ async def test_key_headers_and_body_of_the_spec_reach_the_server() -> None:
     assert b'"temperature":0' in request
 
 
-async def test_connections_are_kept_between_requests(null_server: int) -> None:
+async def test_connections_are_kept_between_requests() -> None:
     """A new connection per request would measure handshakes."""
-    async with http_client(null_server) as client:
+    connections = []
+
+    async def chat(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        connections.append(request.transport.get_extra_info("peername"))
+        return web.Response(body=ROLE + chunk("a") + USAGE + DONE, content_type="text/event-stream")
+
+    async with serving(chat=chat) as port, http_client(port) as client:
         for _ in range(5):
             await client.send(ASK, Record(0, 0, 0, 0.0))
-        connector = client._session.connector
-        assert connector is not None
-        kept = sum(map(len, connector._conns.values()))
 
-    assert kept == 1
+    assert connections == connections[:1] * 5

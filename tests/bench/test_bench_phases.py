@@ -23,6 +23,7 @@ from extproc.bench.spec.tree import Slo, Spec, Watching
 from tests.bench import synthetic
 from tests.bench.synthetic import record, result
 from tests.tables import table
+from tests.waiting import until
 
 LIMIT = Slo(ttft_ms=1000)
 
@@ -170,15 +171,23 @@ def test_any_text_is_read_as_gauges(text: str) -> None:
     assert all(value is None or isinstance(value, float) for value in gauges)
 
 
-def test_endpoints_that_say_nothing_are_left_out_and_looks_are_put_on_the_runs_clock() -> None:
-    """The last look before the start says what was there at 0."""
+def test_endpoints_that_say_nothing_are_left_out() -> None:
     sample = add_up(1.0, 3, [EXPOSITION, None, "vllm:num_requests_running 3"])
-    watch = FleetWatch(Watching(), ())
-    watch._samples = ready((98, 1), (99, 2), (101, 3))
 
     assert (sample.ready, sample.running, sample.waiting) == (3, 10, 5)
     assert sample.kv_use == pytest.approx(0.6)
-    assert watch.samples(100.0) == tuple(ready((0, 2), (1, 3)))
+
+
+async def test_looks_are_put_on_the_runs_clock() -> None:
+    """The last look before the start says what was there at 0."""
+    watch = await watched(Watching(every=0.1), (), 3)
+    _, last, first, *_ = watch.samples(0.0)
+    start_s = (last.at_s + first.at_s) / 2
+
+    placed = [sample.at_s for sample in watch.samples(start_s)]
+    assert 0 < first.at_s - start_s < 1e5
+    assert placed[:2] == [0.0, first.at_s - start_s]
+    assert len(placed) == len(watch.samples(0.0)) - 1
 
 
 @pytest.fixture
@@ -208,25 +217,22 @@ async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
     await runner.cleanup()
 
 
-async def watched(
-    watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None
-) -> list[FleetSample]:
+async def watched(watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None) -> FleetWatch:
     watch = FleetWatch(watching, endpoints)
     task = asyncio.create_task(watch.run())
-    while len(watch._samples) < looks:
-        await asyncio.sleep(0.01)
-        if change and watch._samples:
-            change()
+    await until(lambda: watch.samples(0.0))
+    if change:
+        change()
+    await until(lambda: len(watch.samples(0.0)) >= looks)
     task.cancel()
     await asyncio.wait([task])
-    return watch._samples
+    return watch
 
 
 async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str, dict[str, int]]) -> None:
     address, state = world
-    samples = await watched(
-        Watching(every=0.1, admin=address, pool="llm"), (), 4, lambda: state.update(ready=3)
-    )
+    watching = Watching(every=0.1, admin=address, pool="llm")
+    samples = (await watched(watching, (), 4, lambda: state.update(ready=3))).samples(0.0)
 
     assert (samples[0].ready, samples[-1].ready) == (2, 3)
     assert (samples[0].running, samples[0].waiting) == (14, 10)
@@ -234,10 +240,10 @@ async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str
 
 async def test_without_a_router_those_are_ready_that_answer(world: tuple[str, dict[str, int]]) -> None:
     address, _ = world
-    samples = await watched(Watching(every=0.1), [address, "127.0.0.1:1"], 1)
+    watch = await watched(Watching(every=0.1), [address, "127.0.0.1:1"], 1)
     away = await watched(Watching(every=0.1, admin="127.0.0.1:1"), (), 1)
 
-    assert (samples[0].ready, samples[0].running) == (1, 7)
-    assert away[0].ready == 0
+    assert [(sample.ready, sample.running) for sample in watch.samples(0.0)[:1]] == [(1, 7)]
+    assert away.samples(0.0)[0].ready == 0
     with pytest.raises(ValueError, match="give its admin"):
         Spec.model_validate({**synthetic.spec().model_dump(), "watch": {"every": 1}})

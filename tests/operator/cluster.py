@@ -80,9 +80,9 @@ class Cluster(ApiServer):
         self.used.add(use)
         return await handler(request)
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
+    async def list_objects(self, request: web.Request) -> web.StreamResponse:
         """Of the objects of a list no one says what it is."""
-        answer = await super()._list(request)
+        answer = await super().list_objects(request)
         if not isinstance(answer, web.Response) or answer.status != 200 or not answer.text:
             return answer
         tree = json.loads(answer.text)
@@ -281,7 +281,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     """Serves a cluster; at the end no process of it is left."""
     cluster = Cluster(folder)
     for kind, plural in _PLURALS.items():
-        api_server._PLURALS.setdefault(kind, plural)
+        api_server.PLURALS.setdefault(kind, plural)
     app = web.Application(middlewares=[cluster.authorize])
     for root in ("/apis/{api:[^/]+/[^/]+}", "/api/{api:v1}"):
         many = f"{root}/namespaces/{{namespace}}/{{plural}}"

@@ -38,6 +38,7 @@ class Face:
 
     client: aiohttp.ClientSession
     endpoint: SimulatedEndpoint
+    port: int
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
         """Returns the status and the JSON value of the answer; `body` is bytes or a JSON value."""
@@ -73,7 +74,7 @@ async def serving(
         serve_endpoint(endpoint, "127.0.0.1", 0) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
-        yield Face(client, endpoint)
+        yield Face(client, endpoint, port)
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: object) -> tuple[int, Any]:

@@ -1,13 +1,14 @@
 """What holds of the engine for any load."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.simulator.engine.blocks import BlockCache
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.engine.records import StepResult
@@ -72,7 +73,7 @@ def play(
     engine: Engine[Names], loads: list[Load], add: Callable[[Engine[Names], int, Load], None]
 ) -> list[StepResult]:
     """Adds each request after its steps; one that is aborted goes five steps later."""
-    results: list[StepResult] = []
+    results, ledger = list[StepResult](), Ledger(loads)
     turn = 0
     while turn <= 45 or not engine.is_idle:
         for number, load in enumerate(loads):
@@ -80,29 +81,63 @@ def play(
                 add(engine, number, load)
             if load.is_aborted and load.after + 5 == turn:
                 engine.abort(str(number))
+                ledger.drop(str(number))
         if not engine.is_idle:
             results.append(engine.step(0.0))
-            check(engine)
+            ledger.note(results[-1])
+            ledger.check(engine)
         turn += 1
     return results
 
 
-def check_blocks(engine: Engine[Sequence[int]]) -> None:
-    cache, requests = engine._cache, engine._running.values()
-    assert isinstance(cache, BlockCache)
-    shared = {block for request in requests for block in request.names[: request.shared]}
-    held = sum(engine._blocks(engine._computed(request)) - request.shared for request in requests)
-    assert cache.free + len(shared) + held == cache.size
-    assert not shared & cache._idle.keys()
+class Ledger:
+    """Which tokens the running requests have in the KV cache, by what came out of the steps."""
 
+    def __init__(self, loads: list[Load]) -> None:
+        self.loads = loads
+        self.computed: dict[str, int] = {}
+        self.unread: dict[str, int] = {}  # of those that do not decode yet, in order of admission
+        self.emitted = Counter[str]()
 
-def check(engine: Engine[Names]) -> None:
-    if not engine._names_late:
-        check_blocks(cast("Engine[Sequence[int]]", engine))
-    assert engine._context_tokens == sum(map(engine._computed, engine._decoding.values()))
-    counters = engine.counters
-    assert counters.prefix_hits_total <= counters.prefix_queries_total
-    assert counters.running <= PROFILE.max_num_seqs
+    def note(self, step: StepResult) -> None:
+        for name in step.preempted:
+            self.drop(name)
+        for request in step.admitted:
+            name, cached = request.request_id, request.cached_tokens
+            self.computed[name] = cached
+            self.unread[name] = self.loads[int(name)].prompt + self.emitted[name] - cached
+        left = step.prefill_tokens
+        for name, unread in self.unread.items():
+            chunk = min(unread, left)
+            left -= chunk
+            self.unread[name] -= chunk
+            self.computed[name] += chunk
+        for name in step.prefilled:
+            assert self.unread.pop(name) == 0
+        self.emitted.update(step.emitted)
+        for name in {*step.emitted} - {*step.prefilled}:
+            self.computed[name] += 1
+        for name in step.finished:
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        self.computed.pop(name, None)
+        self.unread.pop(name, None)
+
+    def check(self, engine: Engine[Names]) -> None:
+        blocks = {
+            block
+            for name, tokens in self.computed.items()
+            for block in hashes(int(name), self.loads[int(name)])[: tokens // 4]
+        }
+        begun = sum(tokens % 4 > 0 for tokens in self.computed.values())
+        decoding = [tokens + 1 for name, tokens in self.computed.items() if name not in self.unread]
+        counters = engine.counters
+        assert counters.kv_usage == pytest.approx((len(blocks) + begun) / PROFILE.blocks)
+        assert engine.decode_s(1) == pytest.approx(PROFILE.step_s(sum(decoding), 0))
+        assert (counters.running, engine.decoding) == (len(self.computed), len(decoding))
+        assert counters.prefix_hits_total <= counters.prefix_queries_total
+        assert counters.running <= PROFILE.max_num_seqs
 
 
 @given(LOADS)
@@ -133,6 +168,7 @@ def compare_at_once(
     loads: list[Load],
     add: Callable[[Engine[Names], int, Load], None],
 ) -> None:
+    ledger = Ledger(loads)
     for number, load in enumerate(loads):
         add(at_once, number, load)
         add(one_by_one, number, load)
@@ -143,12 +179,14 @@ def compare_at_once(
         result = None if quiet else at_once.step(0.0)
         finished = result.finished if result else at_once.decode(quiet)
         single = [one_by_one.step(0.0) for _ in range(quiet or 1)]
+        for step in single:
+            ledger.note(step)
 
         duration_s += result.duration_s if result else 0.0
         assert abs(duration_s - sum(one.duration_s for one in single)) < 1e-9
         assert finished == tuple(name for one in single for name in one.finished)
         assert at_once.counters == one_by_one.counters
-        check(at_once)
+        ledger.check(at_once)
 
 
 @given(LOADS)

@@ -116,8 +116,9 @@ class BothCaches(RuleBasedStateMachine):
         private = sum(private for *_, private in self.held)
 
         assert self.blocks.free + len(used) + private == self.blocks.size
-        assert not used & self.blocks._idle.keys()
-        assert used == self.blocks._users.keys()
+        paths = [path(owner % 2, 3 if owner < 2 else 0, owner, 12) for owner in range(4)]
+        blocks = {block for names in paths for block in blocks_of(names)}
+        assert used == {block for block in blocks if self.blocks.match((block,), 1) == (1, 0)}
 
 
 TestBothCaches = BothCaches.TestCase

@@ -20,9 +20,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 async def open_stream(face: Face) -> asyncio.StreamWriter:
     """Asks for a long stream on a connection of its own; returns it when tokens come."""
-    url = face.client._base_url
-    assert url is not None
-    reader, writer = await asyncio.open_connection(url.host, url.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", face.port)
     body = orjson.dumps({"prompt": "hello", "max_tokens": 4000, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
     writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)

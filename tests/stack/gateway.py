@@ -156,13 +156,13 @@ class Gateway(Process):
         super().__init__("envoy", [find_envoy(), "-c", str(config), *options], directory)
         self.url = f"http://127.0.0.1:{port}"
         self.admin_url = f"http://127.0.0.1:{admin_port}"
-        self._variant = ""
+        self.prefix = ""
 
     def variant(self, name: str, port: int) -> Self:
         """Returns the same Envoy with the listener of a variant: its address and its counters."""
         other = copy.copy(self)
         other.url = f"http://127.0.0.1:{port}"
-        other._variant = f"{name}_"
+        other.prefix = f"{name}_"
         return other
 
     def is_ready(self) -> bool:
@@ -176,12 +176,12 @@ class Gateway(Process):
 
     def cluster(self, name: str, counter: str) -> int:
         """Returns a counter of a cluster, `extproc` or `vllm`, of this listener."""
-        full = f"cluster.{self._variant}{name}.{counter}"
+        full = f"cluster.{self.prefix}{name}.{counter}"
         return self.counters(full)[full]
 
     def ext_proc(self) -> Counter[str]:
         """Returns the ext_proc filter's counters by their last names."""
-        counters = self.counters(f"http.{self._variant}clients.ext_proc.extproc")
+        counters = self.counters(f"http.{self.prefix}clients.ext_proc.extproc")
         return Counter({name.rpartition(".")[2]: value for name, value in counters.items()})
 
     def sees_service(self) -> bool:

@@ -76,15 +76,15 @@ class Service(Process):
         super().__init__("extproc", command, directory, environment)
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.port = port
-        self._listen = listen or f"127.0.0.1:{port}"
-        self._admin = f"127.0.0.1:{admin_port}"
-        self._health = self._listen
+        self.listen = listen or f"127.0.0.1:{port}"
+        self.admin = f"127.0.0.1:{admin_port}"
+        self._health = self.listen
         self._fixed: tuple[Any, Any] | None = None  # what no reload changes
 
     def configure(self, pools: Sequence[Pool], *, share: Any = None, **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
-        fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
-        self._health = fields.get("health", self._listen)
+        fields = {"listen": self.listen, "admin": self.admin, "drain_s": 5, **self._transport, **server}
+        self._health = fields.get("health", self.listen)
         shared = {} if share is None else {"share": share}
         self._fixed = (fields, share)
         self.write(yaml.safe_dump({"server": fields, "pools": list(pools), **shared}))

@@ -63,7 +63,7 @@ class Mesh:
     def __init__(
         self, listen: str, peers: Source, tally: LetterCounts, *, rng: Random, clock: Callable[[], float]
     ) -> None:
-        self._listen = listen
+        self.listen = listen
         self._peers = peers
         self._tally = tally
         self._rng = rng
@@ -71,13 +71,13 @@ class Mesh:
         self._receiver: Receiver | None = None
         self._server: asyncio.Server | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
-        self._lines: dict[str, _Outgoing] = {}
+        self.lines: dict[str, _Outgoing] = {}
         self._dialled: dict[_Ends, str] = {}
         self._own: set[str] = set()
         self._incoming: dict[_Incoming, None] = {}  # the oldest first
 
     async def open(self) -> None:
-        host, _, port = self._listen.rpartition(":")
+        host, _, port = self.listen.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -85,7 +85,7 @@ class Mesh:
             )
         except OSError as error:
             raise SettingsError(
-                f"share.mesh.listen: cannot listen on {self._listen}: {error.strerror}"
+                f"share.mesh.listen: cannot listen on {self.listen}: {error.strerror}"
             ) from error
 
     async def run(self, receiver: Receiver) -> None:
@@ -105,7 +105,7 @@ class Mesh:
     async def close(self) -> None:
         for task in self._dialling.values():
             task.cancel()
-        for line in self._lines.values():
+        for line in self.lines.values():
             line.transport.close()
         for incoming in [*self._incoming]:
             incoming.end()
@@ -114,7 +114,7 @@ class Mesh:
 
     def send(self, data: bytes) -> None:
         parcel = len(data).to_bytes(_HEAD) + data
-        lines = self._lines.values()
+        lines = self.lines.values()
         ready = [line.transport for line in lines if line.takes_more]
         for transport in ready:
             transport.write(parcel)
@@ -219,12 +219,12 @@ class Mesh:
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
         )
-        self._lines[address] = outgoing
+        self.lines[address] = outgoing
         self._dialled[ends] = address
         try:
             await outgoing.ended.wait()
         finally:
-            del self._lines[address], self._dialled[ends]
+            del self.lines[address], self._dialled[ends]
             transport.close()
 
 

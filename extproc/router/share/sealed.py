@@ -68,19 +68,19 @@ class Seal:
         key = HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
         self._cipher = AESGCM(key)
         self._me = me
-        self._sent = 0
+        self.sent = 0
 
     @property
     def is_used_up(self) -> bool:
         """Whether there are so few letters left that it is time for another name."""
-        return self._sent > _LETTERS - _SPARE
+        return self.sent > _LETTERS - _SPARE
 
     def close(self, letter: Letter) -> bytes:
         """Returns a letter of ours as bytes, `MAX_BYTES` at most."""
-        if self._sent == _LETTERS or letter.peer != self._me:
+        if self.sent == _LETTERS or letter.peer != self._me:
             raise ValueError("a nonce would be used twice")
-        nonce = self._me.to_bytes(8) + self._sent.to_bytes(_COUNTED)
-        self._sent += 1
+        nonce = self._me.to_bytes(8) + self.sent.to_bytes(_COUNTED)
+        self.sent += 1
         return VERSION + nonce + self._cipher.encrypt(nonce, _ENCODER.encode(letter), VERSION)
 
     def open(self, data: bytes) -> Letter:

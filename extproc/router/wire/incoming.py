@@ -241,9 +241,7 @@ class Incoming(Outgoing):
             self._send_queued(stream)
 
     def _open_connection_window(self) -> None:
-        """Opens the connection's window as soon as it is half used: what a stream may send bounds us."""
-        if self._receive_window < 0:
-            raise PeerFault(Code.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
+        """Opens the connection's window as soon as it is half used, by frames shorter than that."""
         increment = self._limits.connection_window_bytes - self._receive_window
         self._receive_window += increment
         self._out.append(frames.window_update(0, increment))

@@ -24,7 +24,7 @@ Change = tuple[int, Object | None, Object | None]
 SLICES = "discovery.k8s.io/v1/endpointslices"
 PODS = "v1/pods"
 POOLS = "inference.networking.k8s.io/v1/inferencepools"
-_PLURALS = {
+PLURALS = {
     "EndpointSlice": "endpointslices",
     "InferenceObjective": "inferenceobjectives",
     "InferencePool": "inferencepools",
@@ -152,9 +152,9 @@ class ApiServer:
             return status(collection.refusal)
         if collection.script[call]:
             return await collection.script[call].popleft()(request)
-        return await (self._watch if call == "watch" else self._list)(request)
+        return await (self._watch if call == "watch" else self.list_objects)(request)
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
+    async def list_objects(self, request: web.Request) -> web.StreamResponse:
         collection, query = self._collection(request), request.query
         token = query.get("continue")
         if token is not None and token not in collection.rests:
@@ -205,7 +205,7 @@ class ApiServer:
 
 
 def kind_of(object_: Object) -> str:
-    return f"{object_['apiVersion']}/{_PLURALS[object_['kind']]}"
+    return f"{object_['apiVersion']}/{PLURALS[object_['kind']]}"
 
 
 def matches(object_: Object, query: Mapping[str, str]) -> bool:

@@ -78,7 +78,7 @@ async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(kube
 async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begins_anew(kube: Kube) -> None:
     for number in range(230):
         kube.server.put(running_pod(f"p{number}", f"10.1.{number}.1"))
-    listed = kube.server._list
+    listed = kube.server.list_objects
 
     async def too_late(request: object) -> object:
         kube.server.compact()

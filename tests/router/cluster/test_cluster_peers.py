@@ -55,7 +55,7 @@ async def test_gateways_find_each_other_by_their_service_or_its_name(kube: Kube,
         third = await stack.enter_async_context(gateway(2, IPS[2]).running())
         three = [*two, third]
         await until(lambda: [2, 2, 2] == [one.neighbours.prompt for one in three])
-        lines = [set(one.carrier._lines) for one in three]  # type: ignore[attr-defined]
+        lines = [set(one.carrier.lines) for one in three]  # type: ignore[attr-defined]
         find(IPS[:2])
         await until(lambda: third.neighbours.active == 0)
 

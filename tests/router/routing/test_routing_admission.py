@@ -15,6 +15,7 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
+from tests.reach import size_of
 from tests.tables import table
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
@@ -130,8 +131,8 @@ def test_clients_count_for_nothing_unless_the_operator_says_so() -> None:
 
 
 def test_made_up_clients_fill_the_headroom_at_most_and_leave_nothing_behind() -> None:
-    pool = full_pool(8, shares=True)
-    open_: list[Pick] = []
+    pool, open_ = full_pool(8, shares=True), list[Pick]()
+    before = size_of(pool.admission)
     for number in range(10_000):
         try:
             open_.append(send(pool, client=f"{number}" * 100))
@@ -140,10 +141,11 @@ def test_made_up_clients_fill_the_headroom_at_most_and_leave_nothing_behind() ->
                 open_.pop(0).release()
     assert len(open_) <= 10
     assert len(pool.admission) == len(open_)
-    assert sum(len(level.by_client) for level in pool.admission._levels.values()) == len(open_)
+    # One priority, one endpoint, and each client that has a request.
+    assert size_of(pool.admission) == before + 1 + 1 + len(open_)
     for pick in open_:
         pick.release()
-    assert pool.admission._levels == {}
+    assert size_of(pool.admission) == before
 
 
 def test_a_share_is_of_what_higher_priorities_leave() -> None:
@@ -187,7 +189,7 @@ def test_a_request_ends_with_the_priority_that_it_began_with_wherever_it_is_answ
     pool.admission.priorities = {"batch": 7}
     pool.max_in_flight = None
     moved.release()
-    assert pool.admission._levels == {}
+    assert not len(pool.admission)
 
 
 def test_what_was_not_taken_is_not_released() -> None:
@@ -243,6 +245,7 @@ def test_no_priority_is_let_in_while_a_higher_one_is_refused(
 ) -> None:
     """And all counts end at zero."""
     pool, open_ = full_pool(limit, endpoints=3, shares=shares), list[Pick]()
+    before = size_of(pool.admission)
     for objective, client, subset, ends in steps:
         check_order(pool, client, subset)
         pick = attempt(pool, objective, client, subset)
@@ -256,7 +259,7 @@ def test_no_priority_is_let_in_while_a_higher_one_is_refused(
         pick.release()
 
     assert pool.book.total == 0
-    assert pool.admission._levels == {}
+    assert size_of(pool.admission) == before
 
 
 @given(clients=st.integers(2, 8), limit=st.integers(8, 40))

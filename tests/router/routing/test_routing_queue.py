@@ -1,7 +1,6 @@
 """The queue of a pool: who waits, who leaves first, and that nobody is lost or counted twice."""
 
 import random
-from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -54,6 +53,7 @@ class Door:
     """What lets requests in: so many `places`, to lanes that are not `closed`. Notes who left, and how."""
 
     clock: Clock
+    budget: Budget
     queue: Queue
     places: int = 0
     closed: frozenset[Lane] = frozenset()
@@ -95,8 +95,8 @@ def build_door(
     requests: int = 10, limit_bytes: int = 1_000, wait_s: float = 30.0, settle_s: float = 1.0
 ) -> Door:
     clock = Clock()
-    limits = QueueLimits(wait_s, requests, settle_s)
-    return Door(clock, Queue(limits, Budget(limit_bytes), clock=clock, later=clock.later))
+    limits, budget = QueueLimits(wait_s, requests, settle_s), Budget(limit_bytes)
+    return Door(clock, budget, Queue(limits, budget, clock=clock, later=clock.later))
 
 
 @table(
@@ -412,9 +412,10 @@ class _Anything(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         assert len(self.door.queue) <= 5
         held = [self.waiting[name] for name in self.queued()]
-        assert sum(waiter.size_bytes for waiter in held) == self.door.queue._budget.used <= 100
+        assert sum(waiter.size_bytes for waiter in held) == self.door.budget.used <= 100
         assert [*self.door.queue] == held
-        assert self.door.queue._lanes == Counter(waiter.lane for waiter in held)
+        lanes = {Lane(priority, client) for priority in (-1, 0, 1) for client in range(3)}
+        assert {*filter(self.door.queue.precedes, lanes)} == {waiter.lane for waiter in held}
 
     @invariant()
     def each_leaves_once(self) -> None:

@@ -46,7 +46,7 @@ async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Pa
     service.configure([pool([], endpoints={"file": str(listed)})])
     with service:
         service.wait_until(lambda: "serving on" in service.log.read_text(), 60)
-        async with grpc.aio.insecure_channel(service._listen) as channel:
+        async with grpc.aio.insecure_channel(service.listen) as channel:
             call = channel.stream_stream(PROCESS, None, None)(None)
             await call.write(write(headers(end=True)))
             with pytest.raises(grpc.aio.AioRpcError, match="no list of endpoints yet") as failure:
@@ -85,7 +85,7 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, tra
     with service:
         service.wait_until(lambda: health_at(health) == "SERVING")
         assert health_at(health, "liveness") == "SERVING"
-        assert health_at(service._listen) == "StatusCode.UNAVAILABLE"
+        assert health_at(service.listen) == "StatusCode.UNAVAILABLE"
         async with grpc.aio.insecure_channel(health) as channel:
             call = channel.stream_stream(PROCESS, None, None)(None)
             assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -100,12 +100,11 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, tra
 
 
 def exit_status(service: Service) -> int:
-    assert service._child is not None
-    return service._child.wait(60)
+    return service.wait(60)
 
 
 async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Service) -> None:
-    async with grpc.aio.insecure_channel(service._listen) as channel:
+    async with grpc.aio.insecure_channel(service.listen) as channel:
         held = await open_stream(service, channel)
         service.send(signal.SIGTERM)
         await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
@@ -121,7 +120,7 @@ async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Servic
 @pytest.mark.parametrize(("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)])
 async def test_a_drain_that_is_cut_says_so(service: Service, drain_s: int, signals: int) -> None:
     service.apply([pool(ADDRESSES)], drain_s=drain_s)
-    async with grpc.aio.insecure_channel(service._listen) as channel:
+    async with grpc.aio.insecure_channel(service.listen) as channel:
         await open_stream(service, channel)
         for _ in range(signals):
             assert service.is_running
@@ -132,7 +131,7 @@ async def test_a_drain_that_is_cut_says_so(service: Service, drain_s: int, signa
 
 
 async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) -> None:
-    async with grpc.aio.insecure_channel(service._listen) as channel:
+    async with grpc.aio.insecure_channel(service.listen) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)(b"")
         assert await watch.read() == b"\x08\x01"
 
@@ -179,7 +178,7 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         services.append(Service(directory, listen=listen))
     first, second = services
     first.configure([pool(ADDRESSES)])
-    taken = first._admin if which == "admin" else first._listen
+    taken = first.admin if which == "admin" else first.listen
     second.configure([pool(ADDRESSES)], **{"admin" if which == "admin" else "listen": taken})
     with first:
         first.wait_ready()
@@ -197,7 +196,7 @@ async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
         pools = get_json(f"{service.admin_url}/pools")
         return {endpoint["address"]: endpoint["in_flight"] for endpoint in pools[0]["endpoints"]}
 
-    async with grpc.aio.insecure_channel(service._listen) as channel:
+    async with grpc.aio.insecure_channel(service.listen) as channel:
         call = await open_stream(service, channel)
         busy = next(address for address, count in in_flight().items() if count)
         kept = [busy, "127.0.0.1:8009"]
@@ -220,7 +219,7 @@ def test_a_flood_leaves_health_its_descriptors_and_the_log_readable(tmp_path: Pa
     with service, ExitStack() as flood:
         service.wait_ready()
         before, start_s = len(service.log.read_text().splitlines()), monotonic()
-        port = int((service._admin if which == "admin" else service._listen).rpartition(":")[2])
+        port = int((service.admin if which == "admin" else service.listen).rpartition(":")[2])
         for _ in range(200):
             with suppress(OSError):
                 address = ("127.0.0.1", port)

@@ -16,6 +16,7 @@ from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.logs import ONCE_A_MINUTE, RateLimit, configure_logging
 from extproc.router.routing.picker import Query
 from extproc.router.telemetry import Metrics
+from tests.reach import size_of
 from tests.router.stream.conversations import one_pool
 
 
@@ -153,8 +154,10 @@ class TestFloods:
 
     def test_texts_that_are_never_the_same_take_no_memory_for_good(self) -> None:
         limit = RateLimit(lambda: 0.0, kinds=4)
+        sizes = []
         for number in range(1_000):
             record = logging.LogRecord("extproc", logging.ERROR, __file__, 1, f"text {number}", None, None)
             assert limit.filter(record)
+            sizes.append(size_of(limit))
 
-        assert len(limit._allowances) == 4
+        assert sizes[0] < sizes[1] < sizes[2] < sizes[3] == max(sizes) == sizes[-1]

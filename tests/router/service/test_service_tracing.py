@@ -312,7 +312,7 @@ def serving(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Serv
 
 async def decide(service: Service) -> None:
     """One sampled request from its headers to its end."""
-    async with grpc.aio.insecure_channel(service._listen) as channel:
+    async with grpc.aio.insecure_channel(service.listen) as channel:
         call = channel.stream_stream(PROCESS, None, None)(None)
         await call.write(write(headers(end=True, traceparent=ORIGIN.traceparent)))
         await call.read()

@@ -22,13 +22,14 @@ Build = Callable[[LetterCounts], Carrier]
 
 
 class Gateway:
-    """`build` makes what carries its letters."""
+    """`build` makes what carries its letters. It draws the name `me` first, then `later`."""
 
     def __init__(
         self,
         me: int,
         build: Build,
         *,
+        later: int = 0,
         cluster: str = "llm",
         secret: bytes = SECRET,
         endpoints: int = 4,
@@ -37,6 +38,7 @@ class Gateway:
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         strategy = STRATEGIES.build("prefix_cache", {}, Outside(random.Random(me), monotonic))
+        self.me, names = me, iter([me, later])
         self.pool = Pool("llama", strategy)
         addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]
         self.pool.replace([Endpoint(address, address) for address in addresses])
@@ -47,7 +49,7 @@ class Gateway:
             self.carrier,
             lambda me: build_seal(cluster, secret, me),
             self.tally,
-            draw=lambda: me,
+            draw=lambda: next(names),
             clock=clock,
             cpu_clock=cpu_clock,
         )

@@ -135,7 +135,7 @@ async def test_a_recorded_letter_is_heard_once(lone: Gateway) -> None:
 async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> None:
     """It has the secret, and sends invented picks as fast as it can. The other's letters still come."""
     one, other = pair
-    task = asyncio.create_task(rave(_port(one), one.courier._me))
+    task = asyncio.create_task(rave(_port(one), one.me))
     try:
         await until(lambda: one.counts["flood"] > 100)
         for _ in range(5):
@@ -155,7 +155,7 @@ async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[Gateway
         port = deaf.getsockname()[1]
         sender = Gateway(5, meshed(free_ports(1)[0], [port, _port(one)]))
         async with sender.running():
-            await until(lambda: len(sender.carrier._lines) == 2, LONG_S)  # type: ignore[attr-defined]
+            await until(lambda: len(sender.carrier.lines) == 2, LONG_S)  # type: ignore[attr-defined]
             for _ in range(1_000):
                 sender.carrier.send(bytes(100_000))
             unsent = sender.counts["unsent"]
@@ -183,17 +183,19 @@ async def test_silent_connections_keep_no_newcomer_out(
 def test_connections_that_are_gone_before_they_are_seen_are_nothing() -> None:
     """On the loop that serves, which knows nothing of who is gone."""
     faults: list[object] = []
+    letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [], []))
 
     async def flood() -> None:
         [gateway] = town(1)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         async with gateway.running():
-            await until(lambda: gateway.carrier._receiver is not None, LONG_S)  # type: ignore[attr-defined]
+            await until(lambda: _serves(gateway), LONG_S)
             for _ in range(50):
                 with socket.create_connection(("127.0.0.1", _port(gateway))) as gone:
                     gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             _, writer = await _dial(gateway)
-            await until(lambda: len(gateway.carrier._incoming) > 0, LONG_S)  # type: ignore[attr-defined]
+            writer.write(len(letter).to_bytes(4) + letter)
+            await until(lambda: gateway.counts["heard"] >= 1, LONG_S)
             writer.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -209,23 +211,37 @@ async def test_a_port_that_is_taken_is_said() -> None:
             await gateway.carrier.open()
 
 
-async def test_who_has_used_up_its_seal_goes_on_under_another_name(pair: list[Gateway]) -> None:
-    one, other = pair
-    names = iter([77])
-    one.courier._draw = lambda: next(names)
-    one.courier._seal._sent = (1 << 32) - 1_000
-    await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77})
-    one.pick()
+async def test_who_has_used_up_its_seal_goes_on_under_another_name() -> None:
+    def build_seal(cluster: str, secret: bytes, me: int) -> Seal:
+        seal = Seal(cluster, secret, me)
+        seal.sent = (1 << 32) - 1_000 if me == 1 else 0
+        return seal
 
-    await until(lambda: other.pool.book.total == 1)
+    ports = free_ports(2)
+    one = Gateway(1, meshed(ports[0], ports), later=77, build_seal=build_seal)
+    other = Gateway(2, meshed(ports[1], ports))
+    async with one.running(), other.running():
+        await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77})
+        one.pick()
+
+        await until(lambda: other.pool.book.total == 1)
 
 
 def _port(gateway: Gateway) -> int:
-    return int(gateway.carrier._listen.rpartition(":")[2])  # type: ignore[attr-defined]
+    return int(gateway.carrier.listen.rpartition(":")[2])  # type: ignore[attr-defined]
 
 
 async def _dial(gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", _port(gateway))
+
+
+async def _serves(gateway: Gateway) -> bool:
+    try:
+        _, writer = await _dial(gateway)
+    except ConnectionError:
+        return False
+    writer.close()
+    return True
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -3,6 +3,9 @@
 from contextlib import suppress
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import encode
@@ -88,19 +91,22 @@ def test_nobody_writes_in_anothers_name() -> None:
     with pytest.raises(ValueError, match="nonce"):
         forger.close(letter)
 
-    forger._me = OTHER  # as if it had no manners
-    sent = bytearray(forger.close(letter))
+    sent = bytearray(seal(OTHER).close(letter))
     sent[1:9] = ME.to_bytes(8)
 
     assert fault(bytes(sent)) == "foreign"
 
 
 def test_a_letter_in_which_somebody_else_is_named_is_garbled() -> None:
-    one = seal()
+    key = HKDF(SHA256(), 32, salt=None, info=b"extproc share \x01llama").derive(SECRET)
     nonce = ME.to_bytes(8) + bytes(4)
-    sent = b"\x01" + nonce + one._cipher.encrypt(nonce, encode(letters.Letter(OTHER, 1, 1)), b"\x01")
+    sent = [
+        b"\x01" + nonce + AESGCM(key).encrypt(nonce, encode(letters.Letter(name, 1, 1)), b"\x01")
+        for name in (OTHER, ME)
+    ]
 
-    assert fault(sent) == "garbled"
+    assert fault(sent[0]) == "garbled"
+    assert sent[1] == seal().close(letters.Letter(ME, 1, 1))
 
 
 def test_another_version_and_what_is_too_long_are_not_looked_at() -> None:
@@ -113,7 +119,7 @@ def test_a_nonce_is_used_once_and_a_short_secret_is_refused() -> None:
     one, letter = seal(), letters.Letter(ME, 1, 1)
     assert one.close(letter) != one.close(letter)
 
-    one._sent = 1 << 32
+    one.sent = 1 << 32
     with pytest.raises(ValueError, match="nonce"):
         one.close(letter)
     with pytest.raises(ValueError, match="16 bytes"):

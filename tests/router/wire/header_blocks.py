@@ -9,6 +9,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from extproc.router.wire.headers import Head, HeadReader, MalformedRequest, read_head
+from tests.reach import reach
 
 MAX_BYTES: Final = 16_384
 
@@ -80,6 +81,7 @@ def read(reader: HeadReader, block: bytes) -> Head | str:
 def compare(sequence: list[bytes], limit_bytes: int = MAX_BYTES) -> tuple[list[Head | str], int]:
     """Has both read the blocks up to the first that is lost; returns the heads, and how many were filled."""
     decoder, reader = Decoder(limit_bytes), HeadReader(limit_bytes)
+    [own] = [found for found in reach(reader) if isinstance(found, Decoder)]
     told: list[Head | str] = []
     filled = 0
     for block in sequence:
@@ -89,7 +91,7 @@ def compare(sequence: list[bytes], limit_bytes: int = MAX_BYTES) -> tuple[list[H
         assert told[-1] == plainly_read(decoder, block)
         if told[-1] == "lost":
             break
-        ours, theirs = reader._decoder.header_table, decoder.header_table
+        ours, theirs = own.header_table, decoder.header_table
         assert (ours.dynamic_entries, ours.maxsize) == (theirs.dynamic_entries, theirs.maxsize)
         if isinstance(told[-1], Head) and isinstance(head := read(reader, block), Head):
             told[-1] = head  # the same bytes at once again: they may change the table, so both read them

@@ -78,10 +78,12 @@ def test_a_key_of_another_generation_leaves_the_last_good_certificate() -> None:
     told = [good]
     certificates = Certificates(lambda: told[-1])
     listening = certificates.context()
-    told.append(Pems(good.certificate, other.key))
-    handshake = SimpleNamespace(context=None)
-    assert listening.sni_callback is not None
-    listening.sni_callback(handshake, None, listening)  # type: ignore[arg-type]  # what the callback sets of it
+    handshakes = [SimpleNamespace(context=None) for _ in range(3)]
+    for handshake, pems in zip(handshakes, (good, Pems(good.certificate, other.key), other), strict=True):
+        told.append(pems)
+        assert listening.sni_callback is not None
+        listening.sni_callback(handshake, None, listening)  # type: ignore[arg-type]  # what it sets of it
+    before, broken, after = (handshake.context for handshake in handshakes)
 
-    assert handshake.context is certificates._context
-    assert certificates._context is not None
+    assert before is broken is not None
+    assert after is not before

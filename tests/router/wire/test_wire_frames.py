@@ -2,7 +2,9 @@
 
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
+from extproc.router.wire.incoming import Block
 from extproc.router.wire.limits import WireLimits
+from tests.reach import reach, size_of
 from tests.router.wire.peer import END, REQUEST, Peer, Told, code_of, cut, data, framed, ping
 from tests.tables import table
 
@@ -53,8 +55,9 @@ def test_says_what_else_speaks_on_the_port_and_neither_writes_nor_hears_more(
     assert peer.connection.is_over
     peer.connection.events.clear()
 
+    size = size_of(peer.connection)
     assert peer.say(b"/ HTTP/1.1", GREETING) == peer.wait(100) == peer.heard() == []
-    assert peer.connection._buffer == b""
+    assert size_of(peer.connection) == size
 
 
 PRIORITY, UNKNOWN = frame(frames.PRIORITY, 0, 1, bytes(5)), frame(0x20, 0, 0, b"")
@@ -121,7 +124,8 @@ def test_a_frame_that_is_wrong_ends_the_connection_and_every_call(wrong: bytes, 
     assert peer.say(wrong) == [("closed", 1), ("failed", code)]
     (goaway,) = peer.heard()
     assert code_of(goaway) is code
-    assert int.from_bytes(goaway[3][:4], "big") == peer.connection._last_id
+    # Of all of them only the header block that is none opens a stream.
+    assert int.from_bytes(goaway[3][:4], "big") == (3 if code is Code.COMPRESSION_ERROR else 1)
     assert peer.connection.is_over
 
 
@@ -206,5 +210,6 @@ def test_nothing_may_stand_within_a_header_block(between: bytes) -> None:
     peer = Peer()
 
     assert peer.say(in_pieces(1, peer.block(), 2)[0]) == []
+    assert Block in map(type, reach(peer.connection))
     assert peer.say(between) == [("failed", Code.PROTOCOL_ERROR)]
-    assert peer.connection._block is None
+    assert Block not in map(type, reach(peer.connection))

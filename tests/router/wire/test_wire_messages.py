@@ -1,5 +1,6 @@
 """gRPC's messages out of a stream's bytes, however they were cut, and the budget that they count against."""
 
+from collections import defaultdict
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from extproc.router.budget import Budget
 from extproc.router.wire import frames
 from extproc.router.wire.messages import MessageReader, Refused, Skipped
 from extproc.router.wire.streams import Stream
+from tests.reach import reach
 from tests.router.wire.peer import END, Peer, data, framed
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=8)
@@ -150,14 +152,18 @@ HAPPENINGS = st.lists(
 )
 
 
-def held_by(stream: Stream) -> int:
-    """What waits to be sent, and what has come of a message, but not its prefix."""
-    begun = len(stream.reader._buffer) if stream.reader and stream.reader._size >= 0 else 0
-    return sum(map(len, stream.queue or ())) + begun
+def held_by(stream: Stream, came: bytes) -> int:
+    """What waits to be sent, and what it keeps of the message begun in what `came`, but not its prefix."""
+    while len(came) >= 5 and not came[0] and len(came) >= (end := 5 + int.from_bytes(came[:5])):
+        came = came[end:]
+    is_begun = len(came) >= 5 and not came[0]
+    kept = sum(len(found) for found in reach(stream.reader) if isinstance(found, bytearray))
+    return sum(map(len, stream.queue or ())) + is_begun * kept
 
 
-def happen(peer: Peer, verb: str, stream_id: int, size: int) -> None:
-    """Leaves the events to the test."""
+def happen(peer: Peer, verb: str, stream_id: int, size: int) -> bytes:
+    """Returns what DATA came of it; leaves the events to the test."""
+    piece = framed(bytes(size))[: size // 2] if verb == "data" else b""
     match verb:
         case "send":
             peer.send(stream_id, bytes(size))
@@ -166,12 +172,13 @@ def happen(peer: Peer, verb: str, stream_id: int, size: int) -> None:
         case "reset":
             peer.reset(stream_id)
     said = {
-        "data": data(stream_id, framed(bytes(size))[: size // 2]),
+        "data": data(stream_id, piece),
         "cancel": frames.rst_stream(stream_id, frames.Code.CANCEL),
         "half-close": data(stream_id, b"", END),
         "window": frames.window_update(stream_id, size + 1),
     }
     peer.connection.receive(said.get(verb, b""), 0.0)
+    return piece
 
 
 @given(HAPPENINGS, st.integers(0, 200), st.sampled_from(["abort", "fault", "silence"]))
@@ -181,11 +188,12 @@ def test_the_budget_is_given_back_however_it_ends(
     peer = Peer(budget_bytes=budget_bytes)
     peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 10}))
     peer.open(*STREAMS)
-    told = []
-    for happening in happenings:
-        happen(peer, *happening)
+    told, came = [], defaultdict[int, bytes](bytes)
+    for verb, stream_id, size in happenings:
+        came[stream_id] += happen(peer, verb, stream_id, size)
         told += peer.told()
-        assert peer.budget.used == sum(map(held_by, peer.connection.streams.values()))
+        open_ = peer.connection.streams.values()
+        assert peer.budget.used == sum(held_by(stream, came[stream.id]) for stream in open_)
     match end:
         case "abort":
             peer.connection.abort()

@@ -15,7 +15,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 @pytest.fixture
 async def url() -> AsyncGenerator[str]:
     async with serving() as face:
-        yield str(face.client._base_url).rstrip("/")
+        yield f"http://127.0.0.1:{face.port}"
 
 
 @pytest.fixture

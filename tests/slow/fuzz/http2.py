@@ -147,7 +147,8 @@ class Match:
     def __init__(self, limits: WireLimits, budget_bytes: int) -> None:
         self.limits = limits
         self.budget_bytes = budget_bytes
-        self.ours = Connection(limits, Budget(budget_bytes), 0.0)
+        self.budget = Budget(budget_bytes)
+        self.ours = Connection(limits, self.budget, 0.0)
         self.reference = Reference(limits)
         self.now_s = self.heard_s = 0.0
         self.script: list[bytes | Act] = []
@@ -210,7 +211,7 @@ class Match:
         closed = [fact[1] for fact in self.facts if fact[0] == "closed"]
         assert sorted(opened) == sorted(closed), "calls are told once as opened, once as closed"
         assert not self.ours.streams
-        assert self.ours._budget.used == 0, "bytes were not given back"
+        assert self.budget.used == 0, "bytes were not given back"
 
     def replay(self, cut_bytes: int) -> None:
         """The same bytes, cut elsewhere, make the same events and the same output."""

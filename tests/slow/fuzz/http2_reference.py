@@ -12,7 +12,7 @@ from typing import Final
 
 from h2 import events
 from h2.config import H2Configuration
-from h2.connection import ConnectionInputs, ConnectionState, H2Connection, H2ConnectionStateMachine
+from h2.connection import H2Connection
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 from h2.utilities import HeaderValidationFlags, validate_headers
@@ -41,10 +41,6 @@ REQUEST: Final = HeaderValidationFlags(
 )
 TRAILERS: Final = REQUEST._replace(is_trailer=True)
 PREFIX_BYTES: Final = 5
-# `h2` is deaf after a GOAWAY from its peer; but what is open goes on (RFC 9113 §6.8).
-TRANSITIONS: Final = H2ConnectionStateMachine._transitions | {
-    (state, ConnectionInputs.RECV_GOAWAY): (None, state) for state in ConnectionState
-}
 
 
 class Call:
@@ -86,7 +82,6 @@ class Reference:
         self._block: tuple[int, int] | None = None
         self._table_bytes: int | None = None  # which our next block must not exceed
         self._h2 = H2Connection(CONFIG)
-        self._h2.state_machine._transitions = TRANSITIONS
         values = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1}
         values[SettingCodes.INITIAL_WINDOW_SIZE] = limits.stream_window_bytes
         self._h2.local_settings = Settings(client=False, initial_values=values)
@@ -104,10 +99,14 @@ class Reference:
         is_stray = stream_id not in self.calls and stream_id & 1 and 0 < stream_id <= self.last_id
         # `h2` forgets closed streams only when it counts the open ones.
         _ = self._h2.open_inbound_streams
+        state = self._h2.state_machine.state
         try:
             events = self._h2.receive_data(frame)
         except ProtocolError as error:
             return error
+        if kind == frames.GOAWAY:
+            # `h2` is deaf after a GOAWAY from its peer; but what is open goes on (RFC 9113 §6.8).
+            self._h2.state_machine.state = state
         if is_stray:
             self._on_stray(kind, flags, stream_id)
         for event in events:
