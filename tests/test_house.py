@@ -1,6 +1,7 @@
 """What keeps the project simple: budgets, names, what tests may import. It reads sources as text."""
 
 import ast
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ PACKAGE = ROOT / "extproc"
 
 # The budgets only ever go down. A feature that goes over one brings its own saving.
 LINES = {
-    "router": 19_976,
+    "router": 19_974,
     "bench": 10_500,
     "simulator": 8_000,
     "operator": 2_500,
@@ -109,15 +110,28 @@ def test_no_test_file_imports_another() -> None:
     assert guilty == []
 
 
-def test_tests_import_no_private_names() -> None:
-    guilty = [
-        f"{path.relative_to(ROOT)} imports {module}.{name}"
-        for path in sources(ROOT / "tests")
-        for module, name in imports(path)
-        if module.startswith("extproc") and name.startswith("_") and not name.startswith("__")
-    ]
+def is_private(name: str) -> bool:
+    # `_replace` of a named tuple is public: it has its underscore so that no field is called so.
+    return name.startswith("_") and not name.endswith("__") and name != "_replace"
 
-    assert guilty == []
+
+def private_uses(path: Path) -> Iterator[str]:
+    """Private names that a file imports or patches, or reads or sets on anything but `self` and `cls`."""
+    yield from (f"import {module}.{name}" for module, name in imports(path) if is_private(name))
+    for node in ast.walk(parse(path)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute(attr=name) if is_private(name):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+            case ast.Constant(value=str(text)) if re.fullmatch(r"extproc[.\w]*\._\w+", text):
+                yield f"line {node.lineno}: {text!r}"
+
+
+def test_tests_use_no_private_names() -> None:
+    found = {str(path.relative_to(ROOT)): [*private_uses(path)] for path in sources(ROOT / "tests")}
+
+    assert {path: uses for path, uses in found.items() if uses} == {}
 
 
 def test_property_tests_leave_their_effort_to_the_profile() -> None:

@@ -1,17 +1,20 @@
-"""Live metrics of a run: complete, and kept up for a while; and who answered where no header says it."""
+"""Live metrics of a run, and its status server; and who answered where no header says it."""
 
 import signal
 import threading
 from urllib.request import urlopen
 
+import aiohttp
 import aiohttp.web
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bench.experiments.run import run
-from extproc.bench.progress import Exporter, LoadWatch, exporting
+from extproc.bench.progress import Exporter, Goal, LoadWatch, Pace, RunSnapshot, exporting
 from extproc.bench.record import Record
+from extproc.bench.status_server import RunStatus, StatusServer, decode_status
+from extproc.errors import SettingsError
 from tests.bench.running import Silence, build_spec, serving
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.bench.synthetic import failed, record
@@ -93,3 +96,71 @@ async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_says
         result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
 
     assert {record.endpoint for record in result.records} == {header or f"127.0.0.1:{port}"}
+
+
+def standing(
+    finished: int, at_s: float = 10.0, ttft_s: tuple[float, ...] = (), failed: int = 0
+) -> RunSnapshot:
+    failures = {"status 500": failed} if failed else {}
+    return RunSnapshot(at_s, finished, 0, finished, failures, ttft_s, (), goal=Goal(requests=200))
+
+
+def test_board_tells_requests_over_planned_ones_and_the_figures_of_all_so_far() -> None:
+    board = StatusServer()
+    board.begin("chat")
+    assert board.notice() == RunStatus(doing="chat")
+    board.update(standing(50, 5.0, tuple(0.001 * i for i in range(1, 51))))
+    board.update(standing(100, 10.0, tuple(0.001 * i for i in range(51, 101)), failed=10))
+    figures = {"req_per_s": 9.0, "failed": 0.1, "ttft_median_ms": 50.5, "ttft_p95_ms": 95.05}
+
+    assert board.notice() == RunStatus(
+        doing="chat", progress="50%", finished=100, planned=200, figures=figures
+    )
+
+
+def test_board_of_an_experiment_tells_how_much_of_all_its_runs_is_done() -> None:
+    """The second of four runs, a half of it: three eighths; figures are of the run that goes."""
+    board, pace = StatusServer(), Pace(4)
+    for title in ("least_load, repeat 1 of 2", "prefix_hash, repeat 1 of 2"):
+        pace.begin()
+        board.begin(title, pace)
+        board.update(standing(100, ttft_s=(0.1 * len(title),)))
+    notice = board.notice()
+
+    assert (notice.doing, notice.progress) == ("prefix_hash, repeat 1 of 2", "37%")
+    assert notice.figures["ttft_median_ms"] == pytest.approx(2600)
+
+
+@table(
+    ("pace", "share", "shown"),
+    [
+        (Pace(1), None, ""),
+        (Pace(1), 1.0, "99%"),
+        (Pace(12, is_known=False), 0.5, "run 1 of at most 12"),
+        (Pace(4), None, "0%"),
+    ],
+)
+def test_progress_is_what_is_known_and_never_all_of_it(pace: Pace, share: float | None, shown: str) -> None:
+    pace.begin()
+
+    assert pace.show(share) == shown
+
+
+async def test_board_is_read_over_http() -> None:
+    (port,) = free_ports(1)
+    board = StatusServer()
+    board.want({"name": "prefix_hash", "load_factor": 1.5})
+    async with (
+        board.serving("127.0.0.1", port),
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{port}/") as answer,
+    ):
+        told = decode_status(await answer.read())
+        with pytest.raises(SettingsError, match="in use"):
+            async with StatusServer().serving("127.0.0.1", port):
+                pass
+
+    assert told == board.notice()
+    # What else somebody says is no notice.
+    for text in (b"", b"<html>", b"[1]", b'{"finished": "many"}'):
+        assert decode_status(text) is None

@@ -188,7 +188,12 @@ async def test_outage_of_the_api_server_is_one_line_a_minute(
     configure_logging("INFO", stream, clock=lambda: 0.0)
     said: list[str] = []
     outages = logging.getLogger("extproc.operator.watches")
-    monkeypatch.setattr(outages, "filters", [lambda record: not said.append(record.getMessage())])
+
+    def note(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return True
+
+    monkeypatch.setattr(outages, "filters", [note])
     (tmp_path / "token").write_text("token-1")
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", tmp_path / "token")
     clients = KubeClients(kubeconfig=str(tmp_path / "kubeconfig"))

@@ -1,6 +1,7 @@
 """The page of all runs: what it makes of a status that somebody edited."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from extproc.operator.page import build_runs_page
+from extproc.operator.resource import read_time
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import fill_registry, find_report
 from extproc.router.cluster.kube_api import WatchLost
 from tests.operator.statuses import body_of, get, nightly, scrape, served, write_report
+from tests.operator.world import World, brief
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
@@ -133,3 +136,56 @@ def test_nothing_but_reports_of_known_runs_below_the_folder_is_read(tmp_path: Pa
     for report in (f"../../{root.parent.name}", "..", None):
         status = body["status"] | {"report": report} if report else {}
         assert find_report(root, body | {"status": status}, run, "report.html") is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(st.text(max_size=5), inside, max_size=2),
+    max_leaves=4,
+)
+RUN = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("run", "digest", "phase", "verdict", "finishedAt", "figures"), VALUES)
+)
+WRITTEN = ("conditions", "faults", "figures", "lastScheduledAt", "progress", "run", "soFar", "startedAt")
+ANY_STATUS = st.fixed_dictionaries(
+    {}, optional={**dict.fromkeys(WRITTEN, VALUES), "history": VALUES | st.lists(RUN, max_size=2)}
+)
+
+
+@given(ANY_STATUS, st.sampled_from([None, "*/5 * * * *"]))
+def test_whatever_somebody_writes_into_a_status_the_run_goes_on(status: Any, schedule: str | None) -> None:
+    """Written before it began, it is run all the same; a schedule goes on by the clock that there is."""
+    world = World(status=status)
+    if schedule:
+        world.spec |= {"schedule": schedule}
+    world.settle()
+    world.after(minutes=5)
+    world.settle()
+    assert world.active()
+
+    run = world.end(brief())
+    world.settle()
+    assert run in {entry["run"] for entry in world.status["history"]}
+
+
+def test_what_another_version_wrote_is_written_over_once_and_its_field_ends_the_run() -> None:
+    """A field of a status goes with the next one, and does not make every look a write.
+
+    The definition may be newer than the operator: a field of a spec that it does not know may mean anything.
+    """
+    world = World()
+    world.settle()
+    world.status |= {"fromTheFuture": {"x": 1}}
+    world.settle()
+    assert "fromTheFuture" not in world.status
+    assert world.decide() == []
+    world.change(new_field=1)
+    world.settle()
+
+    assert (world.status["phase"], world.jobs) == ("Refused", {})
+    assert "new-field" in world.status["faults"][0]
+
+
+def test_time_without_a_zone_is_utc_and_one_with_is_turned_into_it() -> None:
+    assert read_time("2026-11-22T12:00:00") == datetime(2026, 11, 22, 12, tzinfo=UTC)
+    assert read_time("2026-11-22T12:00:00+02:00").hour == 10

@@ -1,7 +1,12 @@
-"""The block cache against cases worked by hand; any order of operations is beside the cache by runs."""
+"""The caches, by blocks and by runs of texts: cases worked by hand, and any order of operations on both."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from extproc.simulator.engine.blocks import BlockCache, hash_blocks
 from extproc.simulator.engine.records import BlockRemoved, KvEvent
+from extproc.simulator.engine.runs import Path, RunCache
 
 
 def fill(cache: BlockCache, *hashes: int) -> None:
@@ -64,3 +69,120 @@ def test_clear_forgets_everything_unless_a_block_is_in_use() -> None:
     cache.release((1,), 1, 0)
     assert cache.clear()
     assert cache.match((1, 2), 2) == (0, 0)
+
+
+def path(family: int, head: int, owner: int, blocks: int) -> Path:
+    """The first `head` blocks of a family's text, then the owner's own."""
+    return Path(((family, head), (10 + owner, blocks)))
+
+
+def blocks_of(names: Path) -> list[int]:
+    """The same path, block by block."""
+    found: list[int] = []
+    for text, stop in names.runs:
+        found += range(1000 * text + len(found), 1000 * text + stop)
+    return found
+
+
+def fill_runs(cache: RunCache, names: Path) -> None:
+    cache.take(len(names))
+    cache.seal(names, 0, len(names))
+    cache.release(names, len(names), 0)
+
+
+def test_path_is_cut_into_its_texts() -> None:
+    assert [*path(1, 3, 2, 8).cut(5)] == [(1, 3), (12, 2)]
+    assert [*path(1, 3, 2, 8).cut(3)] == [(1, 3)]
+    assert [*path(1, 0, 2, 8).cut(2)] == [(12, 2)]
+    assert len(Path(())) == 0
+
+
+def test_forgetting_spares_what_is_in_use() -> None:
+    cache = RunCache(8)
+    fill_runs(cache, path(1, 2, 1, 6))
+    cache.share(path(1, 2, 1, 6), 3)
+    assert not cache.clear()
+    cache.forget()
+
+    assert cache.match(path(1, 2, 1, 6), 6) == (3, 0)
+    cache.release(path(1, 2, 1, 6), 3, 0)
+    assert cache.clear()
+    assert cache.match(path(1, 2, 1, 6), 6) == (0, 0)
+    assert cache.free == 8
+
+
+class BothCaches(RuleBasedStateMachine):
+    """Requests that come, grow and go in any order, in both caches at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs, self.blocks = RunCache(24), BlockCache(24)
+        self.held: list[tuple[Path, int, int]] = []
+
+    @rule(owner=st.integers(0, 3), more=st.integers(0, 8))
+    def begin(self, owner: int, more: int) -> None:
+        # An owner has one family, or its text would begin in two places.
+        names = path(owner % 2, 3 if owner < 2 else 0, owner, (3 if owner < 2 else 0) + more)
+        stop = len(names)
+        hits, idle = self.runs.match(names, stop)
+        assert (hits, idle) == self.blocks.match(blocks_of(names), stop)
+        if stop - hits + idle > self.runs.free:
+            return
+        self.runs.share(names, hits)
+        self.blocks.share(blocks_of(names), hits)
+        self.runs.take(stop - hits)
+        self.blocks.take(stop - hits)
+        self.held.append((names, hits, stop - hits))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def seal(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.held) - 1))
+        names, shared, private = self.held[place]
+        more = data.draw(st.integers(0, private))
+        if more:
+            self.runs.seal(names, shared, shared + more)
+            self.blocks.seal(blocks_of(names), shared, shared + more)
+            self.held[place] = (names, shared + more, private - more)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        names, shared, private = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.runs.release(names, shared, private)
+        self.blocks.release(blocks_of(names), shared, private)
+
+    @rule(count=st.integers(1, 24))
+    def evict(self, count: int) -> None:
+        """Takes blocks for a moment, which evicts what has been idle longest."""
+        count = min(count, self.runs.free)
+        for cache in (self.runs, self.blocks):
+            cache.take(count)
+        self.runs.release(Path(()), 0, count)
+        self.blocks.release((), 0, count)
+
+    @rule()
+    def forget(self) -> None:
+        self.runs.forget()
+        self.blocks.forget()
+
+    @invariant()
+    def both_have_the_same(self) -> None:
+        assert self.runs.free == self.blocks.free
+        for owner in range(4):
+            names = path(owner % 2, 3 if owner < 2 else 0, owner, 12)
+            assert self.runs.match(names, 12) == self.blocks.match(blocks_of(names), 12)
+
+    @invariant()
+    def blocks_add_up_and_none_is_both_free_and_in_use(self) -> None:
+        used = {block for names, shared, _ in self.held for block in blocks_of(names)[:shared]}
+        private = sum(private for *_, private in self.held)
+
+        assert self.blocks.free + len(used) + private == self.blocks.size
+        paths = [path(owner % 2, 3 if owner < 2 else 0, owner, 12) for owner in range(4)]
+        blocks = {block for names in paths for block in blocks_of(names)}
+        assert used == {block for block in blocks if self.blocks.match((block,), 1) == (1, 0)}
+
+
+TestBothCaches = BothCaches.TestCase
+TestBothCaches.settings = settings(stateful_step_count=40)

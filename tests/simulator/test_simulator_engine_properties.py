@@ -102,8 +102,7 @@ class Ledger:
     def note(self, step: StepResult) -> None:
         for name in step.preempted:
             self.drop(name)
-        for request in step.admitted:
-            name, cached = request.request_id, request.cached_tokens
+        for name, cached in ((each.request_id, each.cached_tokens) for each in step.admitted):
             self.computed[name] = cached
             self.unread[name] = self.loads[int(name)].prompt + self.emitted[name] - cached
         left = step.prefill_tokens
@@ -125,12 +124,10 @@ class Ledger:
         self.unread.pop(name, None)
 
     def check(self, engine: Engine[Names]) -> None:
-        blocks = {
-            block
-            for name, tokens in self.computed.items()
-            for block in hashes(int(name), self.loads[int(name)])[: tokens // 4]
-        }
-        begun = sum(tokens % 4 > 0 for tokens in self.computed.values())
+        blocks, begun = set[int](), 0
+        for name, tokens in self.computed.items():
+            blocks.update(hashes(int(name), self.loads[int(name)])[: tokens // 4])
+            begun += tokens % 4 > 0
         decoding = [tokens + 1 for name, tokens in self.computed.items() if name not in self.unread]
         counters = engine.counters
         assert counters.kv_usage == pytest.approx((len(blocks) + begun) / PROFILE.blocks)

@@ -1,9 +1,11 @@
-"""The routes beside generation."""
+"""The routes beside generation; and what is refused with a 400 of vLLM's shape, in every API."""
+
+from typing import Any
 
 from tests.simulator.face import serving
+from tests.simulator.wording import CHAT, COMPLETIONS, HELLO, MESSAGES, RESPONSES
+from tests.tables import table
 from tests.waiting import until
-
-MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 async def test_models_lists_names_and_adapters() -> None:
@@ -45,7 +47,7 @@ async def test_health_ping_and_version_answer_and_load_counts_what_is_being_serv
                 assert (answer.status, await answer.read()) == (200, b"")
         async with face.client.get("/version") as answer:
             assert await answer.json() == {"version": "0.32.0"}
-        body = {"messages": MESSAGES, "max_tokens": 3000, "stream": True}
+        body = {"messages": HELLO, "max_tokens": 3000, "stream": True}
         async with face.client.post("/v1/chat/completions", json=body) as answer:
             await answer.content.readline()
             async with face.client.get("/load") as load:
@@ -66,7 +68,7 @@ async def test_unknown_methods_and_bodies_that_are_not_declared_as_json_are_refu
 
 
 async def test_counted_tokens_are_those_of_the_request_itself() -> None:
-    body = {"model": "tiny", "messages": MESSAGES, "system": "be brief"}
+    body = {"model": "tiny", "messages": HELLO, "system": "be brief"}
     async with serving() as face:
         _, counted = await face.post("/v1/messages/count_tokens", body)
         _, answer = await face.post("/v1/messages", body | {"max_tokens": 1})
@@ -89,3 +91,72 @@ async def test_embeddings_depend_on_the_input_alone() -> None:
         assert abs(sum(value * value for value in vectors[0]) - 1) < 1e-9
         assert one["usage"]["prompt_tokens"] == 4
         assert empty == 400
+
+
+SCHEMA = {"type": "object"}
+SCORES = (
+    "Requested sample logprobs of {}, which is greater than max allowed: 0 (parameter=logprobs, value={})"
+)
+FORMAT = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+TEXT = "plain text only"
+CHOICE = '`tool_choice` must be "auto" or "none"'
+MINIMAL: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 2},
+    COMPLETIONS: {"prompt": "hello", "max_tokens": 2},
+    RESPONSES: {"input": "hello", "max_output_tokens": 2},
+    MESSAGES: {"model": "tiny", "messages": HELLO, "max_tokens": 2},
+}
+
+
+@table(
+    ("path", "fields", "message"),
+    [
+        (CHAT, {"logprobs": True}, SCORES.format(True, True)),
+        (COMPLETIONS, {"logprobs": 0}, SCORES.format(0, 0)),
+        (CHAT, {"top_logprobs": 2}, "Requested sample logprobs of 2"),
+        (COMPLETIONS, {"prompt_logprobs": 1}, "Requested prompt logprobs of 1"),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, "logprobs are not supported"),
+        (CHAT, {"response_format": FORMAT}, TEXT),
+        (CHAT, {"response_format": {"type": "json_object"}}, TEXT),
+        (CHAT, {"structured_outputs": {"choice": ["red"]}}, TEXT),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, TEXT),
+        (MESSAGES, {"output_config": {"format": {"schema": SCHEMA}}}, TEXT),
+        (CHAT, {"tools": TOOLS, "tool_choice": "required"}, CHOICE),
+        (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function"}}, CHOICE),
+        (RESPONSES, {"tool_choice": "required"}, CHOICE),
+        (MESSAGES, {"tool_choice": {"type": "any"}}, CHOICE),
+        (RESPONSES, {"background": True}, "does not support the background mode"),
+        (CHAT, {"tools": []}, "`tools` must not be an empty array"),
+        # The same fields asking for text get text.
+        (CHAT, {"logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}}, None),
+        (CHAT, {"tools": TOOLS, "tool_choice": "auto", "prompt_logprobs": None}, None),
+        (COMPLETIONS, {"logprobs": None}, None),
+        (RESPONSES, {"text": {"format": {"type": "text"}}, "include": [], "store": True}, None),
+        (RESPONSES, {"text": {"verbosity": "low"}, "tools": [{"type": "function", "name": "f"}]}, None),
+        (MESSAGES, {"tool_choice": {"type": "auto"}, "tools": [{"name": "f", "input_schema": SCHEMA}]}, None),
+    ],
+)
+async def test_what_the_simulator_cannot_do_gets_400(path: str, fields: Any, message: str | None) -> None:
+    async with serving() as face:
+        status, answer = await face.post(path, MINIMAL[path] | fields)
+
+        if message is None:
+            assert status == 200, answer
+        else:
+            assert (400, True) == (status, message in answer["error"]["message"]), answer
+            assert face.endpoint.driver.engine.is_idle
+
+
+async def test_no_response_is_stored() -> None:
+    async with serving() as face:
+        _, first = await face.post(RESPONSES, MINIMAL[RESPONSES])
+        found = [
+            await face.post(RESPONSES, MINIMAL[RESPONSES] | {"previous_response_id": first["id"]}),
+            await face.post(f"{RESPONSES}/{first['id']}/cancel", b""),
+        ]
+        async with face.client.get(f"{RESPONSES}/{first['id']}") as answer:
+            found.append((answer.status, await answer.json()))
+
+    message = f"Response with id '{first['id']}' not found."
+    assert [(404, message)] * 3 == [(status, body["error"]["message"]) for status, body in found]

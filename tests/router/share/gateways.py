@@ -116,6 +116,6 @@ def peers(ports: Sequence[int]) -> Source:
     return StaticSource([Endpoint(at(port), at(port)) for port in ports])
 
 
-def meshed(port: int, ports: Sequence[int]) -> Build:
+def meshed(port: int, ports: Sequence[int], clock: Callable[[], float] = monotonic) -> Build:
     """A mesh that listens on `port` and dials `ports`."""
-    return lambda tally: Mesh(at(port), peers(ports), tally, rng=random.Random(port), clock=monotonic)
+    return lambda tally: Mesh(at(port), peers(ports), tally, rng=random.Random(port), clock=clock)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from extproc.router.budget import TokenBucket
 from extproc.router.share.courier import MOST_SENDERS
 from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import Seal
@@ -85,3 +86,15 @@ def test_senders_that_are_not_known_share_one_tenth_of_a_core() -> None:
     reader.gateway.courier.take(stranger)
 
     assert reader.gateway.counts["flood"] == 1
+
+
+def test_what_is_left_is_spent_at_once_what_is_overspent_is_waited_for_and_little_is_saved_up() -> None:
+    bucket = TokenBucket(10.0, 5.0)
+
+    assert bucket.wait_s(0.0) == 0
+    bucket.spend(7.0)
+    assert [bucket.wait_s(0.0), bucket.wait_s(0.2)] == [0.2, 0]
+    assert bucket.wait_s(1000.0) == 0
+    bucket.spend(6.0)
+    assert bucket.wait_s(1000.0) == 0.1
+    assert bucket.wait_s(999.5) == 0.1, "a clock that stands or goes back gives nothing"

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from time import monotonic
 
 import pytest
@@ -164,13 +164,14 @@ async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[Gateway
             await until(lambda: other.counts["heard"] > before_s)
 
 
-async def test_silent_connections_keep_no_newcomer_out(
-    lone: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_connections_keep_no_newcomer_out() -> None:
     """More than there may be lines, which do not go for their silence. Who comes after them is heard."""
-    monkeypatch.setattr("extproc.router.share.mesh._IDLE_S", 600.0)
     letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [], []))
-    with ExitStack() as stack:
+    [port] = free_ports(1)
+    lone = Gateway(1, meshed(port, [], clock=lambda: 0.0))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(lone.running())
+        await until(lambda: _serves(lone), LONG_S)
         for _ in range(600):
             stack.enter_context(socket.create_connection(("127.0.0.1", _port(lone))))
             await asyncio.sleep(0)
