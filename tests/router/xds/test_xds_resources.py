@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.xds.clusters import build_cluster
 from extproc.router.xds.requests import Request, WireResponse, decode_request
-from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog
+from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog, build_cluster
 
 STANDALONE = Path(__file__).parents[3] / "envoy" / "standalone.yaml"
 
