@@ -46,22 +46,24 @@ async def at(sink: RecordingSink) -> AsyncIterator[Asked]:
 @pytest.mark.parametrize("target", ["vllm:8000", "vllm.default.svc.cluster.local:8000"])
 async def test_a_name_in_full_or_short_becomes_its_addresses_in_their_order(at: Asked, target: str) -> None:
     async with at.running(target):
-        await at.sink.until(lambda told: len(told.lists) >= 2)
+        await at.sink.until(lambda sink: len(sink.lists) >= 2)
 
-    assert [[e.name for e in told] for told in at.sink.lists[:2]] == [["10.0.0.1:8000", "10.0.0.2:8000"]] * 2
+    assert [[e.name for e in listed] for listed in at.sink.lists[:2]] == [
+        ["10.0.0.1:8000", "10.0.0.2:8000"]
+    ] * 2
     assert at.sink.restarts == []
     assert set(at.server.questions) == {f"{NAME} A"}
 
 
 async def test_changed_addresses_replace_the_list_and_their_order_is_no_change(at: Asked) -> None:
     async with at.running():
-        await at.sink.until(lambda told: told.lists)
+        await at.sink.until(lambda sink: sink.lists)
         at.server.records[NAME, "A"].reverse()
         asked = len(at.server.questions)
-        await at.sink.until(lambda told: len(told.lists) > asked + 1)
-        assert all(told == at.sink.lists[0] for told in at.sink.lists)
+        await at.sink.until(lambda sink: len(sink.lists) > asked + 1)
+        assert all(listed == at.sink.lists[0] for listed in at.sink.lists)
         at.server.records[NAME, "A"] = ["10.0.0.3"]
-        await at.sink.until(lambda told: told.addresses == ["10.0.0.3:8000"])
+        await at.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
 
 
 @pytest.mark.parametrize(("ttl_s", "waits_s"), [(0, 1), (5, 5), (3600, 30)])
@@ -77,17 +79,17 @@ async def test_the_ttl_decides_when_to_ask_again(at: Asked, *, ttl_s: int, waits
 async def test_ipv6_serves_where_there_is_no_ipv4(at: Asked) -> None:
     at.server.records[NAME, "AAAA"] = ["fd00::1"]
     async with at.running():
-        await at.sink.until(lambda told: told.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
+        await at.sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
     del at.server.records[NAME, "A"]
     async with at.running():
-        await at.sink.until(lambda told: told.addresses == ["[fd00::1]:8000"])
+        await at.sink.until(lambda sink: sink.addresses == ["[fd00::1]:8000"])
 
 
 async def test_a_truncated_answer_is_fetched_over_tcp(at: Asked) -> None:
     at.server.truncates = True
     at.server.records[NAME, "A"] = [f"10.0.{number // 250}.{number % 250}" for number in range(500)]
     async with at.running():
-        await at.sink.until(lambda told: len(told.addresses) == 500)
+        await at.sink.until(lambda sink: len(sink.addresses) == 500)
 
 
 def fall_silent(server: DnsServer) -> None:
@@ -106,16 +108,16 @@ def fall_silent(server: DnsServer) -> None:
 )
 async def test_a_failure_keeps_the_list(at: Asked, *, break_: Callable[[DnsServer], None], why: str) -> None:
     async with at.running():
-        await at.sink.until(lambda told: told.lists)
+        await at.sink.until(lambda sink: sink.lists)
         break_(at.server)
-        await at.sink.until(lambda told: len(told.restarts) >= 3)
+        await at.sink.until(lambda sink: len(sink.restarts) >= 3)
         delays_s = at.delays[-2:]
         at.server.rcode, at.server.is_silent, at.server.patience_s = dns.rcode.NOERROR, False, 2.0
         at.server.records[NAME, "A"] = ["10.0.0.3"]
-        await at.sink.until(lambda told: told.addresses == ["10.0.0.3:8000"])
+        await at.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
 
     assert set(at.sink.restarts) == {why}
-    told_addresses = {tuple(endpoint.address for endpoint in told) for told in at.sink.lists}
+    told_addresses = {tuple(endpoint.address for endpoint in listed) for listed in at.sink.lists}
     assert told_addresses == {("10.0.0.1:8000", "10.0.0.2:8000"), ("10.0.0.3:8000",)}
     assert max(delays_s) <= 4
     assert all(at.sink.reasons)
@@ -130,7 +132,7 @@ async def test_a_missing_resolver_configuration_is_a_failure_like_others(at: Ask
         raise NoResolverConfiguration
 
     async with at.running(open_resolver=open_resolver):
-        await at.sink.until(lambda told: told.lists)
+        await at.sink.until(lambda sink: sink.lists)
 
     assert at.sink.restarts == ["dns_failure", "dns_failure"]
 

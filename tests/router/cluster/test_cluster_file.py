@@ -30,7 +30,7 @@ async def change_until_two(change: Callable[[], None], sink: RecordingSink) -> N
     for _ in range(20):
         change()
         with suppress(AssertionError):
-            return await sink.until(lambda told: len(told.addresses) == 2, limit_s=1.0)
+            return await sink.until(lambda sink: len(sink.addresses) == 2, limit_s=1.0)
     raise AssertionError("no change was seen")
 
 
@@ -92,7 +92,7 @@ def test_any_bytes_parse_or_raise_settings_error(content: bytes) -> None:
 
 async def test_a_change_of_the_file_replaces_the_list(path: Path, sink: RecordingSink) -> None:
     async with running(FileSource(path, poll_s=NEVER_S), sink):
-        await sink.until(lambda told: told.addresses == ["10.0.0.1:8000"])
+        await sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000"])
         await change_until_two(lambda: replace_file(path, TWO), sink)
 
     assert sink.restarts == []
@@ -110,7 +110,7 @@ async def test_a_half_written_file_is_not_taken(path: Path, sink: RecordingSink)
         for end in (b"00\n- address: 10.0.0.2\n  port: 80", b"01\n"):
             await asyncio.sleep(0.1)
             write_on(end)
-        await sink.until(lambda told: told.lists)
+        await sink.until(lambda sink: sink.lists)
 
     assert sink.addresses == ["10.0.0.1:8000", "10.0.0.2:8001"]
     assert (len(sink.lists), sink.restarts) == (1, [])
@@ -128,7 +128,7 @@ async def test_a_swapped_link_of_a_mounted_configmap_is_a_change(tmp_path: Path,
         (tmp_path / "..data_tmp").rename(tmp_path / "..data")
 
     async with running(FileSource(tmp_path / "endpoints.yaml", poll_s=NEVER_S), sink):
-        await sink.until(lambda told: told.lists)
+        await sink.until(lambda sink: sink.lists)
         await change_until_two(swap, sink)
 
 
@@ -141,39 +141,39 @@ async def test_polling_finds_what_the_directory_does_not_show(tmp_path: Path, si
     (here / "endpoints.yaml").symlink_to(elsewhere / "list")
 
     async with running(FileSource(here / "endpoints.yaml", poll_s=0.05), sink):
-        await sink.until(lambda told: told.lists)
+        await sink.until(lambda sink: sink.lists)
         (elsewhere / "list").write_bytes(TWO)
-        await sink.until(lambda told: len(told.addresses) == 2)
+        await sink.until(lambda sink: len(sink.addresses) == 2)
 
 
 async def test_a_bad_or_deleted_file_leaves_the_list_and_counts_once(path: Path, sink: RecordingSink) -> None:
     async with running(FileSource(path, poll_s=0.02), sink):
-        await sink.until(lambda told: told.lists)
+        await sink.until(lambda sink: sink.lists)
         replace_file(path, b"- {address: 10.0.0.1, po")
-        await sink.until(lambda told: told.restarts)
+        await sink.until(lambda sink: sink.restarts)
         confirmed_total = sink.confirmed_total
-        await sink.until(lambda told: len(told.lacking) > 2)
+        await sink.until(lambda sink: len(sink.lacking) > 2)
 
         assert sink.restarts == ["file_invalid"]
         assert confirmed_total == sink.confirmed_total
         assert len(sink.lists) == 1
 
         replace_file(path, TWO)
-        await sink.until(lambda told: len(told.addresses) == 2)
+        await sink.until(lambda sink: len(sink.addresses) == 2)
         await asyncio.to_thread(path.unlink)
-        await sink.until(lambda told: len(told.restarts) == 2)
+        await sink.until(lambda sink: len(sink.restarts) == 2)
 
-    assert [len(told) for told in sink.lists] == [1, 2]
+    assert [len(listed) for listed in sink.lists] == [1, 2]
     assert f"{path}:1: not YAML" in str(sink.reasons[0])
 
 
 async def test_a_missing_file_is_waited_for_and_then_confirmed(tmp_path: Path, sink: RecordingSink) -> None:
     path = tmp_path / "later" / "endpoints.yaml"
     async with running(FileSource(path, poll_s=0.02), sink):
-        await sink.until(lambda told: told.restarts)
+        await sink.until(lambda sink: sink.restarts)
         path.parent.mkdir()
         replace_file(path, ONE)
-        await sink.until(lambda told: told.addresses == ["10.0.0.1:8000"])
-        await sink.until(lambda told: told.confirmed_total >= 2)
+        await sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000"])
+        await sink.until(lambda sink: sink.confirmed_total >= 2)
 
     assert len(sink.lists) == 1

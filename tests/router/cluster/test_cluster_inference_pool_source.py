@@ -57,7 +57,7 @@ async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(kube
         kube.server.put(running_pod("c", "10.0.0.3"))
         await kube.until(has("a", "b", "c"))
         kube.server.put(running_pod("a", "10.0.0.1", deleted=True))
-        await kube.until(lambda told: [e.is_ready for e in told.lists[-1]] == [False, True, True])
+        await kube.until(lambda sink: [e.is_ready for e in sink.lists[-1]] == [False, True, True])
         kube.server.delete("a", PODS)
         await kube.until(has("b", "c"))
         kube.server.put(running_pod("b", "10.0.0.2", labels=OTHERS))  # taken out of the pool by its labels
@@ -69,9 +69,9 @@ async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(kube
         kube.server.put(pool_object(ports=[8000, 8001]))
         await kube.until(has("c:8000", "c:8001", "d:8000", "d:8001"))
         kube.server.put(pool_object(ports=[9000]))
-        await kube.until(lambda told: told.addresses == ["10.0.0.3:9000", "10.0.0.4:9000"])
+        await kube.until(lambda sink: sink.addresses == ["10.0.0.3:9000", "10.0.0.4:9000"])
 
-    assert not {"default/x", "default/y"} & {each.name for told in kube.sink.lists for each in told}
+    assert not {"default/x", "default/y"} & {each.name for listed in kube.sink.lists for each in listed}
     assert len(kube.server.of(PODS).lists) == 1
 
 
@@ -86,7 +86,7 @@ async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begin
 
     kube.server.of(PODS).answer_next("list", listed, too_late)  # type: ignore[arg-type]
     async with kube.running():
-        await kube.until(lambda told: len(told.names) == 232)
+        await kube.until(lambda sink: len(sink.names) == 232)
         await kube.until_watched()
 
     pods = kube.server.of(PODS)
@@ -99,7 +99,7 @@ async def test_another_selector_lists_its_pods_and_keeps_what_is_known_meanwhile
     async with kube.watching():
         kube.server.of(PODS).answer_next("list", refuses(500), refuses(500))
         kube.server.put(pool_object(labels=OTHERS, ports=[9000]))
-        await kube.until(lambda told: told.restarts == ["server_error", "server_error"])
+        await kube.until(lambda sink: sink.restarts == ["server_error", "server_error"])
         before = kube.sink.addresses
         await kube.until(has("x"))
         await kube.until(lambda _: len(kube.server.of(PODS).watchers) == 1)
@@ -112,13 +112,13 @@ async def test_another_selector_lists_its_pods_and_keeps_what_is_known_meanwhile
         "app=vllm,model=llama",
         *["app=others"] * 3,
     ]
-    assert all(told for told in kube.sink.lists)
+    assert all(listed for listed in kube.sink.lists)
 
 
 async def test_a_deleted_pool_has_no_endpoints_and_comes_back_when_it_is_made_again(kube: Kube) -> None:
     async with kube.watching():
         kube.server.delete("vllm", POOLS)
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
         assert kube.sink.lists[-1] == []
         await kube.until(lambda _: not kube.server.of(PODS).watchers)
         kube.server.put(running_pod("c", "10.0.0.3"))
@@ -126,22 +126,22 @@ async def test_a_deleted_pool_has_no_endpoints_and_comes_back_when_it_is_made_ag
         await kube.until(has("a", "b", "c"))
 
     assert set(kube.sink.lacking) == {("no_pool", "there is no InferencePool default/vllm")}
-    assert [len(told) for told in kube.sink.lists] == [2, 0, 3]
+    assert [len(listed) for listed in kube.sink.lists] == [2, 0, 3]
     assert kube.sink.restarts == []
 
 
 async def test_a_pool_that_was_never_there_is_lacking_and_not_empty(kube: Kube) -> None:
     kube.server.delete("vllm", POOLS)
     async with kube.running():
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
         await kube.until_watched(POOLS)
         said = len(kube.sink.lacking)
         kube.server.bookmark(POOLS)
-        await kube.until(lambda told: len(told.lacking) > said)
+        await kube.until(lambda sink: len(sink.lacking) > said)
         assert (kube.sink.lists, kube.sink.confirmed_total) == ([], 0)
         said = len(kube.sink.lacking)
         kube.server.put(pool_object(labels={"app": "nobody"}))
-        await kube.until(lambda told: told.lists == [[]])  # without pods: empty, and not lacking
+        await kube.until(lambda sink: sink.lists == [[]])  # without pods: empty, and not lacking
         kube.server.put(running_pod("n", "10.0.0.9", labels={"app": "nobody"}))
         await kube.until(has("n"))
 
@@ -154,7 +154,7 @@ async def test_a_pool_that_was_never_there_is_lacking_and_not_empty(kube: Kube) 
 async def test_a_pool_that_selects_nothing_is_lacking(kube: Kube, pool: dict[str, object], why: str) -> None:
     async with kube.watching():
         kube.server.put(pool)
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
         assert kube.sink.lists[-1] == []
         kube.server.put(pool_object())
         await kube.until(has("a", "b"))
@@ -165,7 +165,7 @@ async def test_a_pool_that_selects_nothing_is_lacking(kube: Kube, pool: dict[str
 async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(kube: Kube) -> None:
     kube.server.of(POOLS).refusal = 404
     async with kube.running():
-        await kube.until(lambda told: len(told.lacking) >= 4)
+        await kube.until(lambda sink: len(sink.lacking) >= 4)
         assert (kube.sink.lists, kube.sink.restarts) == ([], [])
         reason = "the API server has no InferencePools: are their CRDs installed?"
         assert set(kube.sink.lacking) == {("no_crd", reason)}
@@ -181,16 +181,16 @@ async def test_a_list_or_watch_that_fails_is_tried_again_and_takes_nothing(kube:
     kube.server.of(kind).answer_next("list", fault, fault)
     kube.server.of(kind).answer_next("watch", refuses(410))
     async with kube.running():
-        await kube.until(lambda told: told.restarts)
+        await kube.until(lambda sink: sink.restarts)
         assert kube.sink.lists == []
-        await kube.until(lambda told: "expired" in told.restarts)
+        await kube.until(lambda sink: "expired" in sink.restarts)
         await kube.until_watched(kind)
         kube.server.put(running_pod("c", "10.0.0.3"))
         kube.server.put(pool_object(ports=[9000]))
-        await kube.until(lambda told: told.addresses == [f"10.0.0.{n}:9000" for n in (1, 2, 3)])
+        await kube.until(lambda sink: sink.addresses == [f"10.0.0.{n}:9000" for n in (1, 2, 3)])
 
     assert set(kube.sink.restarts) == {"garbled", "expired"}
-    assert all(len(told) >= 2 for told in kube.sink.lists)
+    assert all(len(listed) >= 2 for listed in kube.sink.lists)
     assert kube.sink.lacking == []
 
 
@@ -199,10 +199,10 @@ async def test_pods_bookmarks_confirm_the_list_and_the_pools_do_not(kube: Kube) 
         kube.server.bookmark(POOLS)
         kube.server.version = 500
         kube.server.bookmark(PODS)
-        await kube.until(lambda told: told.confirmed_total >= 1)
+        await kube.until(lambda sink: sink.confirmed_total >= 1)
         by_bookmarks = kube.sink.confirmed_total
         kube.server.end_watches(PODS)
-        await kube.until(lambda told: told.confirmed_total >= 2)  # the watch is taken again
+        await kube.until(lambda sink: sink.confirmed_total >= 2)  # the watch is taken again
 
     assert kube.server.of(PODS).watches[1]["resourceVersion"] == "500"
     assert by_bookmarks == 1
@@ -213,7 +213,7 @@ async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(kube: Kube
     async with kube.watching():
         kube.server.of(POOLS).refusal = 403
         kube.server.end_watches(POOLS)
-        await kube.until(lambda told: told.restarts.count("forbidden") >= 2)
+        await kube.until(lambda sink: sink.restarts.count("forbidden") >= 2)
         kube.server.bookmark(PODS)
         kube.server.put(running_pod("c", "10.0.0.3"))
         await kube.until(has("a", "b", "c"))
@@ -221,7 +221,7 @@ async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(kube: Kube
         kube.server.of(POOLS).refusal = None
         await kube.until_watched()
         kube.server.bookmark(PODS)
-        await kube.until(lambda told: told.confirmed_total >= 1)
+        await kube.until(lambda sink: sink.confirmed_total >= 1)
 
 
 async def test_a_pod_with_a_wrong_address_is_said_once(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +248,7 @@ async def test_pods_that_all_turn_not_ready_at_once_are_picked_all_the_same(kube
     async with kube.watching(settle_s=0.1):
         for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
             kube.server.put(running_pod(name, address, ready="False"))
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
 
     assert [why for why, _ in kube.sink.lacking] == ["not_ready"]
     assert len(kube.sink.lists) == 1

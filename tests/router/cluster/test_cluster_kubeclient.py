@@ -62,7 +62,7 @@ async def test_a_pod_uses_its_service_account_and_a_rotated_token_at_once(
 ) -> None:
     """Whose token may end in a newline."""
     async with following(clients, sink):
-        await sink.until(lambda told: told.names == ["default/a"])
+        await sink.until(lambda sink: sink.names == ["default/a"])
         await sink.until(lambda _: server.watchers)
         server.tokens = {"token-2"}
         await asyncio.to_thread((service_account / "token").write_text, "token-2\n")
@@ -77,7 +77,7 @@ async def test_a_server_of_another_authority_is_not_talked_to(
 ) -> None:
     trustme.CA().cert_pem.write_to_path(str(service_account / "ca.crt"))
     async with following(clients, sink):
-        await sink.until(lambda told: len(told.restarts) >= 2)
+        await sink.until(lambda sink: len(sink.restarts) >= 2)
 
     assert set(sink.restarts) == {"connection"}
     assert server.lists == server.watches == []

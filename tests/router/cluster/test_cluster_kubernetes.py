@@ -27,15 +27,15 @@ async def test_slices_of_its_service_are_followed_until_there_is_none(kube: Kube
         kube.server.put(slice_object("s2", C))
         await kube.until(has("a", "b", "c"))
         kube.server.put(slice_object("s1", A, draining_pod("b", "10.0.0.2")))
-        await kube.until(lambda told: [e.is_ready for e in told.lists[-1]] == [True, False, True])
+        await kube.until(lambda sink: [e.is_ready for e in sink.lists[-1]] == [True, False, True])
         kube.server.put(slice_object("other", pod("d", "10.0.0.4"), service="other"))
         kube.server.delete("s1")
         await kube.until(has("c"))
         kube.server.delete("s2")
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
 
     assert kube.sink.lists[-1] == []
-    assert all("default/d" not in [e.name for e in told] for told in kube.sink.lists)
+    assert all("default/d" not in [e.name for e in listed] for listed in kube.sink.lists)
     assert len(kube.server.lists) == 1
 
 
@@ -55,15 +55,15 @@ async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as
     else:
         kube.server.delete("s1")
     async with kube.running():
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
         await kube.until_watched(SLICES)
         kube.server.bookmark()
-        await kube.until(lambda told: len(told.lacking) >= 2)
+        await kube.until(lambda sink: len(sink.lacking) >= 2)
 
         assert (kube.sink.lists, kube.sink.confirmed_total) == ([], 0)
 
         kube.server.put(slice_object("s1", ports=[]))
-        await kube.until(lambda told: told.lists == [[]])  # scaled to nothing: empty, and not lacking
+        await kube.until(lambda sink: sink.lists == [[]])  # scaled to nothing: empty, and not lacking
         kube.server.put(slice_object("s1", A, B))
         await kube.until(has("a", "b"))
 
@@ -77,16 +77,16 @@ async def test_those_that_all_turn_not_ready_at_once_are_picked_all_the_same(kub
         await kube.until(has("a", "b"))
         await kube.until_watched()
         kube.server.put(slice_object("s1", *away))
-        await kube.until(lambda told: told.lacking)
+        await kube.until(lambda sink: sink.lacking)
         kube.server.bookmark()
-        await kube.until(lambda told: len(told.lacking) >= 2)
+        await kube.until(lambda sink: len(sink.lacking) >= 2)
         kube.server.put(slice_object("s1", away[0]))
         await kube.until(has("a"))
         kube.server.put(slice_object("s1", A))
-        await kube.until(lambda told: len(told.lists) >= 3)
+        await kube.until(lambda sink: len(sink.lists) >= 3)
 
     assert {why for why, _ in kube.sink.lacking} == {"not_ready"}
-    assert [[(each.name, each.is_ready) for each in told] for told in kube.sink.lists] == [
+    assert [[(each.name, each.is_ready) for each in listed] for listed in kube.sink.lists] == [
         [("default/a", True), ("default/b", True)],
         [("default/a", True)],
         [("default/a", True)],

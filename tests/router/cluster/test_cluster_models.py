@@ -19,7 +19,7 @@ LORA = {"id": "sql-lora", "object": "model", "parent": "llama"}
 QUICK = ModelsPace(settle_s=0.01)
 
 
-class Told:
+class FixedSource:
     """A source that says what the test says."""
 
     def __init__(self, *endpoints: Endpoint) -> None:
@@ -78,8 +78,8 @@ async def at(sink: RecordingSink) -> AsyncIterator[Asking]:
 
 async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(at: Asking) -> None:
     at.cards = [BASE, LORA]
-    async with at.running(Told(at.endpoint)):
-        await at.sink.until(lambda told: len(told.lists) >= 2)
+    async with at.running(FixedSource(at.endpoint)):
+        await at.sink.until(lambda sink: len(sink.lists) >= 2)
 
     [before], [after] = at.sink.lists
     assert before == at.endpoint
@@ -89,13 +89,13 @@ async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(at: Ask
 
 async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(at: Asking) -> None:
     """The questions come seldom, and never in step with others'."""
-    async with at.running(Told(at.endpoint)):
+    async with at.running(FixedSource(at.endpoint)):
         await at.sink.until(lambda _: len(at.delays) >= 5)
         assert len(at.sink.lists) == 2
         at.cards = [BASE, LORA]
-        await at.sink.until(lambda told: told.lists[-1][0].adapters == {"sql-lora"})
+        await at.sink.until(lambda sink: sink.lists[-1][0].adapters == {"sql-lora"})
         at.cards = [BASE]
-        await at.sink.until(lambda told: not told.lists[-1][0].adapters)
+        await at.sink.until(lambda sink: not sink.lists[-1][0].adapters)
         await at.sink.until(lambda _: len(at.delays) >= 10)
 
     assert all(240 <= delay <= 360 for delay in at.delays)
@@ -116,8 +116,8 @@ ELSEWHERE = {"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}}
     ids=["401", "redirect", "html", "not UTF-8", "no id", "deep"],
 )
 async def test_an_answer_of_no_use_keeps_what_is_known(at: Asking, answer: dict[str, Any]) -> None:
-    async with at.running(Told(at.endpoint)):
-        await at.sink.until(lambda told: len(told.lists) >= 2)
+    async with at.running(FixedSource(at.endpoint)):
+        await at.sink.until(lambda sink: len(sink.lists) >= 2)
         at.delays.clear()
         at.answer = answer
         await at.sink.until(lambda _: len(at.delays) >= 3)
@@ -129,11 +129,11 @@ async def test_an_answer_of_no_use_keeps_what_is_known(at: Asking, answer: dict[
 async def test_a_silent_endpoint_is_asked_again_later(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     at.delay_s = 0.5
-    async with at.running(Told(at.endpoint), ModelsPace(timeout_s=0.1)):
+    async with at.running(FixedSource(at.endpoint), ModelsPace(timeout_s=0.1)):
         await at.sink.until(lambda _: len(at.delays) >= 3)
         assert all(delay <= 2**number for number, delay in enumerate(at.delays))
         at.delay_s = 0
-        await at.sink.until(lambda told: told.lists[-1][0].models == {"llama"})
+        await at.sink.until(lambda sink: sink.lists[-1][0].models == {"llama"})
 
     assert caplog.messages == [f"{at.endpoint.address} does not list its models: TimeoutError"]
 
@@ -142,8 +142,8 @@ async def test_one_that_cannot_be_asked_stops_no_other(at: Asking, caplog: pytes
     """An address that no URL can hold: what is raised is none of a request's own errors."""
     caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test
     broken = Endpoint("default/broken", "[::1]x:80\ud800")
-    async with at.running(Told(broken, at.endpoint)):
-        await at.sink.until(lambda told: told.lists[-1:] and told.lists[-1][1].models == {"llama"})
+    async with at.running(FixedSource(broken, at.endpoint)):
+        await at.sink.until(lambda sink: sink.lists[-1:] and sink.lists[-1][1].models == {"llama"})
 
 
 async def test_what_was_learnt_outlives_a_failure_of_the_source_within(at: Asking) -> None:
@@ -160,7 +160,7 @@ async def test_what_was_learnt_outlives_a_failure_of_the_source_within(at: Askin
 
     source = Failing()
     async with at.running(source):
-        await at.sink.until(lambda told: told.lists[-1:] and told.lists[-1][0].models == {"llama"})
+        await at.sink.until(lambda sink: sink.lists[-1:] and sink.lists[-1][0].models == {"llama"})
         await at.sink.until(lambda _: source.runs >= 2)
 
     assert at.sink.lists[-1][0].models == {"llama"}
@@ -168,12 +168,12 @@ async def test_what_was_learnt_outlives_a_failure_of_the_source_within(at: Askin
 
 
 async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(at: Asking) -> None:
-    source = Told()
+    source = FixedSource()
     async with at.running(source):
-        await at.sink.until(lambda told: told.lists == [[]])
+        await at.sink.until(lambda sink: sink.lists == [[]])
         assert source.sink
         source.sink.replace([at.endpoint])
-        await at.sink.until(lambda told: told.lists[-1] and told.lists[-1][0].models)
+        await at.sink.until(lambda sink: sink.lists[-1] and sink.lists[-1][0].models)
         source.sink.replace([])
         await asyncio.sleep(0.02)
         asked = at.asked
@@ -184,9 +184,9 @@ async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(at: Asking) -
 
 
 async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_through(at: Asking) -> None:
-    source = Told(at.endpoint)
+    source = FixedSource(at.endpoint)
     async with at.running(source):
-        await at.sink.until(lambda told: len(told.lists) >= 2)
+        await at.sink.until(lambda sink: len(sink.lists) >= 2)
         assert source.sink
         source.sink.replace([Endpoint(at.endpoint.name, at.endpoint.address, is_ready=False)])
         source.sink.confirm()
@@ -200,8 +200,8 @@ async def test_only_a_few_are_asked_at_a_time_and_told_together(at: Asking) -> N
     at.delay_s = 0.01
     many = [Endpoint(f"default/{number}", at.endpoint.address) for number in range(40)]
     pace = ModelsPace(parallel=4, settle_s=0.05)
-    async with at.running(Told(*many), pace):
-        await at.sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
+    async with at.running(FixedSource(*many), pace):
+        await at.sink.until(lambda sink: sink.lists and all(e.models for e in sink.lists[-1]))
 
     assert at.most_at_once <= 4
     assert len(at.sink.lists) < len(many)
@@ -211,8 +211,8 @@ async def test_nothing_is_left_running_when_the_source_is_cancelled(at: Asking) 
     def asking() -> list[str]:
         return [repr(task) for task in asyncio.all_tasks() if "ModelsSource" in repr(task)]
 
-    async with at.running(Told(at.endpoint)):
-        await at.sink.until(lambda told: len(told.lists) >= 2)
+    async with at.running(FixedSource(at.endpoint)):
+        await at.sink.until(lambda sink: len(sink.lists) >= 2)
         assert len(asking()) == 2
 
     assert asking() == []

@@ -18,7 +18,7 @@ UPSTREAM, LLM_D = KINDS = [f"{api}/inferenceobjectives" for api in APIS]
 
 
 @dataclass
-class Told:
+class Sink:
     """The source's priorities, and its waits. The time is the test's."""
 
     server: ApiServer
@@ -51,11 +51,11 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-def told(server: ApiServer, access: Callable[..., KubeAccess], delays: list[float]) -> Told:
-    return Told(server, access, delays)
+def sink(server: ApiServer, access: Callable[..., KubeAccess], delays: list[float]) -> Sink:
+    return Sink(server, access, delays)
 
 
-async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(told: Told) -> None:
+async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(sink: Sink) -> None:
     for each in (
         objective("batch", -10),
         objective("unset"),
@@ -66,109 +66,109 @@ async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(told:
         objective("foreign", 5, group="example.com"),
         objective("nobodys", 5, pool=""),
     ):
-        told.server.put(each)
-    async with told.following():
-        await told.until_last(batch=-10, unset=0, grouped=3, older=4)
+        sink.server.put(each)
+    async with sink.following():
+        await sink.until_last(batch=-10, unset=0, grouped=3, older=4)
 
-    assert len(told.all_) == 1
+    assert len(sink.all_) == 1
 
 
-async def test_an_objective_that_is_added_changed_moved_or_deleted_is_told(told: Told) -> None:
-    async with told.following():
+async def test_an_objective_that_is_added_changed_moved_or_deleted_is_told(sink: Sink) -> None:
+    async with sink.following():
         for object_, expected in [
             (objective("batch", -1), {"batch": -1}),
             (objective("batch", -2), {"batch": -2}),
             (objective("premium", 9), {"batch": -2, "premium": 9}),
             (objective("batch", -2, pool="qwen"), {"premium": 9}),
         ]:
-            told.server.put(object_)
-            await told.until_last(**expected)
-        told.server.delete("premium", UPSTREAM)
-        await told.until_last()
-        told.server.delete("batch", UPSTREAM)
-        told.server.put(objective("last", 1))
-        await told.until_last(last=1)
+            sink.server.put(object_)
+            await sink.until_last(**expected)
+        sink.server.delete("premium", UPSTREAM)
+        await sink.until_last()
+        sink.server.delete("batch", UPSTREAM)
+        sink.server.put(objective("last", 1))
+        await sink.until_last(last=1)
 
-    assert len(told.all_) == 6
+    assert len(sink.all_) == 6
 
 
 async def test_a_cluster_without_the_kind_is_asked_again_seldom_and_quietly(
-    told: Told, caplog: pytest.LogCaptureFixture
+    sink: Sink, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.server.of(UPSTREAM).refusal = 404
-    async with told.following():
-        await until(lambda: len(told.delays) >= 2 and told.source.age_s is None)
-        told.server.of(UPSTREAM).refusal = None
-        told.server.put(objective("batch", -1))
-        await told.until_last(batch=-1)
+    sink.server.of(UPSTREAM).refusal = 404
+    async with sink.following():
+        await until(lambda: len(sink.delays) >= 2 and sink.source.age_s is None)
+        sink.server.of(UPSTREAM).refusal = None
+        sink.server.put(objective("batch", -1))
+        await sink.until_last(batch=-1)
 
-        assert told.source.age_s == 0.0
+        assert sink.source.age_s == 0.0
 
-    assert {*told.delays} == {300.0}
-    assert told.restarts == []
+    assert {*sink.delays} == {300.0}
+    assert sink.restarts == []
     assert caplog.records == []
 
 
 async def test_a_missing_role_is_said_once_and_what_is_known_stays(
-    told: Told, caplog: pytest.LogCaptureFixture
+    sink: Sink, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.server.put(objective("batch", -1))
-    upstream = told.server.of(UPSTREAM)
-    async with told.following():
-        await told.until_last(batch=-1)
+    sink.server.put(objective("batch", -1))
+    upstream = sink.server.of(UPSTREAM)
+    async with sink.following():
+        await sink.until_last(batch=-1)
         await until(lambda: upstream.watchers)
         upstream.refusal = 403
         upstream.send(line("ERROR", status_object(410, "too old")))
         await until(lambda: len(upstream.lists) >= 4)
 
-    assert told.all_ == [{"batch": -1}]
-    assert told.restarts[0] == "expired"
-    assert set(told.restarts[1:]) == {"forbidden"}
+    assert sink.all_ == [{"batch": -1}]
+    assert sink.restarts[0] == "expired"
+    assert set(sink.restarts[1:]) == {"forbidden"}
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "forbidden" in record.getMessage()
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, [], True])
-async def test_an_object_that_no_schema_allows_changes_nothing(told: Told, priority: object) -> None:
-    told.server.put(objective("batch", -1))
-    async with told.following():
-        await told.until_last(batch=-1)
-        told.server.put(objective("batch", priority))
-        await until(lambda: len(told.server.of(UPSTREAM).lists) >= 2)
+async def test_an_object_that_no_schema_allows_changes_nothing(sink: Sink, priority: object) -> None:
+    sink.server.put(objective("batch", -1))
+    async with sink.following():
+        await sink.until_last(batch=-1)
+        sink.server.put(objective("batch", priority))
+        await until(lambda: len(sink.server.of(UPSTREAM).lists) >= 2)
 
-    assert told.all_ == [{"batch": -1}]
+    assert sink.all_ == [{"batch": -1}]
 
 
-async def test_half_a_line_is_heard_whole_in_the_next_watch(told: Told) -> None:
-    whole, upstream = line("ADDED", objective("batch", -1)), told.server.of(UPSTREAM)
-    async with told.following():
+async def test_half_a_line_is_heard_whole_in_the_next_watch(sink: Sink) -> None:
+    whole, upstream = line("ADDED", objective("batch", -1)), sink.server.of(UPSTREAM)
+    async with sink.following():
         await until(lambda: upstream.watchers)
         upstream.send(whole[:20])
         upstream.end_watches()
         await until(lambda: len(upstream.watches) >= 2 and upstream.watchers)
         upstream.send(whole)
-        await told.until_last(batch=-1)
+        await sink.until_last(batch=-1)
 
-    assert told.restarts == ["connection"]
+    assert sink.restarts == ["connection"]
 
 
-async def test_llm_ds_go_first_and_the_age_is_of_the_group_confirmed_longest_ago(told: Told) -> None:
+async def test_llm_ds_go_first_and_the_age_is_of_the_group_confirmed_longest_ago(sink: Sink) -> None:
     """1. Both are listed. 2. Time goes by. 3. A bookmark of one, an object of the other. 4. One goes."""
-    told.server.of(LLM_D).refusal = None
+    sink.server.of(LLM_D).refusal = None
     for each in (objective("a", 2), objective("a", 1, api=APIS[1])):
-        told.server.put(each)
-    async with told.following():
-        await until(lambda: all(told.server.of(kind).watchers for kind in KINDS))
-        await told.until_last(a=1)  # llm-d's objects go first
-        told.now_s = 60.0
-        assert told.source.age_s == 60.0
-        told.server.bookmark(LLM_D)
-        told.server.put(objective("b", 2, api=APIS[1]))
-        await told.until_last(a=1, b=2)
-        assert told.source.age_s == 60.0
-        told.server.put(objective("c", 3))
-        await told.until_last(a=1, b=2, c=3)
-        assert told.source.age_s == 0.0
-        told.server.delete("a", LLM_D)
-        await told.until_last(a=2, b=2, c=3)
+        sink.server.put(each)
+    async with sink.following():
+        await until(lambda: all(sink.server.of(kind).watchers for kind in KINDS))
+        await sink.until_last(a=1)  # llm-d's objects go first
+        sink.now_s = 60.0
+        assert sink.source.age_s == 60.0
+        sink.server.bookmark(LLM_D)
+        sink.server.put(objective("b", 2, api=APIS[1]))
+        await sink.until_last(a=1, b=2)
+        assert sink.source.age_s == 60.0
+        sink.server.put(objective("c", 3))
+        await sink.until_last(a=1, b=2, c=3)
+        assert sink.source.age_s == 0.0
+        sink.server.delete("a", LLM_D)
+        await sink.until_last(a=2, b=2, c=3)

@@ -15,7 +15,7 @@ READY = [("default/a", "10.0.0.1:8000", True)]
 DRAINING = [("default/a", "10.0.0.1:8000", False)]
 
 
-def told(endpoints: tuple[Endpoint, ...] | list[Endpoint]) -> list[tuple[str, str, bool]]:
+def brief(endpoints: tuple[Endpoint, ...] | list[Endpoint]) -> list[tuple[str, str, bool]]:
     return [(endpoint.name, endpoint.address, endpoint.is_ready) for endpoint in endpoints]
 
 
@@ -41,7 +41,7 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
     ],
 )
 def test_a_running_ready_pod_is_an_endpoint(pod_: Object, endpoints: list[tuple[str, str, bool]]) -> None:
-    assert told(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
+    assert brief(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
 
 
 @table(
@@ -64,14 +64,14 @@ def test_the_preferred_family_is_used_and_the_other_serves_where_it_is_missing(
 def test_each_port_of_a_pod_is_an_endpoint_with_a_name_of_its_own() -> None:
     book = book_of(running_pod("b", "10.0.0.2"), running_pod("a", "10.0.0.1"), ports=(8000, 8001))
 
-    assert told(book.endpoints()) == [
+    assert brief(book.endpoints()) == [
         ("default/a:8000", "10.0.0.1:8000", True),
         ("default/a:8001", "10.0.0.1:8001", True),
         ("default/b:8000", "10.0.0.2:8000", True),
         ("default/b:8001", "10.0.0.2:8001", True),
     ]
     book.use_ports((9000,))
-    assert [address for _, address, _ in told(book.endpoints())] == ["10.0.0.1:9000", "10.0.0.2:9000"]
+    assert [address for _, address, _ in brief(book.endpoints())] == ["10.0.0.1:9000", "10.0.0.2:9000"]
 
 
 @table("ports", [(8000,), (8000, 8001)])

@@ -83,7 +83,7 @@ async def test_a_source_is_always_run_again(
         await sink.until(lambda _: source.runs >= 3)
 
     assert sink.restarts == ["internal", "internal"]
-    assert all(told and told.startswith(reason) and "eyJ" not in told for told in sink.reasons)
+    assert all(text and text.startswith(reason) and "eyJ" not in text for text in sink.reasons)
     assert len(naps.delays) == 2
 
 
@@ -116,6 +116,6 @@ async def test_cancelling_it_ends_it(sink: RecordingSink) -> None:
 async def test_a_static_source_tells_its_list_once_and_then_confirms_it(sink: RecordingSink) -> None:
     endpoints = [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.2:8000")]
     async with running(StaticSource(endpoints, confirm_s=0.001), sink):
-        await sink.until(lambda told: told.confirmed_total >= 3)
+        await sink.until(lambda sink: sink.confirmed_total >= 3)
 
     assert (sink.lists, sink.restarts) == ([endpoints], [])

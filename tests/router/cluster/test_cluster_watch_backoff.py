@@ -25,7 +25,7 @@ async def test_an_outage_keeps_the_pool_and_backs_off(kube: Kube) -> None:
         await kube.until(lambda _: second.watchers)
     await kube.until(lambda _: len(kube.delays) > 50)
 
-    assert [[e.name for e in told] for told in kube.sink.lists] == [["default/a", "default/b"]]
+    assert [[e.name for e in listed] for listed in kube.sink.lists] == [["default/a", "default/b"]]
     assert max(kube.delays) <= 30
     assert max(kube.delays[:30]) <= 2
     assert max(kube.delays[36:]) > 10
@@ -41,7 +41,7 @@ async def test_back_off_starts_over_once_a_watch_has_said_something(kube: Kube) 
     kube.server.answer_next("list", *[refuses(500)] * 10)
     async with kube.watching():
         kube.server.bookmark()
-        await kube.until(lambda told: told.confirmed_total)
+        await kube.until(lambda sink: sink.confirmed_total)
         kube.server.end_watches()
         await kube.until(lambda _: len(kube.delays) >= 11)
 

@@ -28,7 +28,7 @@ async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(kube: Kube)
         kube.server.put(slice_object("s2", C))
         await kube.until(has("a", "b", "c"))
         kube.server.end_watches()
-        await kube.until(lambda told: told.restarts)
+        await kube.until(lambda sink: sink.restarts)
         kube.server.put(slice_object("s2"))  # between two watches: the next one replays it
         await kube.until(has("a", "b"))
 
@@ -64,7 +64,7 @@ async def test_lines_are_read_however_they_are_cut(kube: Kube, chunks: tuple[byt
 async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(kube: Kube) -> None:
     """No bookmark comes before etcd notifies of its progress, which by default is every ten minutes."""
     async with kube.running(patience=Patience(silence_s=0.05)):
-        await kube.until(lambda told: told.confirmed_total >= 5)
+        await kube.until(lambda sink: sink.confirmed_total >= 5)
 
     assert set(kube.sink.restarts) == {"silent"}
     assert set(kube.sink.reasons) == {None}
@@ -75,7 +75,7 @@ async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_tak
 async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) -> None:
     kube.server.answer_next("watch", stalls(after_headers=True), *[drops()] * 100)
     async with kube.running(patience=IMPATIENT):
-        await kube.until(lambda told: "connection" in told.restarts)
+        await kube.until(lambda sink: "connection" in sink.restarts)
 
     assert kube.sink.restarts[0] == "silent"
     assert kube.sink.confirmed_total == 0
@@ -110,14 +110,14 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
 ) -> None:
     kube.server.answer_next("watch", fault)
     async with kube.running(patience=IMPATIENT if why in {"stalled", "silent"} else PATIENT):
-        await kube.until(lambda told: told.restarts)
+        await kube.until(lambda sink: sink.restarts)
         kube.server.put(slice_object("s2", C))
         await kube.until(has("a", "b", "c"))
 
     assert kube.sink.restarts[0] == why
     assert len(kube.server.lists) == 1 + lists_again
     assert [endpoint.name for endpoint in kube.sink.lists[0]] == ["default/a", "default/b"]
-    assert all(len(told) >= 2 for told in kube.sink.lists)
+    assert all(len(listed) >= 2 for listed in kube.sink.lists)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
 ) -> None:
     kube.server.answer_next("list", fault, fault)
     async with kube.running(patience=IMPATIENT if why == "stalled" else PATIENT):
-        await kube.until(lambda told: told.restarts)
+        await kube.until(lambda sink: sink.restarts)
         assert kube.sink.lists == []
         await kube.until(has("a", "b"))
 
@@ -148,7 +148,7 @@ async def test_a_rotated_token_is_read_after_a_401_and_may_end_in_a_newline(kube
     async with kube.watching():
         kube.server.tokens = {"token-2"}
         kube.server.end_watches()
-        await kube.until(lambda told: told.restarts.count("unauthorized") >= 2)
+        await kube.until(lambda sink: sink.restarts.count("unauthorized") >= 2)
         await asyncio.to_thread(kube.token.write_text, " token-2\r\n")
         await kube.until_watched()
         kube.server.put(slice_object("s2", C))
@@ -163,7 +163,7 @@ async def test_what_no_client_should_raise_is_survived_and_names_no_credential(k
         await asyncio.sleep(0.001)
 
     async with running(Restarting(kube.build(), rng=Random(7), sleep=nap), kube.sink):
-        await kube.until(lambda told: len(told.restarts) > 2)
+        await kube.until(lambda sink: len(sink.restarts) > 2)
         # In one step, as the kubelet does it: a token half written would be refused for another reason.
         await asyncio.to_thread(kube.token.with_suffix(".new").write_text, "token-1")
         await asyncio.to_thread(kube.token.with_suffix(".new").replace, kube.token)
@@ -178,7 +178,7 @@ async def test_broken_credentials_are_tried_again(kube: Kube, tmp_path: Path) ->
     good = await asyncio.to_thread((tmp_path / "kubeconfig").read_text)
     await asyncio.to_thread((tmp_path / "kubeconfig").write_text, "{}")
     async with running(source, kube.sink):
-        await kube.until(lambda told: told.restarts[:2] == ["credentials", "credentials"])
+        await kube.until(lambda sink: sink.restarts[:2] == ["credentials", "credentials"])
         await asyncio.to_thread((tmp_path / "kubeconfig").write_text, good)
         await kube.until(has("a", "b"))
 
@@ -215,7 +215,7 @@ async def test_what_has_no_end_is_read_no_further_than_its_bound(
     written: list[int] = []
     kube.server.answer_next(call, endless(written, first))
     async with kube.running():
-        await kube.until(lambda told: told.restarts)
+        await kube.until(lambda sink: sink.restarts)
         kube.server.put(slice_object("s2", C))
         await kube.until(has("a", "b", "c"))
 

@@ -82,18 +82,18 @@ def compare(sequence: list[bytes], limit_bytes: int = MAX_BYTES) -> tuple[list[H
     """Has both read the blocks up to the first that is lost; returns the heads, and how many were filled."""
     decoder, reader = Decoder(limit_bytes), HeadReader(limit_bytes)
     [own] = [found for found in reach(reader) if isinstance(found, Decoder)]
-    told: list[Head | str] = []
+    heads: list[Head | str] = []
     filled = 0
     for block in sequence:
         reader.decoded_bytes = 0
-        told.append(read(reader, block))
+        heads.append(read(reader, block))
         filled += 0 < reader.decoded_bytes < len(block)
-        assert told[-1] == plainly_read(decoder, block)
-        if told[-1] == "lost":
+        assert heads[-1] == plainly_read(decoder, block)
+        if heads[-1] == "lost":
             break
         ours, theirs = own.header_table, decoder.header_table
         assert (ours.dynamic_entries, ours.maxsize) == (theirs.dynamic_entries, theirs.maxsize)
-        if isinstance(told[-1], Head) and isinstance(head := read(reader, block), Head):
-            told[-1] = head  # the same bytes at once again: they may change the table, so both read them
+        if isinstance(heads[-1], Head) and isinstance(head := read(reader, block), Head):
+            heads[-1] = head  # the same bytes at once again: they may change the table, so both read them
             assert head == plainly_read(decoder, block)
-    return told, filled
+    return heads, filled

@@ -14,7 +14,7 @@ from extproc.router.wire.limits import WireLimits
 
 Field = tuple[str, str]
 # An event in short: ("opened", 1), ("message", 1, b"…"), ("failed", Code.PROTOCOL_ERROR).
-Told = tuple[Any, ...]
+Event = tuple[Any, ...]
 # A frame in short: type, flags, stream, payload.
 Frame = tuple[int, int, int, bytes]
 
@@ -58,25 +58,25 @@ class Peer:
             self.heard()
         self.open(*calls)
 
-    def say(self, *data: bytes) -> list[Told]:
-        told: list[Told] = []
+    def say(self, *data: bytes) -> list[Event]:
+        events: list[Event] = []
         for part in data:
             self.connection.receive(part, self.now_s)
-            told += self.told()
-        return told
+            events += self.events()
+        return events
 
-    def told(self) -> list[Told]:
-        told = [self._in_short(event) for event in self.connection.events]
+    def events(self) -> list[Event]:
+        events = [self._in_short(event) for event in self.connection.events]
         self.connection.events.clear()
-        return told
+        return events
 
     def heard(self) -> list[Frame]:
         return cut(self.connection.take_output())
 
-    def wait(self, seconds: float) -> list[Told]:
+    def wait(self, seconds: float) -> list[Event]:
         self.now_s += seconds
         self.connection.tick(self.now_s)
-        return self.told()
+        return self.events()
 
     def block(self, fields: Sequence[Field] = REQUEST) -> bytes:
         return self.encoder.encode(fields)
@@ -99,7 +99,7 @@ class Peer:
     def stream(self, stream_id: int) -> streams.Stream:
         return self._streams[stream_id]
 
-    def _in_short(self, event: streams.Event) -> Told:
+    def _in_short(self, event: streams.Event) -> Event:
         match event:
             case streams.Opened():
                 self._streams[event.stream.id] = event.stream

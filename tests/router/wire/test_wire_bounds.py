@@ -7,7 +7,7 @@ from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.reach import size_of
-from tests.router.wire.peer import END, Frame, Peer, Told, code_of, cut, data, framed, ping, sent_reset
+from tests.router.wire.peer import END, Event, Frame, Peer, code_of, cut, data, framed, ping, sent_reset
 from tests.tables import table
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).
@@ -36,7 +36,7 @@ def test_frames_that_carry_nothing_are_bounded_per_second(flood: bytes) -> None:
     peer.reset(3)
     peer.say(peer.request(5, END))
     peer.finish(5)
-    peer.told()
+    peer.events()
     peer.now_s += 1
 
     assert peer.say(*[flood] * 50) == []
@@ -58,11 +58,11 @@ def test_settings_weigh_more_with_many_streams() -> None:
 def test_messages_and_their_answers_are_no_flood() -> None:
     peer = Peer(WireLimits(control_frames_per_s=5, early_resets_per_s=5))
     for stream_id in range(1, 101, 2):
-        told = peer.say(peer.request(stream_id), data(stream_id, framed(b"x"), END))
+        events = peer.say(peer.request(stream_id), data(stream_id, framed(b"x"), END))
         peer.send(stream_id, b"y")
         peer.finish(stream_id)
-        assert told == [("opened", stream_id), ("message", stream_id, b"x"), ("half-closed", stream_id)]
-        assert peer.told() == [("closed", stream_id)]
+        assert events == [("opened", stream_id), ("message", stream_id, b"x"), ("half-closed", stream_id)]
+        assert peer.events() == [("closed", stream_id)]
 
 
 # Streams that end before their answer, each way that a peer can make them.
@@ -85,11 +85,11 @@ def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[
     peer = Peer(WireLimits(early_resets_per_s=10, stream_window_bytes=100))
     ids = iter(range(1, 1_000, 2))
 
-    def churn(count: int) -> list[Told]:
-        told: list[Told] = []
+    def churn(count: int) -> list[Event]:
+        events: list[Event] = []
         for stream_id in [next(ids) for _ in range(count)]:
-            told += peer.say(peer.request(stream_id), end(stream_id))
-        return [event for event in told if event[0] == "failed"]
+            events += peer.say(peer.request(stream_id), end(stream_id))
+        return [event for event in events if event[0] == "failed"]
 
     assert churn(10) == []
     peer.now_s += 1
@@ -116,12 +116,12 @@ def test_streams_reset_after_their_answer_began_are_no_flood(way: str) -> None:
 
 def test_rapid_resets_leave_nothing_behind() -> None:
     peer = Peer(WireLimits(early_resets_per_s=30_000, control_frames_per_s=30_000))
-    told, sizes = [], []
+    events, sizes = [], []
     for stream_id in range(1, 4_003, 2):
-        told += peer.say(peer.request(stream_id), frames.rst_stream(stream_id, Code.CANCEL))
+        events += peer.say(peer.request(stream_id), frames.rst_stream(stream_id, Code.CANCEL))
         sizes.append(size_of(peer.connection))
 
-    assert len(told) == 4_002
+    assert len(events) == 4_002
     assert peer.connection.streams == {}
     assert sizes[2:] == [sizes[2]] * 1_999, "after the proxy's kinds of header blocks are known"
     assert peer.heard() == []
@@ -183,7 +183,7 @@ OWING = {
 def test_a_call_that_owes_a_message_for_too_long_is_cancelled(said: bytes, is_cancelled: bool) -> None:
     peer = Peer(calls=(1,))
     peer.say(said)
-    peer.told()
+    peer.events()
     for _ in range(3):
         assert peer.wait(10) == []
         peer.say(ping())

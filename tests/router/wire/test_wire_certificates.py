@@ -75,12 +75,12 @@ def test_what_is_no_certificate_is_an_error(part: str) -> None:
 
 def test_a_key_of_another_generation_leaves_the_last_good_certificate() -> None:
     good, other = SelfSigned(Clock())(), SelfSigned(Clock())()
-    told = [good]
-    certificates = Certificates(lambda: told[-1])
+    files = [good]
+    certificates = Certificates(lambda: files[-1])
     listening = certificates.context()
     handshakes = [SimpleNamespace(context=None) for _ in range(3)]
     for handshake, pems in zip(handshakes, (good, Pems(good.certificate, other.key), other), strict=True):
-        told.append(pems)
+        files.append(pems)
         assert listening.sni_callback is not None
         listening.sni_callback(handshake, None, listening)  # type: ignore[arg-type]  # what it sets of it
     before, broken, after = (handshake.context for handshake in handshakes)

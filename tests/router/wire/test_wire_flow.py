@@ -40,7 +40,7 @@ def test_without_a_window_headers_go_and_data_waits() -> None:
 
     peer.open(3)
     peer.finish(3, Status.OK)
-    assert peer.told() == [("closed", 3)], "trailers need no window"
+    assert peer.events() == [("closed", 3)], "trailers need no window"
 
 
 def test_long_messages_go_in_frames_that_every_peer_accepts() -> None:
@@ -58,10 +58,10 @@ def test_a_setting_opens_the_windows_of_all_calls() -> None:
         peer.finish(stream_id)
     peer.heard()
 
-    told = peer.say(frames.settings({WINDOW: 100}))
+    events = peer.say(frames.settings({WINDOW: 100}))
     sent = peer.heard()
 
-    assert told == [("closed", 1), ("closed", 3), ("closed", 5)]
+    assert events == [("closed", 1), ("closed", 3), ("closed", 5)]
     # The acknowledgement comes first: the peer counts by the new windows only from there on (§6.5.3).
     assert sent[:1] == cut(frames.SETTINGS_ACK)
     assert [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA] == [
@@ -245,17 +245,17 @@ def test_whatever_block_comes_first_says_it(way: str) -> None:
 def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> None:
     peer = Peer(WireLimits(stream_window_bytes=window), calls=(1,))
     granted, message = window, framed(bytes(300))
-    told = []
+    events = []
     while message:
         part, message = message[:granted], message[granted:]
         granted -= len(part)
-        told += peer.say(data(1, part))
+        events += peer.say(data(1, part))
         for kind, _, stream_id, payload in peer.heard():
             assert (kind, stream_id) == (frames.WINDOW_UPDATE, 1)
             granted += int.from_bytes(payload, "big")
         assert 0 < granted <= window
 
-    assert told == [("message", 1, bytes(300))]
+    assert events == [("message", 1, bytes(300))]
 
 
 @table("beyond", [data(1, bytes(101)), data(1, bytes((95,)) + framed(b"") + bytes(95), frames.PADDED)])

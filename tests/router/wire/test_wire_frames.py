@@ -5,7 +5,7 @@ from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.incoming import Block
 from extproc.router.wire.limits import WireLimits
 from tests.reach import reach, size_of
-from tests.router.wire.peer import END, REQUEST, Peer, Told, code_of, cut, data, framed, ping
+from tests.router.wire.peer import END, REQUEST, Event, Peer, code_of, cut, data, framed, ping
 from tests.tables import table
 
 GREETING = frames.PREFACE + frames.settings({})
@@ -144,7 +144,7 @@ def test_what_has_no_meaning_here_is_ignored(ignored: bytes) -> None:
 
 
 LONGEST = bytes(frames.MAX_FRAME_BYTES - 5)
-ALLOWED: dict[str, tuple[bytes, list[Told]]] = {
+ALLOWED: dict[str, tuple[bytes, list[Event]]] = {
     "as long as allowed": (data(1, framed(LONGEST)), [("message", 1, LONGEST)]),
     "a reserved bit": (b"\0\0\x06\0\0\x80\0\0\x01" + framed(b"x"), [("message", 1, b"x")]),
     "all padding": (data(1, b"\x02\x00\x00", frames.PADDED), []),
@@ -152,9 +152,9 @@ ALLOWED: dict[str, tuple[bytes, list[Told]]] = {
 }
 
 
-@table(("said", "told"), ALLOWED.values(), ids=ALLOWED)
-def test_a_strange_frame_is_taken(said: bytes, told: list[Told]) -> None:
-    assert Peer(calls=(1,)).say(said) == told
+@table(("said", "events"), ALLOWED.values(), ids=ALLOWED)
+def test_a_strange_frame_is_taken(said: bytes, events: list[Event]) -> None:
+    assert Peer(calls=(1,)).say(said) == events
 
 
 @table("size", [0, 1, 255])
@@ -163,10 +163,10 @@ def test_padding_is_taken_off(size: int) -> None:
     padding = bytes((size,)), bytes(size)
     flags = frames.PADDED | frames.END_HEADERS | frames.HAS_PRIORITY
 
-    told = peer.say(frame(frames.HEADERS, flags, 1, padding[0] + bytes(5) + peer.block() + padding[1]))
-    told += peer.say(data(1, padding[0] + framed(b"x") + padding[1], frames.PADDED))
+    events = peer.say(frame(frames.HEADERS, flags, 1, padding[0] + bytes(5) + peer.block() + padding[1]))
+    events += peer.say(data(1, padding[0] + framed(b"x") + padding[1], frames.PADDED))
 
-    assert told == [("opened", 1), ("message", 1, b"x")]
+    assert events == [("opened", 1), ("message", 1, b"x")]
 
 
 def in_pieces(stream_id: int, block: bytes, count: int, flags: int = 0) -> list[bytes]:
@@ -182,9 +182,9 @@ def in_pieces(stream_id: int, block: bytes, count: int, flags: int = 0) -> list[
 def test_a_header_block_may_come_in_pieces(count: int) -> None:
     peer = Peer()
 
-    told = peer.say(*in_pieces(1, peer.block(), count, END))
+    events = peer.say(*in_pieces(1, peer.block(), count, END))
 
-    assert told == [("opened", 1), ("half-closed", 1)]
+    assert events == [("opened", 1), ("half-closed", 1)]
     assert dict(REQUEST)["te"] == peer.stream(1).head.metadata["te"]
 
 

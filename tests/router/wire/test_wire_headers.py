@@ -302,8 +302,8 @@ def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
     calls = [PLAIN + field + literal(b"traceparent", PARENT) for field in seeming]
     heads, filled = compare([size_update(0) + PLAIN, *calls])
 
-    told = [head.metadata["x"][-55:] for head in heads if isinstance(head, Head) and "x" in head.metadata]
-    assert (told, filled) == ([PARENT.decode(), OTHER.decode()], 0)
+    values = [head.metadata["x"][-55:] for head in heads if isinstance(head, Head) and "x" in head.metadata]
+    assert (values, filled) == ([PARENT.decode(), OTHER.decode()], 0)
 
 
 def test_where_there_is_a_table_nothing_is_cut() -> None:

@@ -24,7 +24,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def read(reader: MessageReader, pieces: list[bytes]) -> list[bytes | bytearray | Skipped]:
-    return [told for piece in pieces for told in reader.feed(piece)]
+    return [found for piece in pieces for found in reader.feed(piece)]
 
 
 @given(MESSAGES, st.binary(min_size=1, max_size=40), PLACES, st.integers(0, 60))
@@ -52,11 +52,11 @@ def test_a_message_without_room_is_skipped_and_the_next_one_read(
     budget = Budget(room)
     reader = MessageReader(budget, 40)
 
-    told = read(reader, cut(b"".join(map(framed, messages)), places))
+    received = read(reader, cut(b"".join(map(framed, messages)), places))
     # Small messages find half as much room again.
     most = room + room // 2
 
-    assert told == [message if len(message) <= most else Skipped(len(message)) for message in messages]
+    assert received == [message if len(message) <= most else Skipped(len(message)) for message in messages]
     assert budget.used == 0
 
 
@@ -102,17 +102,17 @@ def test_a_message_is_refused_by_its_prefix(
     budget = Budget(10_000)
     reader = MessageReader(budget, 40)
     prefix = b"\x01\x00\x00\x00\x01" if is_compressed else b"\x00\x00\x00\x00\x29"
-    told: list[bytes | bytearray | Skipped] = []
+    received: list[bytes | bytearray | Skipped] = []
 
     def read_all() -> None:
         for piece in cut(b"".join(map(framed, messages)) + prefix + rest, places):
-            told.extend(reader.feed(piece))
+            received.extend(reader.feed(piece))
 
     with pytest.raises(Refused) as refused:
         read_all()
 
     assert refused.value.is_compressed is is_compressed
-    assert messages == told
+    assert messages == received
     assert budget.used == 0
     with pytest.raises(Refused):
         list(reader.feed(b"more"))
@@ -188,23 +188,23 @@ def test_the_budget_is_given_back_however_it_ends(
     peer = Peer(budget_bytes=budget_bytes)
     peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 10}))
     peer.open(*STREAMS)
-    told, came = [], defaultdict[int, bytes](bytes)
+    events, came = [], defaultdict[int, bytes](bytes)
     for verb, stream_id, size in happenings:
         came[stream_id] += happen(peer, verb, stream_id, size)
-        told += peer.told()
+        events += peer.events()
         open_ = peer.connection.streams.values()
         assert peer.budget.used == sum(held_by(stream, came[stream.id]) for stream in open_)
     match end:
         case "abort":
             peer.connection.abort()
         case "fault":
-            told += peer.say(frames.rst_stream(99, frames.Code.CANCEL))
+            events += peer.say(frames.rst_stream(99, frames.Code.CANCEL))
         case "silence":
-            told += peer.wait(25) + peer.wait(25)
-    told += peer.told()
+            events += peer.wait(25) + peer.wait(25)
+    events += peer.events()
 
     assert peer.budget.used == 0
-    assert sorted(event[1] for event in told if event[0] == "closed") == list(STREAMS)
+    assert sorted(event[1] for event in events if event[0] == "closed") == list(STREAMS)
 
 
 def test_bytes_that_wait_to_be_sent_leave_less_room_for_messages() -> None:

@@ -8,7 +8,7 @@ from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
-from tests.router.wire.peer import ANSWER, END, REQUEST, Field, Frame, Peer, Told, data, framed, sent_reset
+from tests.router.wire.peer import ANSWER, END, REQUEST, Event, Field, Frame, Peer, data, framed, sent_reset
 from tests.tables import table
 
 HEADERS_END = frames.END_HEADERS | END
@@ -25,7 +25,7 @@ def trailers_of(sent: list[Frame]) -> tuple[int, dict[str, str]]:
 
 
 # A conversation, frame by frame, and its events.
-CALLS: dict[str, tuple[list[bytes], list[Told]]] = {
+CALLS: dict[str, tuple[list[bytes], list[Event]]] = {
     "unary": ([data(1, framed(b"a"), END)], [("message", 1, b"a"), ("half-closed", 1)]),
     "streaming": (
         [data(1, framed(b"a")), data(1, framed(b"b")), data(1, b"", END)],
@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[list[bytes], list[Told]]] = {
 
 
 @table(("said", "expected"), CALLS.values(), ids=CALLS)
-def test_a_call_is_told_as_it_goes(said: list[bytes], expected: list[Told]) -> None:
+def test_a_call_is_told_as_it_goes(said: list[bytes], expected: list[Event]) -> None:
     peer = Peer(calls=(1,))
 
     assert peer.say(*said) == expected
@@ -60,7 +60,7 @@ def test_answers_of_a_unary_call_are_headers_message_and_trailers() -> None:
     assert sent[0] == (frames.HEADERS, frames.END_HEADERS, 1, ANSWER)
     assert sent[1] == (frames.DATA, 0, 1, framed(b"hello"))
     assert trailers_of(sent) == (HEADERS_END, {"grpc-status": "0"})
-    assert peer.told() == [("closed", 1)]
+    assert peer.events() == [("closed", 1)]
     assert peer.connection.streams == {}
 
 
@@ -101,13 +101,13 @@ def test_an_end_is_told_once_and_nothing_is_sent_after_it(way: str) -> None:
         peer.reset(1, Code.INTERNAL_ERROR)
     else:
         peer.connection.receive(CANCEL, 0.0)
-    told, sent = peer.told(), peer.heard()
+    events, sent = peer.events(), peer.heard()
     peer.send(1, b"late")
     peer.finish(1, Status.INTERNAL)
     peer.reset(1)
     peer.connection.abort()
 
-    assert (told, peer.told(), peer.heard()) == ([("closed", 1)], [], [])
+    assert (events, peer.events(), peer.heard()) == ([("closed", 1)], [], [])
     if way == "reset":
         assert sent == [sent_reset(1, Code.INTERNAL_ERROR)]
 
@@ -118,7 +118,7 @@ def test_abort_resets_every_call() -> None:
     peer.connection.abort()
 
     assert peer.heard() == [sent_reset(1, Code.CANCEL), sent_reset(3, Code.CANCEL)]
-    assert peer.told() == [("closed", 1), ("closed", 3)]
+    assert peer.events() == [("closed", 1), ("closed", 3)]
     assert peer.connection.is_over
 
 
@@ -153,9 +153,9 @@ def test_a_message_as_long_as_allowed_is_read() -> None:
     peer = Peer(WireLimits(message_bytes=100), calls=(1,))
     message = bytes(100)
 
-    told = peer.say(data(1, framed(message)), data(1, framed(message)[:50]), data(1, framed(message)[50:]))
+    events = peer.say(data(1, framed(message)), data(1, framed(message)[:50]), data(1, framed(message)[50:]))
 
-    assert told == [("message", 1, message)] * 2
+    assert events == [("message", 1, message)] * 2
 
 
 def test_a_refused_call_with_output_waiting_reads_nothing_more_and_ends_once() -> None:
@@ -189,7 +189,7 @@ def peer_at(state: str) -> Peer:
         case "ended by us, then reset":
             peer.reset(1)
             peer.say(CANCEL)
-    peer.told()
+    peer.events()
     peer.heard()
     return peer
 
@@ -200,7 +200,7 @@ CLOSED = (
     "ended by us, then by the client",
     "ended by us, then reset",
 )
-ENDED: list[Told] = [("closed", 1)]
+ENDED: list[Event] = [("closed", 1)]
 DATA = data(1, framed(b"x"))
 REQUEST_AGAIN = frame(frames.HEADERS, frames.END_HEADERS, 1, Encoder().encode(REQUEST))
 TRAILERS_WITHOUT_END = frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x00\x01a\x01b")
@@ -209,7 +209,7 @@ WITH_CAPITALS = frame(frames.HEADERS, HEADERS_END, 1, b"\x00\x01A\x01b")
 LATE = [data(1, framed(b"late")), data(1, b"\x01"), frame(frames.HEADERS, 4, 1, b""), TRAILERS]
 NO_TRAILERS, NO_STREAM = Code.PROTOCOL_ERROR, Code.STREAM_CLOSED
 # States, what comes there, its events, and the codes of our RST_STREAMs (§5.1, §8.1).
-COMING: dict[str, tuple[Sequence[str], list[bytes], list[Told], list[Code]]] = {
+COMING: dict[str, tuple[Sequence[str], list[bytes], list[Event], list[Code]]] = {
     "trailers without END_STREAM": (["open"], [TRAILERS_WITHOUT_END, DATA], ENDED, [NO_TRAILERS]),
     "a pseudo-header": (["open"], [WITH_PSEUDO_HEADER, DATA], ENDED, [NO_TRAILERS, NO_STREAM]),
     "a name in capitals": (["open"], [WITH_CAPITALS, DATA], ENDED, [NO_TRAILERS, NO_STREAM]),
@@ -228,14 +228,14 @@ COMING: dict[str, tuple[Sequence[str], list[bytes], list[Told], list[Code]]] = {
 }
 
 
-@table(("states", "said", "told", "codes"), COMING.values(), ids=COMING)
+@table(("states", "said", "events", "codes"), COMING.values(), ids=COMING)
 def test_what_comes_means_what_the_streams_state_makes_of_it(
-    states: Sequence[str], said: list[bytes], told: list[Told], codes: list[Code]
+    states: Sequence[str], said: list[bytes], events: list[Event], codes: list[Code]
 ) -> None:
     for state in states:
         peer = peer_at(state)
 
-        assert peer.say(*said) == told, state
+        assert peer.say(*said) == events, state
         assert [sent for sent in peer.heard() if sent[0] != frames.GOAWAY] == [
             sent_reset(1, code) for code in codes
         ], state
@@ -262,7 +262,7 @@ def test_only_so_many_late_streams_are_remembered() -> None:
     for stream_id in range(1, 2_003, 2):
         peer.open(stream_id)
         peer.finish(stream_id)
-    peer.told()
+    peer.events()
     peer.heard()
 
     assert peer.say(*(data(stream_id, b"") for stream_id in range(1, 2_003, 2))) == []
@@ -274,7 +274,7 @@ def test_ids_are_odd_and_rise(stream_id: int) -> None:
     peer = Peer()
     peer.say(peer.request(5, END))
     peer.finish(5)
-    peer.told()
+    peer.events()
 
     assert peer.say(peer.request(stream_id)) == [("failed", Code.PROTOCOL_ERROR)]
 
@@ -356,10 +356,10 @@ def test_data_of_another_length_than_announced_ends_its_stream_alone(
     peer = Peer()
     peer.say(peer.request(1, 0, [*REQUEST, ("content-length", length)]))
 
-    told = [each[0] for each in peer.say(*said)]
+    events = [each[0] for each in peer.say(*said)]
 
-    assert ("half-closed" in told) is is_right
-    assert ("closed" in told) is not is_right
+    assert ("half-closed" in events) is is_right
+    assert ("closed" in events) is not is_right
     assert peer.say(peer.request(3, END)) == [("opened", 3), ("half-closed", 3)]
     nothing = peer.say(peer.request(5, END, [*REQUEST, ("content-length", "8")]))
     assert [each[0] for each in nothing] == ["opened", "closed"]

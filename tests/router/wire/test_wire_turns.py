@@ -15,7 +15,7 @@ from extproc.router.wire.calls import Call
 from extproc.router.wire.frames import frame
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
-from tests.router.wire.peer import REQUEST, Peer, Told, framed
+from tests.router.wire.peer import REQUEST, Event, Peer, framed
 from tests.tables import table
 
 GREETING = frames.PREFACE + frames.settings({})
@@ -123,7 +123,7 @@ def test_who_sends_much_has_so_much_of_it_taken_a_turn(kind: str, count: int, mo
     assert before <= most
 
 
-def turns_of(peer: Peer, said: bytes) -> list[list[Told]]:
+def turns_of(peer: Peer, said: bytes) -> list[list[Event]]:
     """The events, turn by turn."""
     turns = [peer.say(said)]
     while peer.connection.has_more:
@@ -136,7 +136,7 @@ def test_a_turn_ends_behind_256_frames_however_small() -> None:
     turns = turns_of(Peer(calls=(1,)), pieces)
 
     assert len(turns) == 5
-    assert [told[0] for told in chain(*turns)] == ["message"]
+    assert [event[0] for event in chain(*turns)] == ["message"]
 
 
 def test_a_turn_ends_behind_128_events_however_small() -> None:
@@ -144,15 +144,15 @@ def test_a_turn_ends_behind_128_events_however_small() -> None:
     empty = frame(frames.DATA, 0, 1, framed(b"") * 200) * 4
     opened = b"".join(opening(1 + 2 * number, Encoder().encode(REQUEST)) for number in range(200))
 
-    assert [len(told) for told in turns_of(Peer(calls=(1,)), empty)] == [200] * 4
-    assert [len(told) for told in turns_of(Peer(), opened)] == [128, 72]
+    assert [len(events) for events in turns_of(Peer(calls=(1,)), empty)] == [200] * 4
+    assert [len(events) for events in turns_of(Peer(), opened)] == [128, 72]
 
 
 def test_a_turn_ends_behind_8_kb_of_header_blocks_and_the_next_one_goes_on() -> None:
     turns = turns_of(Peer(), LONG_BLOCKS)
 
     assert [("opened", 1 + 2 * number) for number in range(6)] == [*chain(*turns)]
-    assert {len(told) for told in turns} == {len(turns[0])}
+    assert {len(events) for events in turns} == {len(turns[0])}
     assert len(turns) == 3
 
 
