@@ -84,7 +84,7 @@ HOSTILE: Final = MappingProxyType[str, Callable[[int], Body]](
         "backslashes": lambda size: content(fill(rb"\\", size)),
         "escapes in the system text": lambda size: content(fill(rb"\u4e16", size), b"system"),
         "surrogates in the system text": lambda size: content(fill(rb"\ud800", size), b"system"),
-        "open brackets": lambda size: Body(CHAT, b'{"model":"m","messages":' + b"[" * size),
+        "open brackets": lambda size: Body(CHAT, b'{"model":"m","messages":' + b"[" * size, JSON, None),
         "a name": lambda size: Body(CHAT, b'{"%b":0,"model":"m"}' % (b"n" * size)),
         "names of the model": lambda size: chat(fill(b'{"model":"x"},', size) + b"0"),
         "many parts of a form": lambda size: form(fill(b"--X\r\n", size) + field(b"model", b"m"), "X"),

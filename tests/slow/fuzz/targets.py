@@ -20,7 +20,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Route
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import chain_of
-from extproc.router.routing.prompt.json_effort import LIMITS
+from extproc.router.routing.prompt.json_reader import LIMITS
 from extproc.router.routing.prompt.parse import Prompt, parse
 from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
 from extproc.router.routing.strategies.base import Outside
@@ -43,9 +43,9 @@ PATHS: Final = (
     *("/score", "/rerank", "/pooling", "/invocations", "/v1/systemone", "/inference/v1/generate"),
     *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
 )
-# So that a few bytes are a large body, with long values and many windows.
-TINY: Final = replace(LIMITS, whole_bytes=0, near_bytes=8, text_bytes=16, window_bytes=16)
-NO_SKIP: Final = replace(TINY, skip_bytes=0)
+# So that a few bytes are a large body, and one of which a part is read.
+LARGE: Final = replace(LIMITS, small_bytes=0)
+TINY: Final = replace(LARGE, head_bytes=64, tail_bytes=32, medium_bytes=8, containers=4, values=8)
 CONTENT_TYPES: Final = ("application/json", "multipart/form-data; boundary=X", "multipart/form-data", "")
 KEY_NAMES: Final = ("header:x-session", "field:user", "conversation", "first_user_message", "prompt_head")
 KEYS: Final = tuple(map(parse_key, KEY_NAMES))
@@ -65,15 +65,16 @@ def prompt(data: bytes) -> None:
     is_form = content_type.startswith("multipart")
     texts: list[list[str]] = []
     # Read as it comes, and in another way; all of them would halve the number of inputs.
-    other = ((memoryview(body), LIMITS), (body, TINY), (body, NO_SKIP))[len(body) % 3]
+    other = ((memoryview(body), LIMITS), (body, LARGE), (body, TINY))[len(body) % 3]
     for given, limits in ((body, LIMITS), other):
         try:
             read = parse(path, content_type, given, is_partial=is_partial, limits=limits)
         except PromptError:
-            assert is_form or is_partial or not _is_vllms(body), "an object that vLLM reads was refused"
+            is_refused = not is_form and not is_partial and limits is not TINY and _is_vllms(body)
+            assert not is_refused, "an object that vLLM reads was refused"
             continue
         texts.append(_check_prompt(read, chars))
-    if not is_form and not is_partial and _is_plain(body):
+    if not is_form and not is_partial and other[1] is not TINY and _is_plain(body):
         assert texts == texts[:1] * 2, "a large body is read otherwise than a small one"
 
 
@@ -167,7 +168,6 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
     prefix = prefix_of(read, KEYS, chars, {})
     assert prefix != "", "an empty prefix is none"
     assert 0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64
-    assert read.effort <= LIMITS.effort + LIMITS.reserve, "more effort than there is"
     return texts
 
 

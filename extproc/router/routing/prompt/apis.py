@@ -64,6 +64,9 @@ APIS: Final = MappingProxyType(
     }
 )
 
+FIELDS: Final = frozenset(field.name for api in APIS.values() for field in api)
+"""Every name that a part of a prompt may have."""
+
 # The GenAI semantic conventions' names for the operations of paths, where they have one.
 _CHATS: Final = ("chat/completions", "chat/completions/batch", "chat", "responses", "messages")
 _OPERATIONS: Final = {

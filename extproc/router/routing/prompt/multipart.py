@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from extproc.errors import PromptError
-from extproc.router.routing.prompt.json_reader import WholeObject
+from extproc.router.routing.prompt.json_reader import Object
 
 # vLLM's transcription form has about 25 fields.
 MAX_PARTS: Final = 100
@@ -32,7 +32,7 @@ def is_form(content_type: str) -> bool:
     return content_type.strip().lower().startswith("multipart/form-data")
 
 
-def open_form(content_type: str, body: bytes | bytearray | memoryview) -> WholeObject:
+def open_form(content_type: str, body: bytes | bytearray | memoryview) -> Object:
     """Returns the form's text fields; of fields with one name the last one counts.
 
     Looks at `MAX_PARTS` parts at most, at each end of a body over twice `END_BYTES`, and leaves out files
@@ -53,7 +53,7 @@ def open_form(content_type: str, body: bytes | bytearray | memoryview) -> WholeO
         for start, end in islice(_spans(delimiter, piece), MAX_PARTS)
     )
     fields = filter(None, found)
-    return WholeObject({name: Raw(msgspec.json.encode(value)) for name, value in fields})
+    return Object({name: Raw(msgspec.json.encode(value)) for name, value in fields})
 
 
 def _spans(delimiter: bytes, data: bytes) -> Iterator[tuple[int, int]]:

@@ -13,8 +13,7 @@ from xxhash import xxh3_64
 
 from extproc.errors import PromptError
 from extproc.router.routing.prompt.apis import Api, api_of, reads_body
-from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits
-from extproc.router.routing.prompt.json_reader import Object, WholeObject, open_object
+from extproc.router.routing.prompt.json_reader import LIMITS, Object, ReadLimits, open_object
 from extproc.router.routing.prompt.multipart import is_form, open_form
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, read_turns, turns_of
 
@@ -43,11 +42,6 @@ class Prompt:
         """Why some of the body was not read, if that took too long; of the parts read until now."""
         return self._fields.fault
 
-    @property
-    def effort(self) -> int:
-        """What reading took so far, in about nanoseconds."""
-        return self._fields.effort
-
     def first_user_message(self, chars: int) -> str:
         """The first characters of the first message by `user`; KubeAI's rule, 100 there.
 
@@ -73,13 +67,13 @@ class Prompt:
         return read_turns(self._api, self._fields, chars)
 
     def written(self) -> list[bytes]:
-        """A chat's fields as they were written, the messages last; these are empty in a large body."""
+        """A chat's fields as they were written, the messages last."""
         is_chat = bool(self._api) and self._api[-1].name == "messages"
         return [self._fields.written(field.name) for field in self._api] if is_chat else [b""]
 
     def later_turns(self, messages: bytes, chars: int) -> Iterator[tuple[str, str]]:
         """As `turns`, of messages that came after the others of a chat."""
-        return read_turns(self._api[-1:], WholeObject({"messages": Raw(messages)}), chars)
+        return read_turns(self._api[-1:], Object({"messages": Raw(messages)}), chars)
 
     def conversation(self, chars: int) -> str:
         """The system text and the first characters of the first message by `user`: the same in every turn.
@@ -114,10 +108,9 @@ def parse(
     """
     api = api_of(path)
     if is_form(content_type):
-        fields: Object = open_form(content_type, body)
+        fields = open_form(content_type, body)
     else:
-        texts = {field.name for field in api} if is_partial else ()
-        fields = open_object(body, is_partial=is_partial, texts=texts, limits=limits)
+        fields = open_object(body, is_partial=is_partial, limits=limits)
     return Prompt(fields.string("model"), fields.string("cache_salt") or "", api, fields)
 
 

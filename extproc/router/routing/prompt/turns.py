@@ -11,8 +11,7 @@ from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from extproc.router.routing.prompt.apis import Api, Field
-from extproc.router.routing.prompt.json_reader import MAX_ELEMENTS, NAME_CHARS, Object, compact, elements
-from extproc.router.routing.prompt.json_skim import Array, Text
+from extproc.router.routing.prompt.json_reader import DIGEST, MAX_ELEMENTS, Object, compact, elements
 
 # Control characters that text hardly holds: no text looks like the start of another turn.
 TURN_START: Final = "\x1e"
@@ -62,16 +61,15 @@ class Turn(Struct, frozen=True):
         first = self.said[0] if len(self.said) == 1 else None
         if isinstance(first, str):
             return first[:chars]
-        return _join(self._pieces(chars), chars)
+        return _join(self._pieces(), chars)
 
     def feed(self, hasher: xxh3_64) -> None:
         """Gives everything said to `hasher`: the bytes of what `rendered` returns without a limit."""
-        for index, piece in enumerate(self._pieces(None)):
-            hasher.update(b"\n" * bool(index))
-            _feed(hasher, piece)
+        for index, piece in enumerate(self._pieces()):
+            hasher.update(b"\n" * bool(index) + piece.encode())
 
-    def _pieces(self, chars: int | None) -> Iterator[str | Text]:
-        return (piece for part in self._parts() for piece in _pieces(part, chars, _LEVELS))
+    def _pieces(self) -> Iterator[str]:
+        return (piece for part in self._parts() for piece in _pieces(part, _LEVELS))
 
     def _parts(self) -> Iterator[object]:
         for value in self.said:
@@ -123,10 +121,10 @@ def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]
 def _turns(field: Field, value: object) -> Iterator[Turn]:
     """The turns of messages; of a batch of prompts or conversations those of the first one."""
     for element in elements(value):
-        if isinstance(element, str | Text):
+        if isinstance(element, str):
             yield Turn(field.role, (element,))
             return
-        if isinstance(element, list | Array):
+        if isinstance(element, list):
             yield from (_message(message) for message in elements(element) if isinstance(message, dict))
             return
         if isinstance(element, dict):
@@ -136,25 +134,23 @@ def _turns(field: Field, value: object) -> Iterator[Turn]:
 def _message(message: Mapping[str, object]) -> Turn:
     # An item of the Responses API without a role (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
-    if isinstance(role, Text):
-        role = role.head(NAME_CHARS)
     is_plain = len(message) == 2 and "content" in message
     said = (message["content"],) if is_plain else tuple(message[name] for name in _SPOKEN if name in message)
     return Turn(role if isinstance(role, str) else "", said)
 
 
-def _plain(part: object) -> str | Text:
-    if isinstance(part, str | Text):
+def _plain(part: object) -> str:
+    if isinstance(part, str):
         return part
     if isinstance(part, dict):
         for name in _TEXTS:
             text = part.get(name)
-            if isinstance(text, str | Text):
+            if isinstance(text, str):
                 return text
     return ""
 
 
-def _pieces(part: object, chars: int | None, levels: int) -> Iterator[str | Text]:
+def _pieces(part: object, levels: int) -> Iterator[str]:
     plain = _plain(part)
     if plain:
         yield plain
@@ -164,9 +160,9 @@ def _pieces(part: object, chars: int | None, levels: int) -> Iterator[str | Text
         yield medium
     elif part.get("content") and levels:
         for inner in elements(part["content"]):
-            yield from _pieces(inner, chars, levels - 1)
+            yield from _pieces(inner, levels - 1)
     else:
-        yield compact(part, chars)
+        yield compact(part)
 
 
 def _medium(part: Mapping[str, object]) -> str:
@@ -174,28 +170,22 @@ def _medium(part: Mapping[str, object]) -> str:
     for name in _MEDIA:
         value = part.get(name)
         texts = map(value.get, _MEDIA_DATA) if isinstance(value, dict) else [value]
-        data = next((text for text in texts if isinstance(text, str | Text)), None)
-        if data and isinstance(data, str | Text):
-            digest = data.digest() if isinstance(data, Text) else xxh3_64_hexdigest(data.encode())
+        data = next((text for text in texts if isinstance(text, str)), None)
+        if data:
+            digest = (
+                data.removeprefix(DIGEST) if data.startswith(DIGEST) else xxh3_64_hexdigest(data.encode())
+            )
             return f"{TURN_TEXT}{name}:{digest}"
     return ""
 
 
-def _feed(hasher: xxh3_64, piece: str | Text) -> None:
-    if isinstance(piece, Text):
-        piece.feed(hasher)
-    else:
-        hasher.update(piece.encode())
-
-
-def _join(pieces: Iterator[str | Text], chars: int) -> str:
+def _join(pieces: Iterator[str], chars: int) -> str:
     """Joins as many pieces as `chars` characters need."""
     taken: list[str] = []
     length = 0
     for piece in pieces:
-        text = piece if isinstance(piece, str) else piece.head(chars)
-        taken.append(text)
-        length += len(text) + 1
+        taken.append(piece)
+        length += len(piece) + 1
         if length > chars:
             break
     return "\n".join(taken)[:chars]

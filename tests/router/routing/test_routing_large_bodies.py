@@ -13,11 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
-from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits
-from extproc.router.routing.prompt.json_reader import RECODED_BYTES
-from extproc.router.routing.prompt.json_skim import Skim
+from extproc.router.routing.prompt.chain import chain_of
+from extproc.router.routing.prompt.json_reader import DIGEST, LIMITS
 from extproc.router.routing.prompt.parse import Prompt, parse
-from tests.hostile import CHAT, HONEST, HOSTILE, Body, content, fill
+from tests.hostile import CHAT, HONEST, HOSTILE, Body, content
 from tests.tables import table
 
 PATHS = [
@@ -30,10 +29,10 @@ PATHS = [
     "/invocations",
     "/x",
 ]
-WHOLE = replace(LIMITS, whole_bytes=1 << 40)
-# Small enough that a few bytes are a large body, long values and many windows.
-TINY = replace(LIMITS, whole_bytes=0, near_bytes=8, text_bytes=16, window_bytes=16)
-SKIMS = [TINY, replace(LIMITS, whole_bytes=0), replace(TINY, skip_bytes=0)]
+WHOLE = replace(LIMITS, small_bytes=1 << 40)
+LARGE = replace(LIMITS, small_bytes=0)
+# A few bytes are a large body, of which a few are read.
+TINY = replace(LARGE, head_bytes=64, tail_bytes=32, medium_bytes=8, containers=4, values=8)
 
 
 def answers(prompt: Prompt, chars: int) -> list[str | None]:
@@ -45,13 +44,6 @@ def answers(prompt: Prompt, chars: int) -> list[str | None]:
         prompt.head(chars),
         prompt.conversation(chars),
     ]
-
-
-def read_both(
-    path: str, body: bytes, chars: int, limits: ReadLimits
-) -> tuple[list[str | None], list[str | None]]:
-    whole, skimmed = (parse(path, "", body, limits=given) for given in (WHOLE, limits))
-    return answers(whole, chars), answers(skimmed, chars)
 
 
 texts = st.text() | st.text(st.sampled_from('a"\\\n\u00e9世😀{}[],: '), max_size=60)
@@ -103,25 +95,27 @@ requests = st.fixed_dictionaries(
     st.sampled_from(PATHS),
     requests,
     st.tuples(st.integers(0, 80), st.integers(1, 400)),
-    st.sampled_from(SKIMS),
     st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
 )
-@example("/v1/chat/completions", {"messages": [0]}, (1, 1), SKIMS[0], {})
-@example("/v1/chat/completions", {"tools": [{"a": "why " * 9, "b": [7] * 40}]}, (80, 9), SKIMS[0], {})
+@example("/v1/chat/completions", {"messages": [0]}, (1, 1), {})
+@example("/v1/chat/completions", {"tools": [{"a": "why " * 9, "b": [7] * 40}]}, (80, 9), {})
 def test_large_body_gives_the_prompt_that_a_small_one_gives(
-    path: str, request: dict[str, Any], lengths: tuple[int, int], limits: ReadLimits, written: dict[str, Any]
+    path: str, request: dict[str, Any], lengths: tuple[int, int], written: dict[str, Any]
 ) -> None:
-    """And any part of it gives one, too."""
+    """And any part of it, and as much as may be read of it, gives one, too."""
     chars, cut = lengths
     body = json.dumps(request, **written).encode(errors="replace")
+    whole, large = (answers(parse(path, "", body, limits=limits), chars) for limits in (WHOLE, LARGE))
+    assert whole == large
 
-    whole, skimmed = read_both(path, body, chars, limits)
-    assert whole == skimmed
-    for given_limits in (WHOLE, limits):
-        part = parse(path, "", body[:cut], is_partial=True, limits=given_limits)
-        for texts_ in (whole, answers(part, chars)):
-            assert all(len(text or "") <= chars for text in texts_[3:5])
-            "".join(text or "" for text in texts_).encode()  # may be logged, sent or hashed
+    for limits, is_partial in ((WHOLE, True), (LARGE, True), (TINY, True), (TINY, False)):
+        part = body[: cut if is_partial else None]
+        try:
+            texts_ = answers(parse(path, "", part, is_partial=is_partial, limits=limits), chars)
+        except PromptTooComplex:
+            continue
+        assert all(len(text or "") <= chars for text in texts_[3:5])
+        "".join(text or "" for text in texts_).encode()  # may be logged, sent or hashed
 
 
 def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:
@@ -133,40 +127,13 @@ def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:
     return prompt
 
 
-# The effort that is left may be overdrawn by one step: a search in one window, or one value.
-BOUND = LIMITS.effort + LIMITS.reserve + 1_000_000
 SIZE = 4_000_000
-
-
-@pytest.mark.parametrize("size", [65_000, SIZE, 31_000_000])
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_body_takes_bounded_effort(kind: str, size: int) -> None:
-    prompt = ask(HOSTILE[kind](size))
-
-    assert prompt is None or prompt.effort <= BOUND
-
-
-@table("kind", ["arrays 480 deep", "small objects", "empty arrays", "open brackets"])
-def test_small_body_of_many_brackets_is_read_with_a_bound_too(kind: str) -> None:
-    prompt = ask(HOSTILE[kind](LIMITS.whole_bytes // 2))
-
-    assert prompt is not None
-    assert prompt.effort > 0
-
-
-def test_image_is_hashed_once_for_all_keys() -> None:
-    prompt = ask(HONEST["an image"](SIZE))
-    assert prompt is not None
-    before = prompt.effort
-
-    assert prompt.head(100) == prompt.head(100)
-    assert prompt.effort - before < SIZE // 16
 
 
 @table("is_partial", [False, True])
 @table("kind", HOSTILE)
 def test_hostile_body_takes_bounded_calls(kind: str, is_partial: bool) -> None:
-    """Counts what `Effort` does not know of: every call, of Python and of C."""
+    """Of Python and of C; what one call takes is bounded by bytes, containers and values."""
     body = HOSTILE[kind](SIZE)
     body = body._replace(data=body.data[: -9 if is_partial else None])
     calls = 0
@@ -194,52 +161,90 @@ def test_hostile_body_takes_little_memory_and_its_model_is_found(kind: str) -> N
     finally:
         tracemalloc.stop()
 
-    assert peak_bytes <= 4_000_000
+    assert peak_bytes <= 16_000_000
     assert (prompt and prompt.model) == (body.model if prompt else None)
 
 
-@table("size", [100_000, 3_000_000])
 @table("kind", HONEST)
-def test_honest_large_body_gives_what_a_small_one_gives(kind: str, size: int) -> None:
-    body = HONEST[kind](size)
-    whole, skimmed = (
-        parse(body.path, body.content_type, body.data, limits=limits) for limits in (WHOLE, LIMITS)
-    )
+def test_honest_large_body_gives_what_a_small_one_gives(kind: str) -> None:
+    body, whole_of = HONEST[kind](1_000_000), HONEST[kind](3_000_000)
+    small, large = (parse(body.path, body.content_type, body.data, limits=each) for each in (WHOLE, LIMITS))
+    assert answers(small, 300) == answers(large, 300)
 
-    assert answers(whole, 300) == answers(skimmed, 300)
-    assert skimmed.fault is None
+    prompt = parse(whole_of.path, whole_of.content_type, whole_of.data)
 
-
-@table("kind", [*HONEST, *HOSTILE])
-@table("effort", [0, 1_000, 10_000, 100_000, 1_000_000])
-def test_prompt_answers_however_little_may_be_spent(kind: str, effort: int) -> None:
-    """Stops at every stage: nothing but `parse` may raise, and what is cut short says so."""
-    path, data, content_type, _ = (HONEST.get(kind) or HOSTILE[kind])(200_000)
-    for reserve in (0, 10_000, 100_000):
-        limits = replace(LIMITS, effort=effort, reserve=reserve)
-        try:
-            prompt = parse(path, content_type, data, limits=limits)
-        except PromptError:
-            continue
-        answers(prompt, 100)
+    assert (prompt.head(14), prompt.model) == (small.head(14), "m")
+    assert large.fault is None
+    assert prompt.fault is None or kind == "token ids"
 
 
-LARGE = replace(LIMITS, whole_bytes=0)
-LONG = b"x" * 70_000
+def test_image_is_the_same_in_every_turn_however_large_the_body_becomes() -> None:
+    """Where it is read as it is, and where its digest stands for it."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 5_000}}
+    said = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    more = [{"role": "assistant", "content": "It is, I think, a cat. " * 5_000}]
+    small, large = (json.dumps({"messages": each}).encode() for each in (said, said + more))
+    first, later = (chain_of(parse(CHAT, "", body).turns(1 << 20), 1) for body in (small, large))
+
+    assert len(small) < LIMITS.small_bytes < len(large)
+    assert later.hashes[: len(first)] == first.hashes
+    assert DIGEST not in parse(CHAT, "", large).first_user_message(99)
+
+
+@table(
+    ("text", "is_kept"),
+    [
+        (b"some text, " * 4_000, True),
+        (rb"\u4e16\u754c" * 4_000, True),
+        (b'say \\"' + b"A" * 40_000 + b'\\"', True),
+        (rb"iVBOR\/w0K" * 4_000, False),
+    ],
+)
+def test_long_text_without_quotes_is_a_text_unless_it_is_base64(text: bytes, is_kept: bool) -> None:
+    body = content(text)
+    first = parse(body.path, "", body.data.replace(b'"x"', b'"%b"' % (b"some text " * 9_000)))
+    whole = parse(body.path, "", body.data, limits=WHOLE)
+
+    assert (first.first_user_message(99_999) == whole.first_user_message(99_999)) is is_kept
+    assert first.model == "m"
+
+
+@table(
+    ("tail", "model"),
+    [
+        (b'"model":"m"', "m"),
+        (b'"model" :\n "m","tools":[{"model":"x"}],"x":"}"', "m"),
+        (b'"model":"x","model":"m"', "m"),
+        (b'"tools":[{"model":"x"}]', None),
+        (b'"user":"\\"model\\":\\"x\\""', None),
+        (b'"model":5,"x":"model"', None),
+        (b'"model":"m","tools":[%b{}]' % (b"{}," * 9_000), None),
+        (b'"model":"m","tools":"%b"' % (b"many " * 20_000), None),
+    ],
+)
+def test_model_behind_a_long_prompt_is_found_among_the_last_members(tail: bytes, model: str | None) -> None:
+    body = b'{"messages":[{"role":"user","content":"%b"}],%b}' % (b"some text " * 250_000, tail)
+    prompt = parse(CHAT, "", body)
+
+    assert (prompt.model, prompt.first_user_message(9)) == (model, "some text")
+    assert isinstance(prompt.fault, PromptTooComplex) is (model is None)
+
+
+LONG = b"x, " * 30_000
 
 
 @table(
     ("body", "model", "first"),
     [
-        (b'{"model":"m","prompt":"%b' % LONG, "m", "xxx"),
-        (b'{"model":"m","prompt":"\\"%b\\' % LONG, "m", '"xx'),
+        (b'{"model":"m","prompt":"%b' % LONG, "m", "x, "),
+        (b'{"model":"m","prompt":"\\"%b\\' % LONG, "m", '"x,'),
         (rb'{"model":"m","prompt":"%b\u4e' % (rb"\"" * 40_000), "m", '"""'),
-        (b'{"model":"m","prompt":["%b' % LONG, "m", "xxx"),
-        (b'{"model":"m","prompt":[{"role":"user","content":"%b' % LONG, "m", "xxx"),
+        (b'{"model":"m","prompt":["%b' % LONG, "m", "x, "),
+        (b'{"model":"m","prompt":[{"role":"user","content":"%b' % LONG, "m", "x, "),
         (b'{"model":"m","prompt":[1,2,3' + b" " * 70_000, "m", "1,2"),
         (b'{"prompt":"abc","model":"%b' % LONG, None, "abc"),
-        (b'{"prompt":"abc","x":%b,"user":12' % LONG.replace(b"x", b"1")[:50_000], None, "abc"),
-        (b'{"prompt":"abc","model":"m"' + b" " * 70_000, "m", "abc"),
+        (b'{"prompt":"abc","x":%b,"user":12' % LONG.replace(b"x, ", b"111")[:300], None, "abc"),
+        (b'{"prompt":"abc","model":"m"' + b" " * 70_000, None, "abc"),
     ],
 )
 def test_large_partial_body_is_read_as_far_as_it_came(body: bytes, model: str | None, first: str) -> None:
@@ -249,27 +254,40 @@ def test_large_partial_body_is_read_as_far_as_it_came(body: bytes, model: str | 
     assert prompt.field("user") is None
 
 
-@table("body", [b"", b" " * 9, b"[]", b'{"a" 1}', b"{1:2}", b'{"a":1 "b":2}', b'{"a":1,}', b"{}{}", b'{"a":'])
+@table(
+    "body",
+    [
+        *(b"", b" " * 9, b"[]", b'{"a" 1}', b"{1:2}", b'{"a":1 "b":2}', b'{"a":1,}', b"{}{}", b'{"a":'),
+        *(b'{"a":[1 "b"]}', b'{"a":[{"b":}]}', b'{"a":"%b"}' % (b"\0" * 70_000), rb'{"a":"\q"}'),
+    ],
+)
 def test_large_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(PromptError):
         parse(CHAT, "", body, limits=LARGE)
 
 
+def test_member_of_a_large_body_that_nobody_can_read_costs_no_other() -> None:
+    prompt = parse("/v1/completions", "", b'{"model":"m","prompt":"%b\xff"}' % LONG)
+
+    assert (prompt.model, prompt.first_user_message(9)) == ("m", "")
+
+
 @table(
-    ("messages", "first"),
+    ("escapes", "text"),
     [
-        (b'[{"role":"user","content":"%b\xff"}]' % LONG, "x" * 9),
-        (b'[{"role":"user","content":"%b"}]' % (b"\x00" * 70_000), ""),
-        (b'[{"role":"user","content":"%b"}]' % (rb"\\" * 40_000), ""),
-        (b'[{"role":"user","content":"hi"} "%b"]' % LONG, "hi"),
-        (b'[{"role":"user","content":"hi","x":}, "%b"]' % LONG, "hi"),
-        (b'[{"role":"user","content":"%b"}]' % (rb"\q" * 40_000), ""),
+        (rb"\ud83d", "?"),
+        (rb"\uDE00\ud83d", "??"),
+        (rb"\ud83d\ude00\ude00", "😀?"),
+        (rb"\\ud83d\ud83d", r"\ud83d?"),
+        (rb"\ud83d\ud83d\ude00", "?😀"),
     ],
 )
-def test_broken_message_of_a_large_body_costs_no_more_than_its_prompt(messages: bytes, first: str) -> None:
-    prompt = parse(CHAT, "", b'{"model":"m","messages":%b}' % messages, limits=LARGE)
+@table("size", [9, 3_000_000])
+def test_half_a_pair_of_surrogates_is_a_question_mark(escapes: bytes, text: str, size: int) -> None:
+    body = b'{"model":"m","prompt":"%b%b"}' % (escapes, b"some text. " * (size // 11))
+    prompt = parse("/v1/completions", "", body, limits=LARGE)
 
-    assert ("m", first) == (prompt.model, prompt.first_user_message(9))
+    assert (prompt.model, prompt.first_user_message(len(text))) == ("m", text)
 
 
 def test_large_body_in_utf_16_is_read_unless_it_is_very_large() -> None:
@@ -277,7 +295,7 @@ def test_large_body_in_utf_16_is_read_unless_it_is_very_large() -> None:
 
     assert parse("/v1/completions", "", body).first_user_message(4) == "é😀é😀"
     with pytest.raises(PromptError):
-        parse("/v1/completions", "", json.dumps({"x": "y" * RECODED_BYTES}).encode("utf-16"))
+        parse("/v1/completions", "", json.dumps({"x": "y" * LIMITS.head_bytes}).encode("utf-16"))
 
 
 @table(
@@ -288,22 +306,7 @@ def test_large_body_in_utf_16_is_read_unless_it_is_very_large() -> None:
     ],
 )
 def test_numbers_far_apart_and_a_long_role_are_read(path: str, body: bytes, head: str) -> None:
-    assert [parse(path, "", body, limits=limits).head(99) for limits in (LARGE, TINY)] == [head] * 2
-
-
-def test_what_is_left_in_the_body_shows_no_text() -> None:
-    skim = Skim(b'{"a":"%b"}' % LONG)
-    [(_, start)] = skim.top()
-
-    assert LONG[:20].decode() not in repr(skim.value(start))
-
-
-def test_text_that_ends_too_far_away_still_has_a_head() -> None:
-    body = content(fill(rb"say \"hi\", ", 30_000_000))
-    prompt = parse(body.path, "", body.data)
-
-    assert isinstance(prompt.fault, PromptTooComplex)
-    assert (prompt.model, prompt.first_user_message(9)) == ("m", 'say "hi",')
+    assert [parse(path, "", body, limits=limits).head(99) for limits in (LARGE, WHOLE)] == [head] * 2
 
 
 def test_odd_model_at_the_end_is_read_as_anywhere() -> None:
