@@ -161,7 +161,7 @@ def test_hostile_body_takes_little_memory_and_its_model_is_found(kind: str) -> N
     finally:
         tracemalloc.stop()
 
-    assert peak_bytes <= 16_000_000
+    assert peak_bytes <= 12_000_000
     assert (prompt and prompt.model) == (body.model if prompt else None)
 
 
@@ -175,7 +175,7 @@ def test_honest_large_body_gives_what_a_small_one_gives(kind: str) -> None:
 
     assert (prompt.head(14), prompt.model) == (small.head(14), "m")
     assert large.fault is None
-    assert prompt.fault is None or kind == "token ids"
+    assert prompt.fault is None or kind in {"token ids", "tools and text"}
 
 
 def test_image_is_the_same_in_every_turn_however_large_the_body_becomes() -> None:

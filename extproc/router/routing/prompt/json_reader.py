@@ -35,7 +35,7 @@ from extproc.errors import PromptError, PromptTooComplex
 from extproc.router.routing.prompt.apis import FIELDS
 
 # A chat of so many messages has its prefix among them.
-MAX_ELEMENTS: Final = 4_096
+MAX_ELEMENTS: Final = 2_048
 
 # What a medium's digest begins with in its place: no text of a client's does.
 DIGEST: Final = "\x1f"
@@ -52,6 +52,7 @@ class ReadLimits:
     tail_bytes: int = 64 * 1024
     medium_bytes: int = 16 * 1024  # base64 of twice that is found wherever it stands
     containers: int = 16_384  # arrays and objects of one member, of 150 ns each
+    names: int = 32_768  # colons, of 300 ns each
     values: int = 131_072  # commas, of 25 ns each
 
 
@@ -88,16 +89,21 @@ _TRIES, _MANY = 8, 4_096
 class Object:
     """A JSON object whose members are read when they are used; nothing here raises.
 
-    `body` has the members that are not among `members`; without it there are no others.
+    `members` are as they were written, `values` are read. `body` has those that are not among them; without
+    it there are no others.
     """
 
     def __init__(
-        self, members: dict[str, Raw], body: bytes | bytearray | None = None, limits: ReadLimits = LIMITS
+        self,
+        members: dict[str, Raw],
+        values: dict[str, object] | None = None,
+        body: bytes | bytearray = b"",
+        limits: ReadLimits = LIMITS,
     ) -> None:
         self._members = members
+        self._values = values or {}
         self._body = body
         self._limits = limits
-        self._values: dict[str, object] = {}
         self.fault: PromptError | None = None
         """Why something was left out that might have been read; so far."""
 
@@ -118,8 +124,8 @@ class Object:
         return self._values[name]
 
     def written(self, name: str) -> bytes:
-        """A member as it was written; empty if there is none."""
-        return bytes(self._raw(name))
+        """A member as it was written; empty if there is none, or none but what was read."""
+        return bytes(self._members.get(name, b""))
 
     def numbers(self, name: str, chars: int) -> str | None:
         """The head of an array of numbers, joined by commas; `None` if it does not start as one. O(chars)."""
@@ -130,7 +136,9 @@ class Object:
     def _raw(self, name: str) -> Raw:
         raw = self._members.get(name)
         if raw is None:
-            raw = _ABSENT if self._body is None else _decoder_of(name).decode(self._body).value
+            if name in self._values:
+                return Raw(msgspec.json.encode(self._values[name]))
+            raw = _decoder_of(name).decode(self._body).value if self._body else _ABSENT
             self._members[name] = raw
         return raw
 
@@ -221,32 +229,39 @@ def _open_large(body: bytes | bytearray, limits: ReadLimits) -> Object:
         members: dict[str, Raw] = asdict(_MEMBERS.decode(body))
     except ValueError:
         return _open_head(body, limits, is_partial=False)
-    return Object(members, body, limits)
+    return Object(members, None, body, limits)
 
 
 def _open_head(body: bytes | bytearray, limits: ReadLimits, *, is_partial: bool) -> Object:
     """The members of the body's head, and the last of all that are texts."""
     size = _readable(body, limits)
-    is_cut, is_lost = is_partial or size < len(body), False
-    try:
-        members = _OBJECT.decode(msgspec.json.encode(_read(bytes(body[:size]), is_cut=is_cut)))
-    except ValueError:
-        if size == len(body):
-            raise
-        members, is_lost = {}, True
-    last = next(reversed(members), None)
-    if is_cut and last is not None and last not in FIELDS:
-        del members[last]
+    is_cut, members, values = is_partial or size < len(body), dict[str, Raw](), dict[str, object]()
     if not is_partial:
         tail = bytes(body[-limits.tail_bytes :])
         found = ((name, _find_last(tail, b'"%b"' % name.encode())) for name in ("model", "cache_salt"))
-        members.update((name, Raw(text)) for name, text in found if text)
-    if is_lost and not members:
-        raise PromptTooComplex(TOO_COMPLEX)
-    opened = Object(members, None, limits)
-    if size < min(len(body), limits.head_bytes) or (is_cut and "model" not in members and not is_partial):
+        members = {name: Raw(text) for name, text in found if text}
+    try:
+        values = _read_object(bytes(body[:size]), is_cut=is_cut)
+    except ValueError:
+        if size == len(body):
+            raise
+        if not members:
+            raise PromptTooComplex(TOO_COMPLEX) from None
+    last = next(reversed(values), None)
+    if is_cut and last is not None and last not in FIELDS:
+        del values[last]
+    opened = Object(members, values, limits=limits)
+    has_model = "model" in members or "model" in values
+    if size < min(len(body), limits.head_bytes) or (is_cut and not is_partial and not has_model):
         opened.fault = PromptTooComplex(TOO_COMPLEX)
     return opened
+
+
+def _read_object(written: bytes, *, is_cut: bool) -> dict[str, object]:
+    found = _read(written, is_cut=is_cut)
+    if not isinstance(found, dict):
+        raise ValueError("no object")  # noqa: TRY004  # as the readers do
+    return found
 
 
 def _read(written: bytes, *, is_cut: bool) -> object:
@@ -255,6 +270,8 @@ def _read(written: bytes, *, is_cut: bool) -> object:
     try:
         return jiter.from_json(written, partial_mode=mode)
     except ValueError:
+        if b"\\ud" not in written and b"\\uD" not in written:
+            raise
         return jiter.from_json(_HALF_PAIR.sub(b"?", written, count=_HALVES), partial_mode=mode)
 
 
@@ -263,6 +280,7 @@ def _readable(written: bytes | bytearray, limits: ReadLimits) -> int:
     size = min(len(written), limits.head_bytes)
     while size > limits.small_bytes and (
         written.count(b"[", 0, size) + written.count(b"{", 0, size) > limits.containers
+        or written.count(b":", 0, size) > limits.names
         or written.count(b",", 0, size) > limits.values
     ):
         size //= 2
