@@ -147,9 +147,12 @@ def test_nothing_is_known_of_an_endpoint_that_is_gone_or_asked_no_more() -> None
     assert feedback.signals == {}
 
 
-@table(("status", "answers_us", "is_dropped"), [(0, False, True), (0, True, False), (500, False, False)])
+@table(
+    ("status", "answers_us", "is_dropped"),
+    [(0, [False], True), (0, [True], False), (0, [True, False], False), (500, [False], False)],
+)
 def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
-    status: int, answers_us: bool, is_dropped: bool
+    status: int, answers_us: list[bool], is_dropped: bool
 ) -> None:
     strategy = PrefixCache(OUTSIDE)
     feedback = build("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
@@ -160,7 +163,8 @@ def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
     assert feedback.pool.left_out() == {pick.endpoint.name: "cooling"}
     assert len(strategy.index) > 0
 
-    feedback.confirm(pick.endpoint.name, is_there=answers_us)
+    for is_there in answers_us:
+        feedback.apply_signals(pick.endpoint, EndpointSignals() if is_there else None)
 
     assert (len(strategy.index) == 0) == is_dropped
 
