@@ -54,9 +54,9 @@ def service(evidence: Evidence) -> Iterator[Finding]:
 def endpoints(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools:
         engines, running, source = evidence.of(pool), evidence.running(pool), pool.endpoints.describe()
-        is_empty = running and not any(engine.state in {"ready", "unknown"} for engine in engines)
-        if is_empty or running.get("fault"):
-            fault = running.get("fault") or "its list has no fault"
+        is_empty = running.name and not any(engine.state in {"ready", "unknown"} for engine in engines)
+        if is_empty or running.fault:
+            fault = running.fault or "its list has no fault"
             seen = f"pool {pool.name}: none of {len(engines)} endpoints is ready" if is_empty else pool.name
             yield Finding("no_endpoint" if is_empty else "list_old", f"{seen}; {fault}", source)
         for engine in engines:
@@ -163,16 +163,16 @@ def open_port(evidence: Evidence) -> Iterator[Finding]:
 def replicas(evidence: Evidence) -> Iterator[Finding]:
     count = evidence.replicas
     for pool, settings in _by_prefix_cache(evidence) if count > 1 else ():
-        share = evidence.running(pool).get("share")
+        share = evidence.running(pool).share
         if evidence.settings.share is None:
             rule = "not_shared_told" if settings.gateways == count else "not_shared"
             seen = (
                 f"{count} replicas do not share their picks; pool {pool.name}: gateways {settings.gateways}"
             )
             yield Finding(rule, seen, count)
-        elif share and share["heard"] < count - 1:
+        elif share and share.heard < count - 1:
             counts = evidence.last.count_by("extproc_share_letters_total", "result")
-            seen = f"pool {pool.name} reaches {share['heard']} of {count - 1} other replicas: {counts}"
+            seen = f"pool {pool.name} reaches {share.heard} of {count - 1} other replicas: {counts}"
             yield Finding("share_unheard", seen)
 
 
@@ -186,11 +186,9 @@ def strangers(evidence: Evidence) -> Iterator[Finding]:
 
 def predictions(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools:
-        for name, learnt in evidence.running(pool).get("learnt", {}).get("endpoints", {}).items():
-            if learnt["presumed_share"] < 1:
-                seen = (
-                    f"{learnt['predicted_hit_rate']:.0%} of tokens, found {learnt['measured_hit_rate']:.0%}"
-                )
+        for name, learnt in evidence.running(pool).learnt.endpoints.items():
+            if learnt.presumed_share < 1:
+                seen = f"{learnt.predicted_hit_rate:.0%} of tokens, found {learnt.measured_hit_rate:.0%}"
                 yield Finding("affinity_lost", f"pool {pool.name}, {name}: predicted {seen}")
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
+from extproc.admin_ports import ClockOffset, EnvoySeen, PoolSeen, Tree, read_envoy, read_offset, read_pools
 from extproc.doctor import evidence as seen
-from extproc.envoy_admin import ClockOffset, EnvoySeen, Tree, read_envoy, read_offset
 from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
 from extproc.router.cluster.slices import EndpointSlice, read_slice
@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 3.0
 # Most engines that are probed.
 _MOST: Final = 64
 # What reading foreign JSON may raise.
-_FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 _Pages = Sequence[seen.MetricsPage]
 _OF_ENVOY: Final = ("config_dump", "stats?format=json&filter=[.]ext_proc[.]", "clusters?format=json")
 
@@ -62,7 +62,7 @@ async def look_around(
             hint = "give the running service's admin port with --url, or a configuration FILE"
             raise ExtprocError(f"{url}: {config.fault}: {hint}")
         try:
-            running: list[Tree] = [] if pools.fault else json.loads(pools.text)
+            running = [] if pools.fault else read_pools(pools.text)
             listed = list(_list_engines(settings, running))
         except _FOREIGN:
             raise ExtprocError(f"{url}/pools: not what a service of this version says") from None
@@ -174,16 +174,16 @@ class _Look:
             self.looked.append(f"Kubernetes, namespace {namespace or theirs}")
         except ModuleNotFoundError:
             self.unseen.append("Kubernetes: pip install 'extproc-router[kubernetes]'")
-        except (TimeoutError, WatchLost) as error:
+        except (TimeoutError, WatchLost, *_FOREIGN) as error:
             self.unseen.append(f"Kubernetes: {str(error) or 'no answer in time'}")
         return found
 
 
-def _list_engines(settings: Settings, running: Sequence[Tree]) -> Iterator[seen.EngineSeen]:
+def _list_engines(settings: Settings, running: Sequence[PoolSeen]) -> Iterator[seen.EngineSeen]:
     """The endpoints that the service has; without an answer, those that the settings list."""
     for pool in running:
-        for each in pool["endpoints"]:
-            yield seen.EngineSeen(pool["name"], each["name"], each["address"], each["state"])
+        for each in pool.endpoints:
+            yield seen.EngineSeen(pool.name, each.name, each.address, each.state)
     for listed in () if running else settings.pools:
         yield from (seen.EngineSeen(listed.name, at, at) for at in listed.endpoints.static or ())
 

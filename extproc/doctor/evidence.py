@@ -7,7 +7,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.envoy_admin import ClockOffset, EnvoySeen, Tree
+from extproc.admin_ports import ClockOffset, EnvoySeen, PoolSeen
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.tree import Settings
 
@@ -107,7 +107,7 @@ class Evidence:
     """
 
     settings: Settings
-    pools: Sequence[Tree] = ()
+    pools: Sequence[PoolSeen] = ()
     first: MetricsPage = MetricsPage()
     last: MetricsPage = MetricsPage()
     faults: Sequence[str] = ()
@@ -122,9 +122,9 @@ class Evidence:
     def of(self, pool: PoolSettings) -> list[EngineSeen]:
         return [engine for engine in self.engines if engine.pool == pool.name]
 
-    def running(self, pool: PoolSettings) -> Tree:
-        """What `/pools` says of it; empty where that was not fetched."""
-        return next((each for each in self.pools if each["name"] == pool.name), {})
+    def running(self, pool: PoolSettings) -> PoolSeen:
+        """What `/pools` says of it; without a name where that was not fetched."""
+        return next((each for each in self.pools if each.name == pool.name), PoolSeen("", ()))
 
     @property
     def replicas(self) -> int:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import convert
 
+from extproc.admin_ports import EnvoySeen, ExtProcFilter, PoolSeen
 from extproc.doctor.evidence import ClusterSeen, EngineSeen, Evidence, MetricsPage
-from extproc.envoy_admin import EnvoySeen, ExtProcFilter
 from tests.doctor.looking import rules, settings
 from tests.tables import table
 
@@ -18,7 +19,7 @@ A = "10.0.0.1:8000"
 FILTER = ExtProcFilter("clients", "extproc", True, 605.0, True, [("all", 0.0)])
 INSIDE: dict[str, Any] = {"endpoints": {"kubernetes": {"service": "vllm", "port": 8000}}}
 SHARE = {"cluster": "lab", "secret": {"env": "S"}, "mesh": {"peers": {"static": []}}}
-RUNNING: dict[str, Any] = {"name": "tiny", "fault": None, "share": None, "learnt": {}}
+RUNNING: dict[str, Any] = {"name": "tiny", "endpoints": []}
 TWO = ClusterSeen(replicas=2)
 LOST = {"presumed_share": 0.5, "predicted_hit_rate": 0.8, "measured_hit_rate": 0.1}
 
@@ -32,6 +33,7 @@ def page(text: str) -> MetricsPage:
 def seen(told: str = "", engine: str = "", **fields: Any) -> Evidence:
     """The service's metrics, an engine's, and what else there is; the settings by their names."""
     given = settings(A, **{name: fields.pop(name) for name in {*fields} - {*Evidence.__dataclass_fields__}})
+    fields["pools"] = convert(fields.get("pools", ()), list[PoolSeen])
     one = EngineSeen("tiny", A, A, "ready", "200", page(engine), page(engine))
     known: dict[str, Any] = {"first": page(told), "last": page(told), "engines": [one], **fields}
     return Evidence(given, **known)

@@ -1,12 +1,14 @@
-"""The ext_proc filters for one service, and their counters, as an Envoy shows them. Pure."""
+"""What admin ports show: an Envoy's of its ext_proc filters and their counters, the service's of its pools."""
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from operator import itemgetter
 from typing import Any, Final
+
+import msgspec
 
 Tree = Mapping[str, Any]
 """A JSON object."""
@@ -71,9 +73,9 @@ def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:
         if _is_a(each.get("typed_config", {}), "ext_proc.v3.ExternalProcessor")
     ]
     ours = [each for each in filters if any(at.endswith(f":{port}") for at in hosts.get(each.cluster, ()))]
-    counters = Counter[str]()
+    counters = defaultdict[str, float](float)
     for stat in json.loads(stats)["stats"]:
-        counters[stat.get("name", "").rpartition(".")[2]] += stat.get("value", 0)
+        counters[stat.get("name", "").rpartition(".")[2]] += float(stat.get("value", 0))
     ours_or_all = (host for each in ours or filters for host in hosts.get(each.cluster, {}).items())
     # Of two clusters with one address the one that reaches it counts.
     return EnvoySeen(True, ours or filters, counters, dict(sorted(ours_or_all, key=itemgetter(1))))
@@ -96,7 +98,7 @@ def _read_filter(manager: Tree, each: Tree, tables: Mapping[str | None, Tree]) -
     is_deaf = config.get("processing_mode", {}).get("response_header_mode") == "SKIP"
     waits = (config.get("message_timeout", _MESSAGE_TIMEOUT), config.get("max_message_timeout", "0s"))
     return ExtProcFilter(
-        listener=manager.get("stat_prefix", ""),
+        listener=str(manager.get("stat_prefix", "")),
         cluster=config.get("grpc_service", {}).get("envoy_grpc", {}).get("cluster_name", ""),
         fails_open=config.get("failure_mode_allow", False),
         wait_s=max(map(_seconds, waits)),
@@ -132,3 +134,42 @@ def _find(tree: Any, key: str) -> Iterator[Any]:
             yield below
         if name not in _IDLE:
             yield from _find(below, key)
+
+
+class ListedEndpoint(msgspec.Struct, frozen=True):
+    name: str
+    address: str
+    state: str
+
+
+class SharedPicks(msgspec.Struct, frozen=True):
+    """`heard`: how many other replicas are heard of."""
+
+    heard: int
+
+
+class Trust(msgspec.Struct, frozen=True):
+    """How far what was predicted of an endpoint was found there; of a service that does not say it, all."""
+
+    presumed_share: float = 1.0
+    predicted_hit_rate: float = 0.0
+    measured_hit_rate: float = 0.0
+
+
+class Learnt(msgspec.Struct, frozen=True):
+    endpoints: Mapping[str, Trust] = {}
+
+
+class PoolSeen(msgspec.Struct, frozen=True):
+    """What is read of a pool."""
+
+    name: str
+    endpoints: Sequence[ListedEndpoint]
+    fault: str | None = None
+    share: SharedPicks | None = None
+    learnt: Learnt = Learnt()
+
+
+def read_pools(text: str) -> list[PoolSeen]:
+    """Raises `ValueError` or `RecursionError` for what is not of a service of this version."""
+    return msgspec.json.decode(text, type=list[PoolSeen])

@@ -1,0 +1,83 @@
+"""Whatever its sources say, of any shape: the doctor ends with a report, or with one sentence."""
+
+import asyncio
+import json
+import re
+from contextlib import suppress
+
+from aiohttp import web
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from extproc.doctor.collect import look_around
+from extproc.doctor.report import write_report
+from extproc.errors import ExtprocError
+from tests.stack.gateway import load
+
+STATIC = {"name": "tiny", "models": ["a"], "endpoints": {"static": ["ADDRESS"]}}
+POOL = {
+    "name": "tiny",
+    "endpoints": [{"name": "tiny", "address": "ADDRESS", "state": "ready"}],
+    "fault": None,
+}
+LOST = {"presumed_share": 0.5, "predicted_hit_rate": 0.8, "measured_hit_rate": 0.1}
+STAT = {"name": "http.clients.ext_proc.extproc.message_timeouts", "value": 9}
+HOST = {"address": {"socket_address": {"address": "10.0.0.1", "port_value": 9002}}, "health_status": {}}
+PAGES = {
+    "/config": json.dumps({"pools": [STATIC]}),
+    "/pools": json.dumps([POOL | {"share": {"heard": 1}, "learnt": {"endpoints": {"tiny": LOST}}}]),
+    "/metrics": 'vllm:cache_config_info{block_size="16"} 1\n',
+    "/v1/models": json.dumps({"data": [{"id": "a", "parent": None}]}),
+    "/config_dump": json.dumps(load("standalone.yaml")),
+    "/stats": json.dumps({"stats": [STAT]}),
+    "/clusters": json.dumps({"cluster_statuses": [{"name": "extproc", "host_statuses": [HOST, HOST]}]}),
+}
+OTHERS = [
+    "null",
+    "5",
+    "-1",
+    "1" * 400,
+    "1e999",
+    "NaN",
+    '""',
+    '"a"',
+    r'"\ud800"',
+    "{}",
+    "[]",
+    '[{"a": []}]',
+    "",
+]
+PART = re.compile(r'"[^"]*"|[-\d.]+|null|\{[^{}]*\}|\[[^][]*\]')
+
+
+def change(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
+    """A page, a part of it, and what stands there instead."""
+    parts = sorted({*PART.findall(PAGES[page]), PAGES[page]})
+    return st.tuples(st.just(page), st.sampled_from(parts), st.sampled_from(OTHERS) | st.text(max_size=3))
+
+
+async def say(pages: dict[str, str]) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(text=pages.get(request.path, "").replace("ADDRESS", request.host))
+
+    runner = web.ServerRunner(web.Server(answer, access_log=None))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    with suppress(ExtprocError):
+        evidence = await look_around(url, url, None, None, 0.0)
+        assert all(write_report(evidence, as_json=as_json)[0].encode() for as_json in (False, True))
+    await runner.cleanup()
+
+
+@given(st.sampled_from([*PAGES]).flatmap(change))
+@example(("/pools", '"presumed_share"', '"other"'))
+@example(("/pools", json.dumps({"tiny": LOST}), "[5]"))
+@example(("/pools", "0.1", "null"))
+@example(("/stats", "9", "1" * 400))
+@example(("/config_dump", '"clients"', "5"))
+def test_what_is_said_in_any_shape_ends_in_a_report_or_a_sentence(changed: tuple[str, str, str]) -> None:
+    page, part, other = changed
+    pages = PAGES | {page: PAGES[page].replace(part, other).replace("HttpGrpcAccessLog", "No")}
+    asyncio.run(say(pages))
