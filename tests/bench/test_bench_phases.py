@@ -144,14 +144,7 @@ def test_journal_keeps_what_was_seen_of_the_endpoints(tmp_path: Path) -> None:
     assert read_journal(path).info.fleet == run.info.fleet
 
 
-EXPOSITION = """# HELP vllm:num_requests_running Number
-vllm:num_requests_running{engine="0",model_name="a b"} 3.0
-vllm:num_requests_running{engine="1",model_name="a b"} 4.0
-vllm:num_requests_waiting{engine="0",model_name="a b"} 5.0
-vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99.0
-vllm:kv_cache_usage_perc{engine="0",model_name="a b"} 0.5
-vllm:kv_cache_usage_perc{engine="1",model_name="a b"} 0.7
-"""
+EXPOSITION = (Path(__file__).parent / "data" / "gauges.txt").read_text()
 
 
 @table("model", ["a b", "tiny", "a } b"])

@@ -49,29 +49,7 @@ def published() -> RunMetrics:
 
 
 # Trailing blanks are part of the layout: values are left in ten columns. `·` stands for a blank here.
-PUBLISHED = """\
-============ Serving Benchmark Result ============
-Successful requests:                     8000······
-Benchmark duration (s):                  104.67····
-Total input tokens:                      6656338···
-Total generated tokens:                  608447····
-Request throughput (req/s):              76.43·····
-Output token throughput (tok/s):         5813.11···
-Total Token throughput (tok/s):          69407.79··
----------------Time to First Token----------------
-Mean TTFT (ms):                          280.20····
-Median TTFT (ms):                        239.80····
-P99 TTFT (ms):                           1260.53···
------Time per Output Token (excl. 1st token)------
-Mean TPOT (ms):                          86.55·····
-Median TPOT (ms):                        91.13·····
-P99 TPOT (ms):                           139.47····
----------------Inter-token Latency----------------
-Mean ITL (ms):                           85.78·····
-Median ITL (ms):                         77.35·····
-P99 ITL (ms):                            272.04····
-==================================================
-""".replace("·", " ")
+PUBLISHED = (Path(__file__).parent / "data" / "published.txt").read_text().replace("·", " ")
 
 
 def test_vllm_text_is_byte_for_byte_the_published_layout_with_goodput_where_limits_are_set() -> None:

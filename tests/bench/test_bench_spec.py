@@ -20,21 +20,9 @@ from extproc.errors import SettingsError
 from tests.bench.manual import blocks
 from tests.tables import table
 
-RESOURCE = """
-metadata: {name: llama3-405b-2024-07-01, namespace: llm}
-spec:
-  endpoint: llm-1.svc.local
-  port: 8000
-  performance:
-    traffic-shape:
-      req-rate: 10 qps
-      model-type: instruction-tuned-llm
-      dataset: share-gpt
-      input-length: 1024
-      max-output-length: 1024
-      total-prompts: 1000
-      traffic-spike: {burst: 10m}
-"""
+RESOURCE = (
+    (Path(__file__).parent / "data/proposed.yaml").read_text().replace(", req-rate: 20 qps, after: 5m", "")
+)
 
 
 def test_proposed_resource_is_read_as_it_is() -> None:

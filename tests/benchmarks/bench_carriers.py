@@ -3,7 +3,6 @@
 A process for each gateway, as in service, real sockets, a real NATS server beside them. CPU time of each
 process over what the same requests cost it with nobody to tell, divided by the requests of all gateways. The
 limit of every carrier is `bench_share`: there letters are written, sealed, opened and heard, not carried.
-`python -m tests.benchmarks.bench_carriers`.
 """
 
 import asyncio
@@ -26,6 +25,7 @@ from typing import Final
 import uvloop
 
 from extproc.router.share.nats import Nats, NatsAccess
+from tests.benchmarks.bench_gateway import cpu_s
 from tests.benchmarks.report import Row, report
 from tests.router.share.gateways import Build, Gateway, meshed
 from tests.slow.share.broker import Broker
@@ -119,12 +119,6 @@ async def _serve(carriage: Carriage, place: int) -> Spent:
 def serve(carriage: Carriage, place: int) -> Spent:
     gc.unfreeze()
     return uvloop.run(_serve(carriage, place))
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of another process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def each_us(spent_s: float) -> float:

@@ -3,7 +3,6 @@
 Real processes, a mesh through relays and a real NATS server; conversations whose turns go to any gateway,
 the next one 0.3 to 0.5 s after the one before. "At once" are the turns from a fault's beginning on, some 4 s
 of them; the others come after these. Reference: the same gateways that share nothing.
-`python -m tests.benchmarks.bench_faults`.
 """
 
 import asyncio

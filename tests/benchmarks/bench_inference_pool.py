@@ -1,13 +1,9 @@
 """Picks while an InferencePool of 1,000 pods changes ten times a second: how long one of them waits at most.
 
-The service's parts are in this process (source, keeper, picker, one loop), the API server in another. A
-request comes every millisecond. Its wait is from when it should have come to its pick, so whatever holds up
-the loop counts: reading events, adding up pods, placing endpoints in the other thread. Each change is a pod
-of 12 kB that becomes ready or unready, comes or goes. Reference in the same run: the same without changes.
-
-Wall time on a busy machine is the machine's; the CPU that this process used between two requests is ours. The
-figures of docs/how-to/inference-pools.md: `sudo chrt -f 50 .venv/bin/python -m tests.benchmarks
-inference_pool`.
+Source, keeper and picker are in this process, the API server in another. A request comes every millisecond
+and waits for its pick: for all that holds up the loop. Each change is a pod of 12 kB. CPU between requests is
+ours, wall time a busy machine's. docs/how-to/inference-pools.md has the figures and the command. Reference:
+the same without changes.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""The pick: its time by number of endpoints, and the cost of one endpoint's arrival.
+"""The pick: its time by number of endpoints, the cost of one endpoint's arrival, and of hearing what became.
 
 Reference in the same run: the same pick with 8 endpoints. `python -m tests.benchmarks.bench_pick`.
 """
 
+import gc
 import random
 import resource
 from collections.abc import Callable
@@ -11,10 +12,14 @@ from itertools import count as clock
 from itertools import cycle
 from operator import truediv
 from pathlib import Path
-from time import process_time_ns
+from time import monotonic, process_time_ns
 
 import orjson
 
+from extproc.router.feedback.access_log import METHOD, AccessLogs
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.outcome import Exchange, outcomes
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool, Snapshot
@@ -25,6 +30,7 @@ from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIn
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report, time_us
+from tests.router.feedback.access_logs import Client, entry, message
 
 OUTSIDE = Outside(random.Random(1), clock(0.0, 0.1).__next__)  # time goes by, so that prefills end
 STRATEGY = PrefixHash(OUTSIDE)
@@ -35,6 +41,8 @@ STRATEGIES: tuple[Callable[[], Strategy], ...] = (
 )
 # Bytes of a chat, and how many questions it has had answered.
 CHATS = ((2_000, 3), (8_000, 8), (32_000, 20), (100_000, 30), (400_000, 40))
+# What Envoy's 16 KiB buffer holds of the entries that a chat makes.
+BATCH = 24
 
 
 def endpoints(count: int) -> list[Endpoint]:
@@ -160,6 +168,32 @@ def installs(count: int) -> Callable[[], None]:
     return lambda: pool.install(next(states))
 
 
+def answers() -> bytes:
+    known = endpoints(100)
+    told = tuple(endpoint.address for endpoint in known[:3])
+    each = [entry(address=(one.ip, one.port), destinations=told, pick="f" * 16) for one in known[:BATCH]]
+    return message(*each)
+
+
+def build_desk() -> PoolFeedback:
+    rng = random.Random(1)
+    cooling = Cooling(Rules(), clock=monotonic, rng=rng)
+    pool = Pool("llama", PrefixHash(Outside(rng, monotonic)), gate=cooling)
+    pool.replace(endpoints(100))
+    return PoolFeedback(pool, cooling)
+
+
+def hearing(feedback: PoolFeedback) -> Callable[[], None]:
+    def take(exchange: Exchange) -> None:
+        for outcome in outcomes(exchange, 0.0):
+            feedback.observe(outcome)
+
+    stream = AccessLogs(take, lambda _: None).open(Client())
+    log = answers()
+
+    return lambda: stream.on_message(log)
+
+
 def main() -> None:
     # First: what has been freed once is not asked for again.
     memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
@@ -168,6 +202,9 @@ def main() -> None:
         arrival = f"arrival at {count} endpoints"
         rows.append(Row(f"{arrival}: snapshot, in a thread", time_us(arrivals(count), 20), "µs"))
         rows.append(Row(f"{arrival}: install, on the loop", time_us(installs(count), 50), "µs"))
+    gc.freeze()  # as the service does when it has started
+    heard = [sample / BATCH for sample in time_us(hearing(build_desk()), 50)]
+    rows.append(Row(f"hear of one request ({METHOD.rpartition('/')[2]}, {BATCH} a message)", heard, "µs"))
     rows += [row for size, turns in CHATS for row in decisions(size, turns)]
     report("pick", rows + memory, reference=rows[0].name)
 

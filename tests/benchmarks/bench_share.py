@@ -2,7 +2,6 @@
 
 A request is a pick and an end. Eight gateways with 1,000 requests per second that post every 10 ms have 1.25
 of them in a letter. CPU time, not the clock's. Reference in the same run: the whole pick by `prefix_cache`.
-`python -m tests.benchmarks.bench_share`.
 """
 
 import random

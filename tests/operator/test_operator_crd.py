@@ -23,24 +23,7 @@ from tests.tables import table
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-# The example of the proposal, in its spelling.
-PROPOSED = """
-metadata:
-  name: llama3-405b-2024-07-01
-  namespace: llm
-spec:
-  endpoint: llm-1.svc.local
-  port: 8000
-  performance:
-    traffic-shape:
-      req-rate: 10 qps
-      model-type: instruction-tuned-llm
-      dataset: share-gpt
-      input-length: 1024
-      max-output-length: 1024
-      total-prompts: 1000
-      traffic-spike: {burst: 10m, req-rate: 20 qps, after: 5m}
-"""
+PROPOSED = (ROOT / "tests/bench/data/proposed.yaml").read_text()
 
 
 def with_metadata(spec: dict[str, Any], name: str = "b") -> dict[str, Any]:

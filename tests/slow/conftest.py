@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.slow.stack.variants import VARIANTS
+from tests.stack.browser import Browser
 from tests.stack.shared import group_by_stack, pytest_runtest_makereport, stack
 from tests.stack.stack import Stack
 
@@ -20,6 +21,13 @@ def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
     with Stack(directory, variants=VARIANTS, simulate=["--speed", "10", *names]).running() as stack:
         yield stack
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as running:
+        running.wait_ready()
+        yield running
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,6 +12,8 @@ import orjson
 
 CHAT = "/v1/chat/completions"
 MODEL = "simulated"
+# Bodies of every size that Envoy treats in another way.
+SIZES = (0, 1, 61_000, 62_001, 1_000_000, 10_000_000)
 # Larger ones are read from a file, as aiohttp recommends.
 _SEND_WHOLE = 1_000_000
 _WAIT = aiohttp.ClientTimeout(total=60)
@@ -57,6 +59,12 @@ def chat_body(
 def ask(text: str, **fields: Any) -> bytes:
     """Returns the body of a chat with one user message."""
     return chat_body([{"role": "user", "content": text}], **fields)
+
+
+def body_of(size_bytes: int) -> bytes:
+    """Returns a chat of exactly this size, or as many bytes that are none."""
+    empty = len(ask(""))
+    return ask("m" * (size_bytes - empty)) if size_bytes > empty else b"1" * size_bytes
 
 
 async def send(

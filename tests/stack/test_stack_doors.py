@@ -34,29 +34,21 @@ CLOSED = [
     *("/v1/chat/completions/render", "/"),
 ]
 
-TRICKS = {
-    "two slashes": ("//metrics", 404),
-    "slashes within": ("/v1//load_lora_adapter", 404),
-    "up": ("/v1/../metrics", 404),
-    "up from a door": ("/v1/chat/completions/../../../metrics", 404),
-    "up, encoded": ("/v1/%2e%2e/metrics", 404),
-    "up, half encoded": ("/v1/.%2E/metrics", 404),
-    "a slash, encoded": ("/v1%2Fchat%2Fcompletions", 400),
-    "up with a slash, encoded": ("/v1/chat/completions/..%2f..%2f..%2fmetrics", 400),
-    "a backslash, encoded": ("/v1/..%5cmetrics", 400),
-    "a backslash": ("/v1\\..\\metrics", 404),
-    "encoded twice": ("/v1/%252e%252e/metrics", 404),
-    "a parameter": ("/metrics;/v1/models", 404),
-    "a parameter of a door": ("/v1/models;x=1", 404),
-    "upper case": ("/METRICS", 404),
-    "a door in upper case": ("/V1/Models", 404),
-    "a query like a door": ("/metrics?/v1/models", 404),
-    "a fragment": ("/metrics#/v1/models", 404),
-    "below a door": ("/v1/models/../metrics/../../load", 404),
-    "behind a door": ("/v1/models/", 404),
-    "the absolute form": ("http://vllm/metrics", 404),
-    "a letter, encoded": ("/%6detrics", 404),
-}
+# Slashes twice, ways up, what is encoded once or twice, parameters, upper case, queries, an absolute form.
+MISSED = [
+    *("//metrics", "/v1//load_lora_adapter", "/v1/../metrics", "/v1/chat/completions/../../../metrics"),
+    *(
+        "/v1/%2e%2e/metrics",
+        "/v1/.%2E/metrics",
+        "/v1/..%5cmetrics",
+        "/v1\\..\\metrics",
+        "/v1/%252e%252e/metrics",
+    ),
+    *("/metrics;/v1/models", "/v1/models;x=1", "/METRICS", "/V1/Models", "/metrics?/v1/models", "/%6detrics"),
+    *("/metrics#/v1/models", "/v1/models/../metrics/../../load", "/v1/models/", "http://vllm/metrics"),
+]
+REFUSED = ["/v1/..%5cmetrics", "/v1%2Fchat%2Fcompletions", "/v1/chat/completions/..%2f..%2f..%2fmetrics"]
+TRICKS = dict.fromkeys(MISSED, 404) | dict.fromkeys(REFUSED, 400)
 
 SAME = [
     *("//v1/models", "/v1//models", "/v1/./models", "/x/../v1/models", "/v1/models?a=/metrics"),
@@ -110,17 +102,17 @@ def test_other_paths_are_not_found_in_openai_words_and_cost_the_service_nothing(
 
 @table("method", ["GET", "POST"])
 def test_no_spelling_opens_another_path(stack: Stack, method: str) -> None:
-    answers = {name: ask_plainly(stack, path, method) for name, (path, _) in TRICKS.items()}
+    answers = {path: ask_plainly(stack, path, method) for path in TRICKS}
 
     assert {answer.served_by for answer in answers.values()} == {""}
     # A fragment is refused before any path is looked at.
-    expected = {name: 400 if "#" in path else status for name, (path, status) in TRICKS.items()}
-    assert {name: answer.status for name, answer in answers.items()} == expected
+    expected = {path: 400 if "#" in path else status for path, status in TRICKS.items()}
+    assert {path: answer.status for path, answer in answers.items()} == expected
 
 
 def test_nor_does_it_over_http2(stack: Stack) -> None:
     """A client of HTTP/2 has no way to say the others."""
-    tricks = {path: status for path, status in TRICKS.values() if path[0] == "/" and "#" not in path}
+    tricks = {path: status for path, status in TRICKS.items() if path[0] == "/" and "#" not in path}
     command = ["curl", "--silent", "--include", "--path-as-is", "--http2-prior-knowledge", "--max-time", "60"]
     outputs = [
         subprocess.run([*command, f"{stack.url}{path}"], capture_output=True, text=True, check=True).stdout

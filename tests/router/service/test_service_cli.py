@@ -22,10 +22,7 @@ pools:
     models: [llama]
     endpoints: {static: ["10.0.0.1:8000", "10.0.0.2:8000"]}
     strategy: {name: prefix_hash}
-  - name: qwen
-    models: ["qwen-*"]
-    endpoints: {file: endpoints.yaml}
-    strategy: {name: least_load}
+  - {name: qwen, models: ["qwen-*"], endpoints: {file: endpoints.yaml}, strategy: {name: least_load}}
 """
 
 

@@ -124,20 +124,10 @@ pools:
 """
 AFTER = """
 pools:
-- name: c
-  models: [c]
-  endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: none}}
-  max_in_flight: 1
-  hold: {}
-  probe: {}
-  signals: {}
-- name: a
-  models: [a]
-  endpoints: {static: ['10.0.0.3:80']}
-  strategy: {name: round_robin}
-  max_in_flight: 1
-  hold: {}
-  signals: {}
+- {name: c, models: [c], endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: none}},
+  max_in_flight: 1, hold: {}, probe: {}, signals: {}}
+- {name: a, models: [a], endpoints: {static: ['10.0.0.3:80']}, strategy: {name: round_robin},
+  max_in_flight: 1, hold: {}, signals: {}}
 """
 SHARE = """
 share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}

@@ -16,19 +16,13 @@ from extproc.router.settings.tree import Settings, list_settings
 from tests.tables import table
 
 GOOD = """
-server:
-  listen: unix:/run/extproc/ext_proc.sock
-  drain_s: 5
+server: {listen: "unix:/run/extproc/ext_proc.sock", drain_s: 5}
 pools:
-  - name: llama
-    models: [llama-3.1-8b-instruct]
-    adapters: [sql-lora]
-    endpoints:
-      static: [10.0.0.1:8000, "[fd00:0::1]:8000"]
-    strategy: {name: prefix_hash, prefix_chars: 50, load_floor: 0, key: conversation}
-  - name: qwen
-    endpoints: {kubernetes: {namespace: default, service: vllm, port: http}}
-    strategy: {name: round_robin}
+  - {name: llama, models: [llama-3.1-8b-instruct], adapters: [sql-lora],
+     endpoints: {static: ["10.0.0.1:8000", "[fd00:0::1]:8000"]},
+     strategy: {name: prefix_hash, prefix_chars: 50, load_floor: 0, key: conversation}}
+  - {name: qwen, strategy: {name: round_robin},
+     endpoints: {kubernetes: {namespace: default, service: vllm, port: http}}}
 """
 
 MINIMAL = "pools: [{name: a, endpoints: {static: ['10.0.0.1:8000']}}]"

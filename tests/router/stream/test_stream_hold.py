@@ -23,6 +23,7 @@ from tests.router.stream.conversations import (
     BODY_SENT,
     CONVERSATIONS,
     DUPLEX,
+    GATEWAYS,
     B,
     Conversation,
     Expected,
@@ -37,7 +38,6 @@ from tests.router.stream.conversations import (
     part,
     summarize,
 )
-from tests.router.stream.gateways import GATEWAYS
 from tests.router.stream.served import Served, build_processor, chosen, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall

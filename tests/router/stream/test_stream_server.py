@@ -35,6 +35,7 @@ from tests.router.stream.conversations import (
     ADDRESSES,
     BODY,
     CONVERSATIONS,
+    GATEWAYS,
     MAX_BODY_BYTES,
     Conversation,
     Went,
@@ -45,7 +46,6 @@ from tests.router.stream.conversations import (
     no_endpoints,
     one_pool,
 )
-from tests.router.stream.gateways import GATEWAYS
 from tests.router.stream.served import UNSEEN_S, build_processor, chosen, reader, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall

@@ -25,6 +25,7 @@ from tests.router.stream.conversations import (
     ADDRESSES,
     BODY,
     CONVERSATIONS,
+    GATEWAYS,
     MAX_BODY_BYTES,
     SKIPPED,
     Conversation,
@@ -36,7 +37,6 @@ from tests.router.stream.conversations import (
     summarize,
     two_pools,
 )
-from tests.router.stream.gateways import GATEWAYS
 from tests.tables import table
 
 BUFFERING = [say.BodyMode.BUFFERED, say.BodyMode.BUFFERED_PARTIAL]

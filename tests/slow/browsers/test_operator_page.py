@@ -1,6 +1,5 @@
 """The page of all runs in a real Chromium."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +10,6 @@ from tests.operator.statuses import EVIL, everything, served, write_report
 from tests.stack.browser import Browser, find
 
 pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as running:
-        running.wait_ready()
-        yield running
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), (1200, "light")])

@@ -1,7 +1,7 @@
 """The page on the admin port, in a real Chromium: a whole service, looked at."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -24,13 +24,6 @@ pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
 EVIL = "<img src=x onerror=alert(1)>\u202e"
 SHOWN = EVIL.replace("\u202e", "\ufffd")
 ROWS = "#pools section:nth-of-type({}) table"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as running:
-        running.wait_ready()
-        yield running
 
 
 DECIDED = "count => document.querySelectorAll('#decisions tr').length === count"
@@ -284,30 +277,7 @@ WIDE = """() => [...document.querySelectorAll("body *")]
   .map((node) => `${node.tagName}.${node.className}`)"""
 
 # Every text with less contrast to what is behind it than WCAG's AA asks for: 4.5.
-CONTRAST = """() => {
-  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => {
-    const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    const [R, G, B] = [r, g, b].map((v) => linear(v / 255));
-    return 0.2126 * R + 0.7152 * G + 0.0722 * B;
-  };
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const colour = parts(getComputedStyle(at).backgroundColor);
-      if (colour.length < 4 || colour[3] > 0) return colour;
-    }
-  };
-  const poor = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const node = walker.currentNode.parentElement;
-    const text = walker.currentNode.textContent.trim();
-    if (!text || !node.checkVisibility() || node.closest("script, style")) continue;
-    const [a, b] = [light(parts(getComputedStyle(node).color)), light(behind(node))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) poor.push(`${node.tagName} ${node.className} ${ratio.toFixed(2)}: ${text}`);
-  }
-  return poor;
-}"""
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 
 
 async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(

@@ -24,39 +24,16 @@ from tests.waiting import until
 KV_RANGE = "/etcdserverpb.KV/Range"
 SYSTEM_INFO = "/temporal.api.workflowservice.v1.WorkflowService/GetSystemInfo"
 
-NGINX = """
-daemon off; pid {folder}/pid; error_log stderr warn; worker_processes 1;
-events {{ worker_connections 512; }}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  server {{ listen 127.0.0.1:{port} http2; location / {{ grpc_pass grpc://127.0.0.1:{upstream}; }} }}
-}}
-"""
-HAPROXY = """
-defaults
-  mode http
-  timeout connect 5s
-  timeout client 30s
-  timeout server 30s
-frontend in
-  bind 127.0.0.1:{port} proto h2
-  default_backend out
-backend out
-  server us 127.0.0.1:{upstream} proto h2
-"""
-PROXIES = {"nginx": (NGINX, ("/usr/sbin/nginx", "-c")), "haproxy": (HAPROXY, ("/usr/sbin/haproxy", "-f"))}
+PROXIES = {"nginx": ("/usr/sbin/nginx", "-c"), "haproxy": ("/usr/sbin/haproxy", "-f")}
 
 
 @asynccontextmanager
 async def in_front(name: str, folder: Path, upstream: int) -> AsyncIterator[int]:
     """Runs a proxy before the listener; yields its port."""
     [port] = free_ports(1)
-    text, command = PROXIES[name]
-    config = folder / f"{name}.conf"
+    text, config = Path(__file__).with_name(f"{name}.conf").read_text(), folder / f"{name}.conf"
     config.write_text(text.format(folder=folder, port=port, upstream=upstream))
-    with Process(name, [*command, str(config)], folder) as process:
+    with Process(name, [*PROXIES[name], str(config)], folder) as process:
         await until(lambda: accepts(port, process))
         yield port
 

@@ -3,9 +3,8 @@
 import pytest
 import xxhash
 
-from tests.slow.stack.bodies import SIZES, body_of
 from tests.slow.stack.variants import MB
-from tests.stack.client import Answer, ask, connect, send
+from tests.stack.client import SIZES, Answer, ask, body_of, connect, send
 from tests.stack.stack import Stack
 from tests.stack.variants import MODES
 

@@ -11,8 +11,7 @@ import orjson
 import pytest
 import xxhash
 
-from tests.slow.stack.bodies import SIZES, body_of
-from tests.stack.client import CHAT, MODEL, ask, connect, send
+from tests.stack.client import CHAT, MODEL, SIZES, ask, body_of, connect, send
 from tests.stack.pickers import GATEWAYS, Picked, answers_in_duplex, is_probed
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
