@@ -1,4 +1,4 @@
-"""What admin ports show: an Envoy's of its ext_proc filters and their counters, the service's of its pools."""
+"""What admin ports show: an Envoy's of its filters that ask a service, the service's of its pools. Pure."""
 
 import json
 from collections import defaultdict
@@ -148,7 +148,7 @@ class SharedPicks(msgspec.Struct, frozen=True):
     heard: int
 
 
-class Trust(msgspec.Struct, frozen=True):
+class EndpointTrust(msgspec.Struct, frozen=True):
     """How far what was predicted of an endpoint was found there; of a service that does not say it, all."""
 
     presumed_share: float = 1.0
@@ -157,7 +157,7 @@ class Trust(msgspec.Struct, frozen=True):
 
 
 class Learnt(msgspec.Struct, frozen=True):
-    endpoints: Mapping[str, Trust] = {}
+    endpoints: Mapping[str, EndpointTrust] = {}
 
 
 class PoolSeen(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ import uvloop
 
 from extproc.router.budget import Budget
 from extproc.router.service.process import prepare_for_long_bodies
-from extproc.router.service.transport import build_transport
+from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.events import Event, RequestBody
 from extproc.router.stream.ext_proc_pb2 import ProcessingResponse
@@ -106,10 +106,9 @@ async def longest_turn_ms(directory: Path, size: int) -> float:
     longest_s = 0.0
     async with looking(directory, [POOL]) as live:
         settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"})
-        server = build_transport(settings, live.app.processor.routes(), Budget(settings.budget))
-        port = await server.bind()
+        server = await bind_transport(settings, live.app.processor.routes(), Budget(settings.budget))
         await server.start()
-        with beside(send_in_duplex, port, size) as sender:
+        with beside(send_in_duplex, server.port, size) as sender:
             began_s = time.thread_time()
             while sender.is_alive():
                 await asyncio.sleep(0)

@@ -16,13 +16,7 @@ pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
 async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
     browser: Browser, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:
-    """A real Chromium.
-
-    1. Every Benchmark is in the list, with its phase; a row leads to its runs.
-    2. Figures over time are drawn; a report that can be read is linked.
-    3. Nothing is fetched from elsewhere, nothing runs, nothing is complained of; hostile words are words.
-    4. The page is as wide as the window.
-    """
+    """Rows lead to runs, figures are drawn, reports linked; nothing is fetched, runs or complains."""
     known = everything()
     run = known["default", "chat"]["status"]["history"][0]["run"]
     write_report(tmp_path / "reports", known["default", "chat"], run)

@@ -32,12 +32,7 @@ async def cluster(running: Cluster) -> AsyncGenerator[Cluster]:
 
 
 async def test_pods_come_drain_and_go_under_open_streams(cluster: Cluster) -> None:
-    """Nobody who streams notices.
-
-    1. 200 streams are open on three pods. 2. A fourth becomes ready: it gets traffic.
-    3. One terminates: it gets none. 4. It is gone while its streams go on.
-    5. Every stream ends as it should, and so did every request meanwhile.
-    """
+    """Nobody who streams notices that one becomes ready, one terminates and gets none, and then is gone."""
     async with connect(cluster.gateway.url) as session:
         streams = [asyncio.create_task(send(session, ask(f"held {n}"))) for n in range(STREAMS)]
         await until(lambda: cluster.pods.held == STREAMS)
@@ -183,11 +178,7 @@ async def until_pool(cluster: Cluster, pool: str, why: str) -> None:
 
 
 async def test_a_restarted_service_finds_its_clusters_and_affinity_is_back(cluster: Cluster) -> None:
-    """Killed, it is missed by nobody; back, it picks as before.
-
-    1. Prompts have their pods. 2. The service is killed: every request is answered, somewhere.
-    3. It starts again: each prompt goes to the pod it had; Envoy never changed a cluster.
-    """
+    """Killed, it is missed by nobody; back, each prompt goes to the pod it had; Envoy changed no cluster."""
     async with connect(cluster.gateway.url) as session:
         before = [answer.served_by for answer in await sweep(session, 30)]
         counted = changes(cluster)
