@@ -21,14 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
-    """Five steps.
-
-    1. Applied, it gets a Job; the test runs the Job's Pod as a process.
-    2. The status has the verdict, the figures, and where the report is.
-    3. The report is there.
-    4. Looked at again and again, nothing more is written.
-    5. Deleted, everything that was made for it goes.
-    """
+    """Applied, it gets a Job whose Pod is a process here; its report is there; deleted, everything goes."""
     async with operating(served):
         served.cluster.apply("b", build_spec(null_server))
         status = await served.until("b", "Valid")
