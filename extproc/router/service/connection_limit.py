@@ -6,9 +6,10 @@ both are the process's, and the gRPC port needs them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, cast
+from functools import partial
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -39,113 +40,77 @@ class ConnectionLimit:
         self.head_s = head_s
         self.answer_s = answer_s
         self.idle_s = idle_s
-        self.connections: dict[asyncio.BaseTransport, _Connection] = {}
-
-    def protocol(self, served: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """A protocol for one connection; `served` makes the one that serves it once it is let in."""
-        return _Connection(self, served())
+        self.connections: dict[_Connection, None] = {}  # the oldest first
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Called once a head is whole."""
-        connection = self._connection(request)
-        if connection is not None:
-            connection.await_request()
-            connection.is_idle = False
+        connection = cast("_Connection", request.protocol)
+        connection.wait(self.idle_s)
+        connection.is_idle = False
         try:
-            async with asyncio.timeout(self.answer_s) as patience:
-                if connection is not None:
-                    connection.patience = patience
+            async with asyncio.timeout(self.answer_s) as connection.patience:
                 return await handler(request)
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
         finally:
-            if connection is not None:
-                connection.is_idle = True
+            connection.is_idle = True
 
     @contextmanager
     def stay(self, request: web.Request) -> Generator[None]:
         """As long as it is open, the request's handler and its connection are waited for without an end."""
-        connection = self._connection(request)
-        if connection is not None:
-            connection.serve_without_limit()
+        connection = cast("_Connection", request.protocol)
+        connection.wait(None)
+        if connection.patience is not None:
+            connection.patience.reschedule(None)
         try:
             yield
         finally:
-            if connection is not None:
-                connection.await_request()
-
-    def _connection(self, request: web.Request) -> "_Connection | None":
-        return self.connections.get(cast("asyncio.BaseTransport", request.transport))
+            connection.wait(self.idle_s)
 
 
-class _Connection(asyncio.Protocol):
-    """One connection: what comes goes on to aiohttp's protocol."""
+class _Connection(web.RequestHandler):
+    """One connection, which is cut after some time of waiting."""
 
-    def __init__(self, limit: ConnectionLimit, inner: asyncio.Protocol) -> None:
+    def __init__(self, limit: ConnectionLimit, server: web.Server, **options: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._limit = limit
-        self._inner = inner
-        self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_served = False
         self.host = ""
         self.is_idle = True
         self.patience: asyncio.Timeout | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        limit = self._limit
-        self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
+        limit, peer = self._limit, transport.get_extra_info("peername")
         self.host = str(peer[0]) if isinstance(peer, tuple) else ""
         if len(limit.connections) >= limit.most:
-            guest = find_oldest_idle(limit.connections.values()) or self
-            log.warning("the admin port has %d connections: one of %s is closed", limit.most, guest.host)
-            guest.leave()
-            if guest is self:
+            guest = find_oldest_idle(limit.connections)
+            host = self.host if guest is None else guest.host
+            log.warning("the admin port has %d connections: one of %s is closed", limit.most, host)
+            if guest is None:
+                cast("asyncio.Transport", transport).abort()
                 return
-        self._is_served = True
-        limit.connections[transport] = self
-        self._inner.connection_made(transport)
-        self._wait(limit.head_s)
+            guest.leave()
+        limit.connections[self] = None
+        super().connection_made(transport)
+        self.wait(limit.head_s)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.wait(None)
         self.leave()
-        if self._is_served:
-            self._inner.connection_lost(exc)
+        super().connection_lost(exc)
 
     def leave(self) -> None:
-        if self._transport is not None:
-            self._limit.connections.pop(self._transport, None)
-            self._transport.abort()
+        self._limit.connections.pop(self, None)
+        if self.transport is not None:
+            self.transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
-
-    def await_request(self) -> None:
-        self._wait(self._limit.idle_s)
-
-    def serve_without_limit(self) -> None:
+    def wait(self, patience_s: float | None) -> None:
+        """Leaves after so many seconds, unless it is called again before; `None`: does not."""
         if self._timer is not None:
             self._timer.cancel()
-        if self.patience is not None:
-            self.patience.reschedule(None)
-
-    def _wait(self, patience_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._transport is not None:
-            self._timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
+        if self.transport is not None and patience_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(patience_s, self.leave)
 
 
 @asynccontextmanager
@@ -154,13 +119,14 @@ async def serve_admin(
 ) -> AsyncGenerator[None]:
     """Serves an application on `listen`, within `limit`; raises `SettingsError` where it cannot listen."""
     bound = await bind_address("server.admin", listen)
-    # Lingering: how long the rest of a refused body is read for.
-    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S, lingering_time=1.0)
+    runner = web.AppRunner(application)
     await runner.setup()
-    served = cast("Callable[[], asyncio.Protocol]", runner.server)
+    # Lingering: how long the rest of a refused body is read for.
+    options = {"access_log": None, "keepalive_timeout": IDLE_S, "lingering_time": 1.0}
+    connect = partial(_Connection, limit, cast("web.Server", runner.server), **options)
     loop = asyncio.get_running_loop()
     create = loop.create_unix_server if listen.startswith("unix:") else loop.create_server
-    servers = [await create(lambda: limit.protocol(served), sock=each) for each in bound]
+    servers = [await create(connect, sock=each) for each in bound]
     try:
         yield
     finally:
