@@ -222,7 +222,7 @@ class _Kube:
         api, _, plural = path.rpartition("/")
         resource = Resource(api, namespace, plural, kind, field_selector=name and f"metadata.name={name}")
         try:
-            return (await KubeApi(self._client, resource, Patience(TIMEOUT_S)).list()).items
+            return (await KubeApi(self._client, resource, Patience(TIMEOUT_S)).list())[1]
         except WatchLost as error:
             self._unseen.append(f"Kubernetes, {plural} in {namespace}: {error}")
             return None

@@ -21,7 +21,7 @@ from time import perf_counter, process_time
 
 import uvloop
 
-from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
+from extproc.router.cluster.inference_pool_source import InferencePoolSource
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.routing.picker import Picker, Route
@@ -93,7 +93,7 @@ async def followed(folder: Path, url: str, strategy: str, waits: Waits) -> Async
 
     keeper = PoolKeeper(pool, Metrics(), clock=perf_counter, on_change=note)
     access = KubeAccess(KubeClients(str(folder / "kubeconfig")).open, Random(1))
-    task = asyncio.create_task(keeper.run(InferencePoolSource(access, PoolName("default", "vllm"))))
+    task = asyncio.create_task(keeper.run(InferencePoolSource(access, "default", "vllm")))
     await keeper.synced.wait()
     assert len(pool.snapshot.names) >= COUNT - 1
     yield Picker([Route(pool)])

@@ -71,29 +71,30 @@ class PoolTerms:
 _Answer = Literal["none yet", "unserved", "missing"] | PoolTerms
 
 
-@dataclass(frozen=True, slots=True)
-class PoolName:
-    """Which InferencePool is meant. `family` is the preferred one of a dual-stack pod's addresses."""
-
-    namespace: str
-    name: str
-    family: AddressFamily = "IPv4"
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 class InferencePoolSource:
-    """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them."""
+    """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them.
 
-    def __init__(self, access: KubeAccess, pool: PoolName, *, settle_s: float = 0.1) -> None:
-        self._access = access
-        self._pool = pool
-        self._settle_s = settle_s
+    `family` is the preferred one of a dual-stack pod's addresses.
+    """
+
+    def __init__(
+        self,
+        access: KubeAccess,
+        namespace: str,
+        name: str,
+        *,
+        family: AddressFamily = "IPv4",
+        settle_s: float = 0.1,
+    ) -> None:
+        self.access = access
+        self.namespace = namespace
+        self.name = name
+        self.family = family
+        self.settle_s = settle_s
 
     async def run(self, sink: Sink) -> None:
         async with asyncio.TaskGroup() as tasks:
-            follower = _PoolFollower(self._access, self._pool, tasks, sink, self._settle_s)
+            follower = _PoolFollower(self, tasks, sink)
             try:
                 await follower.follow()
             finally:
@@ -107,12 +108,9 @@ class _PoolFollower:
     a new selector's pods are being listed.
     """
 
-    def __init__(
-        self, access: KubeAccess, pool: PoolName, tasks: asyncio.TaskGroup, sink: Sink, settle_s: float
-    ) -> None:
-        self._access = access
+    def __init__(self, pool: InferencePoolSource, tasks: asyncio.TaskGroup, sink: Sink) -> None:
         self._pool = pool
-        self._sink = DebouncedSink(sink, self, settle_s)
+        self._sink = DebouncedSink(sink, self, pool.settle_s)
         self._answer: _Answer = "none yet"
         self._is_failing = False
         self._pods: _Pods | None = None
@@ -124,7 +122,7 @@ class _PoolFollower:
         # A list of one: what a Role that names the pool lets us see.
         only = f"metadata.name={self._pool.name}"
         resource = Resource(V1, self._pool.namespace, "inferencepools", InferencePool, field_selector=only)
-        await ListWatch(self._access, resource).run(self)
+        await ListWatch(self._pool.access, resource).run(self)
 
     def close(self) -> None:
         self._sink.close()
@@ -170,7 +168,7 @@ class _PoolFollower:
             self._pods = _Pods(self, terms, self._pool.family)
             resource = Resource("v1", self._pool.namespace, "pods", Pod, label_selector=terms.selector)
             self._stop_following()
-            self._following = self._tasks.create_task(ListWatch(self._access, resource).run(self._pods))
+            self._following = self._tasks.create_task(ListWatch(self._pool.access, resource).run(self._pods))
         else:
             self._pods.use_ports(terms.ports)
         if self._pods is self._listed:
@@ -200,14 +198,14 @@ class _PoolFollower:
         self._sink.restarted(lost.why, lost.reason)
 
     def missing(self) -> Missing | None:
-        terms = self._terms
+        terms, pool = self._terms, f"InferencePool {self._pool.namespace}/{self._pool.name}"
         if terms is not None and terms.fault is not None:
-            return Missing(terms.fault[0], f"InferencePool {self._pool} {terms.fault[1]}")
+            return Missing(terms.fault[0], f"{pool} {terms.fault[1]}")
         if terms is not None or self._answer == "none yet":
             return None
         if self._answer == "unserved":
             return Missing("no_crd", "the API server has no InferencePools: are their CRDs installed?")
-        return Missing("no_pool", f"there is no InferencePool {self._pool}")
+        return Missing("no_pool", f"there is no {pool}")
 
     def endpoints(self) -> list[Endpoint] | None:
         return None if self._listed is None else self._listed.book.endpoints()

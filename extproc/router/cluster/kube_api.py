@@ -92,14 +92,6 @@ class Resource(Generic[T]):
         return [(name, text) for name, text in selectors if text]
 
 
-@dataclass(frozen=True, slots=True)
-class Listing(Generic[T]):
-    """All objects as of `version`, from where a watch goes on."""
-
-    version: str
-    items: list[T]
-
-
 class WatchLost(ExtprocError):
     """A list or a watch came to an end; `why` is one of a few fixed words.
 
@@ -162,9 +154,10 @@ class KubeApi(Generic[T]):
         self._resource = resource
         self._patience = patience
 
-    async def list(self) -> Listing[T]:
-        """Asks for all objects as of now: no resourceVersion, so never a stale list of a lagging server.
+    async def list(self) -> tuple[str, list[T]]:
+        """Returns the version from where a watch goes on, and all objects as of it.
 
+        Asks for them as they are now: no resourceVersion, so never a stale list of a lagging server.
         In pages, all of one version (`limit` and `continue`, API concepts of Kubernetes).
         """
         items: list[T] = []
@@ -176,7 +169,7 @@ class KubeApi(Generic[T]):
                     items.append(decode_json(raw, self._resource.type))
             token = page.metadata.continue_
             if not token:
-                return Listing(page.metadata.resource_version, items)
+                return page.metadata.resource_version, items
 
     async def watch(
         self, version: str, timeout_s: int, on_accept: Callable[[], None]

@@ -83,9 +83,9 @@ class ListWatch(Generic[T]):
             async with await self._access.open_client() as client:
                 api = KubeApi(client, self._resource, self._access.patience)
                 if self._version is None:
-                    listing = await api.list()
-                    follower.listed(listing.items)
-                    self._version = listing.version
+                    version, objects = await api.list()
+                    follower.listed(objects)
+                    self._version = version
                     self._lists.reset()
                 self._backoff = self._watches
                 await self._watch(api, self._version, follower, on_accept)

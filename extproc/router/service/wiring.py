@@ -4,13 +4,12 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING
 
 from extproc.errors import MissingExtra, SettingsError
 from extproc.router.budget import Budget
 from extproc.router.cluster.dns import DnsSource
 from extproc.router.cluster.file import FileSource
-from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
+from extproc.router.cluster.inference_pool_source import InferencePoolSource
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.cluster.models import ModelsSource
@@ -31,9 +30,6 @@ from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
-
-if TYPE_CHECKING:
-    from extproc.router.cluster.kubeclient import KubeClients
 
 
 class PoolWiring:
@@ -65,9 +61,8 @@ class PoolWiring:
         return Restarting(source, rng=self._outside.rng)
 
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
-        clients = _open_clients(settings.kubeconfig)
-        namespace = settings.namespace or clients.own_namespace()
-        return ObjectivesSource(KubeAccess(clients.open, self._outside.rng), namespace, settings.name)
+        access, namespace = _access(settings, self._outside.rng)
+        return ObjectivesSource(access, namespace, settings.name)
 
     def prober(self, feedback: PoolFeedback, plan: ProbePlan) -> Prober:
         return Prober(feedback, plan, rng=self._outside.rng)
@@ -137,14 +132,13 @@ def _build_nats(
 
 
 def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
-    if settings.kubernetes is not None:
-        return _kubernetes_source(settings.kubernetes, rng)
-    if settings.inference_pool is not None:
-        wanted = settings.inference_pool
-        clients = _open_clients(wanted.kubeconfig)
-        namespace = wanted.namespace or clients.own_namespace()
-        pool = PoolName(namespace, wanted.name, wanted.address_family)
-        return InferencePoolSource(KubeAccess(clients.open, rng), pool)
+    if service := settings.kubernetes:
+        access, namespace = _access(service, rng)
+        family = service.address_family
+        return KubernetesSource(access, namespace, service.service, service.ports, family=family)
+    if pool := settings.inference_pool:
+        access, namespace = _access(pool, rng)
+        return InferencePoolSource(access, namespace, pool.name, family=pool.address_family)
     if settings.dns is not None:
         return DnsSource(settings.dns, rng=rng)
     if settings.file is not None:
@@ -152,20 +146,11 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
     return StaticSource([Endpoint(address, address) for address in settings.static or ()])
 
 
-def _open_clients(kubeconfig: str | None) -> "KubeClients":
+def _access(settings: KubernetesSettings | InferencePoolSettings, rng: Random) -> tuple[KubeAccess, str]:
+    """How the API server is reached, and the namespace that is meant."""
     try:
         from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415  # an extra
     except ImportError:
         raise MissingExtra("a Kubernetes source", "kubernetes") from None
-    return KubeClients(kubeconfig)
-
-
-def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesSource:
-    clients = _open_clients(settings.kubeconfig)
-    return KubernetesSource(
-        KubeAccess(clients.open, rng),
-        settings.namespace or clients.own_namespace(),
-        settings.service,
-        settings.ports,
-        family=settings.address_family,
-    )
+    clients = KubeClients(settings.kubeconfig)
+    return KubeAccess(clients.open, rng), settings.namespace or clients.own_namespace()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
+from extproc.router.cluster.inference_pool_source import InferencePoolSource
 from extproc.router.cluster.listwatch import KubeAccess
 from tests.router.cluster.api_server import PODS, POOLS, ApiServer, refuses, serving, streams
 from tests.router.cluster.harness import BuildSource, Kube, has, running
@@ -28,7 +28,7 @@ async def server() -> AsyncIterator[ApiServer]:
 @pytest.fixture
 def build(access: Callable[..., KubeAccess]) -> BuildSource:
     def build(settle_s: float = 0.01) -> InferencePoolSource:
-        return InferencePoolSource(access(), PoolName("default", "vllm"), settle_s=settle_s)
+        return InferencePoolSource(access(), "default", "vllm", settle_s=settle_s)
 
     return build
 
