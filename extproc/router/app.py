@@ -31,6 +31,7 @@ from extproc.router.service.live.recorder import Recorder, Recording
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.process import prepare_for_long_bodies, raise_limit, share
+from extproc.router.service.running_pool import Shared
 from extproc.router.service.tracer import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, bind_health, bind_transport
 from extproc.router.service.wiring import PoolWiring, build_courier
@@ -86,15 +87,15 @@ class Application:
         self.xds = _build_xds(settings, self.metrics)
         share = settings.share
         self.courier = build_courier(share, start.base, os.environ, outside) if share else None
-        self.pools = Pools(
+        shared = Shared(
+            PoolWiring(start.base, outside),
             self.metrics,
-            wiring=PoolWiring(start.base, outside),
-            outside=outside,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
+            held=Budget(settings.server.budget // 2),
             courier=self.courier,
-            hold_bytes=settings.server.budget // 2,
         )
+        self.pools = Pools(shared)
         self.reader = ThreadPoolExecutor(1, "reader")
         self.tracer = build_tracer(os.environ, self.metrics.count_spans)
         self.processor = ExternalProcessor(

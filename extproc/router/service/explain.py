@@ -14,6 +14,7 @@ from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Found, Picker, Query
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.pools import Pools
+from extproc.router.service.running_pool import Shared
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
@@ -49,7 +50,7 @@ async def explain_once(
     Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision raises.
     """
     outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
-    pools = Pools(Metrics(), wiring=PoolWiring(base, outside), outside=outside)
+    pools = Pools(Shared(PoolWiring(base, outside), Metrics()))
     pools.apply(settings.pools)
     try:
         async with asyncio.timeout(timeout_s):

@@ -7,20 +7,15 @@ from contextlib import ExitStack
 from time import time
 from typing import Final
 
-from extproc.router.budget import Budget
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
-from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.strategies.base import Ending, Outside
 from extproc.router.routing.tickets import Tickets
 from extproc.router.service.running_pool import RunningPool, Shared
-from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.pool_settings import PoolSettings
-from extproc.router.share.courier import Courier
 from extproc.router.share.pool_share import Share
 from extproc.router.stream.events import Served
-from extproc.router.telemetry import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +56,7 @@ class Feedback:
 
 
 class Pools:
-    """The running pools by name, and the picker that routes to them.
-
-    `publish` takes every new list of endpoints, `retract` the name of a pool that is gone; `courier` shares
-    picks with other gateways. Bodies of requests that wait for room may have `hold_bytes`, in all pools.
-    Needs a running event loop.
+    """The running pools by name, and the picker that routes to them. Needs a running event loop.
 
     Ready is a question about the whole service, and a proxy that gets a no takes every pool's requests
     elsewhere. So at the start, and for `start_s` seconds at most, the service waits for a list of each of the
@@ -73,26 +64,12 @@ class Pools:
     requests, and `remarks` says why.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        *,
-        wiring: PoolWiring,
-        outside: Outside,
-        publish: Callable[[str, Sequence[Endpoint]], None] = lambda *_: None,
-        retract: Callable[[str], None] = lambda _: None,
-        courier: Courier | None = None,
-        hold_bytes: int = 1 << 26,
-        start_s: float = 10.0,
-    ) -> None:
+    def __init__(self, shared: Shared, *, start_s: float = 10.0) -> None:
         self.picker = Picker(())
-        self.feedback = Feedback(outside, lambda: self._running)
-        self._clock = outside.clock
-        self._courier = courier
-        self._shared = Shared(
-            wiring, metrics, outside.clock, publish, retract, self._renew_picker, Budget(hold_bytes), courier
-        )
-        self._started_s = outside.clock() + start_s
+        self.feedback = Feedback(shared.outside, lambda: self._running)
+        self._shared = shared
+        self._clock = shared.outside.clock
+        self._started_s = self._clock() + start_s
         self._running: Mapping[str, RunningPool] = {}
         self._first: frozenset[str] | None = None
 
@@ -104,7 +81,7 @@ class Pools:
 
     def shares(self) -> Mapping[str, Share]:
         """Each pool's part in the sharing; empty where nobody shares."""
-        return self._courier.shares() if self._courier is not None else {}
+        return self._shared.courier.shares() if self._shared.courier is not None else {}
 
     @property
     def can_route(self) -> bool:
@@ -144,7 +121,7 @@ class Pools:
             for pool in settings:
                 each = self._running.get(pool.name)
                 if each is None:
-                    each = RunningPool(pool, self._shared)
+                    each = RunningPool(pool, self._shared, self._renew_picker)
                     undo.callback(each.close)
                     steps.append(each.start)
                 else:

@@ -4,17 +4,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.pool_feedback import PoolFeedback
+from extproc.router.feedback.probes import Prober
+from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
@@ -33,18 +36,20 @@ Routine = Callable[[], Coroutine[None, None, None]]
 class Shared:
     """What all running pools have in common.
 
-    `publish` takes every new list of endpoints, `retract` the name of a pool that is gone, `on_strategy` is
-    called when another strategy has taken over. `held` bounds the bodies of requests that wait for room.
+    `publish` takes every new list of endpoints, `retract` the name of a pool that is gone; `courier` shares
+    picks with other gateways. `held` bounds the bodies of requests that wait for room.
     """
 
     wiring: PoolWiring
     metrics: Metrics
-    clock: Callable[[], float]
-    publish: Callable[[str, Sequence[Endpoint]], None]
-    retract: Callable[[str], None]
-    on_strategy: Callable[[], None]
-    held: Budget
-    courier: Courier | None
+    publish: Callable[[str, Sequence[Endpoint]], None] = lambda *_: None
+    retract: Callable[[str], None] = lambda _: None
+    held: Budget = field(default_factory=unlimited)
+    courier: Courier | None = None
+
+    @property
+    def outside(self) -> Outside:
+        return self.wiring.outside
 
 
 class Objectives:
@@ -90,10 +95,11 @@ class RunningPool:
     """A pool and everything that runs for it. It is built whole before anything of it runs.
 
     `prepare` does what may fail, and returns what puts the result in force, which does not fail. So a reload
-    that meets an exception leaves every pool as it was. Needs a running event loop.
+    that meets an exception leaves every pool as it was. `on_strategy` is called when another strategy has
+    taken over. Needs a running event loop.
     """
 
-    def __init__(self, settings: PoolSettings, shared: Shared) -> None:
+    def __init__(self, settings: PoolSettings, shared: Shared, on_strategy: Callable[[], None]) -> None:
         wiring = shared.wiring
         cooling = wiring.cooling(settings)
         self.settings = settings
@@ -103,9 +109,9 @@ class RunningPool:
         self.keeper = PoolKeeper(
             self.pool,
             shared.metrics,
-            clock=shared.clock,
+            clock=shared.outside.clock,
             on_change=self._on_change,
-            on_strategy=shared.on_strategy,
+            on_strategy=on_strategy,
         )
         self._shared = shared
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -202,14 +208,14 @@ class RunningPool:
         probe, scrape = build_probe(settings), build_scrape(settings)
         # Objects are followed where somebody may be refused.
         watched = None if settings.max_in_flight is None else settings.endpoints.inference_pool
-        wiring = self._shared.wiring
+        wiring, rng = self._shared.wiring, self._shared.outside.rng
         return {
             "pool": (
                 (settings.endpoints, settings.learn_models),
                 lambda: partial(self.keeper.run, wiring.source(settings)),
             ),
-            "probe": (probe, lambda: wiring.prober(self.feedback, probe).run if probe else None),
-            "signals": (scrape, lambda: wiring.scraper(self.feedback, scrape).run if scrape else None),
+            "probe": (probe, lambda: Prober(self.feedback, probe, rng=rng).run if probe else None),
+            "signals": (scrape, lambda: Scraper(self.feedback, scrape, rng=rng).run if scrape else None),
             "objectives": (
                 watched,
                 lambda: partial(self.objectives.run, wiring.objectives(watched)) if watched else None,

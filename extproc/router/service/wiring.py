@@ -17,9 +17,8 @@ from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source, StaticSource
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.probes import ProbePlan, Prober
-from extproc.router.feedback.scraper import ScrapePlan, Scraper
+from extproc.router.feedback.probes import ProbePlan
+from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside, ReadsSignals, Strategy
@@ -40,35 +39,29 @@ class PoolWiring:
 
     def __init__(self, base: Path, outside: Outside) -> None:
         self._base = base
-        self._outside = outside
+        self.outside = outside
 
     def strategy(self, settings: PoolSettings) -> Strategy:
-        return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self._outside)
+        return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)
 
     def cooling(self, settings: PoolSettings) -> Cooling:
-        return Cooling(Rules(settings.cool_after), clock=self._outside.clock, rng=self._outside.rng)
+        return Cooling(Rules(settings.cool_after), clock=self.outside.clock, rng=self.outside.rng)
 
     def queue(self, settings: PoolSettings, budget: Budget, later: Later) -> Queue | None:
         """`None`: the pool refuses requests without room at once."""
         if settings.hold is None:
             return None
-        return Queue(QueueLimits(**dict(settings.hold)), budget, clock=self._outside.clock, later=later)
+        return Queue(QueueLimits(**dict(settings.hold)), budget, clock=self.outside.clock, later=later)
 
     def source(self, settings: PoolSettings) -> Source:
-        source = _endpoint_source(settings.endpoints, self._base, self._outside.rng)
+        source = _endpoint_source(settings.endpoints, self._base, self.outside.rng)
         if settings.learn_models:
-            source = ModelsSource(source, rng=self._outside.rng)
-        return Restarting(source, rng=self._outside.rng)
+            source = ModelsSource(source, rng=self.outside.rng)
+        return Restarting(source, rng=self.outside.rng)
 
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
-        access, namespace = _access(settings, self._outside.rng)
+        access, namespace = _access(settings, self.outside.rng)
         return ObjectivesSource(access, namespace, settings.name)
-
-    def prober(self, feedback: PoolFeedback, plan: ProbePlan) -> Prober:
-        return Prober(feedback, plan, rng=self._outside.rng)
-
-    def scraper(self, feedback: PoolFeedback, plan: ScrapePlan) -> Scraper:
-        return Scraper(feedback, plan, rng=self._outside.rng)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:
