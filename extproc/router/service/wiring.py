@@ -26,7 +26,7 @@ from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
 from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings, SignalsSettings
 from extproc.router.settings.share_settings import NatsSettings, ShareSettings
-from extproc.router.share.courier import Carrier, Courier, LetterCounts
+from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
 
@@ -84,7 +84,7 @@ def build_courier(
     settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
 ) -> Courier:
     """Raises `SettingsError` for a secret that is not there, or too short."""
-    tally = LetterCounts()
+    tally = dict.fromkeys(RESULTS, 0)
     if settings.nats is not None:
         carrier: Carrier = _build_nats(settings.nats, settings.cluster, base, environment, tally)
     elif settings.mesh is not None:

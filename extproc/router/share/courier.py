@@ -43,14 +43,8 @@ RESULTS: Final = ("sent", "unsent", "heard", "repeated", "flood", "foreign", "ve
 """What becomes of letters."""
 
 
-class LetterCounts:
-    """Letters by what became of them, one of `RESULTS`."""
-
-    def __init__(self) -> None:
-        self.counts = dict.fromkeys(RESULTS, 0)
-
-    def count(self, result: str, number: int = 1) -> None:
-        self.counts[result] += number
+LetterCounts = dict[str, int]
+"""Letters by what became of them, one of `RESULTS`."""
 
 
 class Receiver(Protocol):
@@ -113,29 +107,25 @@ class Courier:
         self._cpu_clock = cpu_clock
         self._me = draw()
         self._seal = build_seal(self._me)
-        self._shares: dict[int, Share] = {}
-        self._pools: dict[int, Pool] = {}
+        self._shares: dict[int, Share] = {}  # by the names that letters give to pools
         self._senders: OrderedDict[int, _Sender] = OrderedDict()
         self._strangers = TokenBucket(_CPU_SHARE, _CPU_SHARE)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._posting: asyncio.TimerHandle | None = None
 
     def keep(self, pool: Pool) -> None:
-        name = name_of(pool.name)
-        self._pools[name] = pool
-        self._shares[name] = Share(pool, self._me, self._plan_post)
+        self._shares[name_of(pool.name)] = Share(pool, self._me, self._plan_post)
 
     def forget(self, pool: str) -> None:
         """Tells the others that we are out of a pool."""
-        name = name_of(pool)
-        share = self._shares.pop(name)
-        self._pools.pop(name).witness = None
+        share = self._shares.pop(name_of(pool))
+        share.pool.witness = None
         self._send(share.farewell(self._clock()))
         for sender in [*share.peers.delays()]:
             share.peers.lose(sender)
 
     def shares(self) -> Mapping[str, Share]:
-        return {self._pools[name].name: share for name, share in self._shares.items()}
+        return {share.pool.name: share for share in self._shares.values()}
 
     async def run(self) -> None:
         """Shares until cancelled; then says farewell."""
@@ -156,11 +146,11 @@ class Courier:
         name, count = int.from_bytes(data[_NAME]), int.from_bytes(data[_COUNT])
         sender = self._senders.get(name)
         if sender is not None and count <= sender.count:
-            self.tally.count("repeated")
+            self.tally["repeated"] += 1
             return None
         bucket = sender.bucket if sender is not None else self._strangers
         if bucket.wait_s(self._clock()):
-            self.tally.count("flood")
+            self.tally["flood"] += 1
             return name if sender is not None else None
         letter = self._open(data)
         if letter is not None:
@@ -177,7 +167,7 @@ class Courier:
             return self._seal.open(data)
         except LetterError as error:
             why = str(error)
-            self.tally.count(why if why in RESULTS else "garbled")
+            self.tally[why if why in RESULTS else "garbled"] += 1
             return None
 
     def _admit(self, name: int) -> _Sender | None:
@@ -192,14 +182,14 @@ class Courier:
 
     def _accept(self, letter: Letter, sender: _Sender | None, count: int) -> None:
         if sender is None:
-            self.tally.count("flood")
+            self.tally["flood"] += 1
             return
         now = self._clock()
         sender.count, sender.last_s = count, now
         self._senders.move_to_end(letter.peer)
         share = self._shares.get(letter.pool)
         if share is not None and letter.peer != self._me:
-            self.tally.count("heard")
+            self.tally["heard"] += 1
             share.receive(letter, now)
 
     async def _keep_beating(self) -> None:
@@ -226,7 +216,7 @@ class Courier:
 
     def _begin_anew(self) -> None:
         """A seal has 2³² letters: after months of them we are somebody else."""
-        pools = [*self._pools.values()]
+        pools = [share.pool for share in self._shares.values()]
         for pool in pools:
             self.forget(pool.name)
         self._me = self._draw()

@@ -72,7 +72,6 @@ class Mesh:
         self._server: asyncio.Server | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self.lines: dict[str, _Outgoing] = {}
-        self._dialled: dict[_Ends, str] = {}
         self._own: set[str] = set()
         self._incoming: dict[_Incoming, None] = {}  # the oldest first
 
@@ -118,8 +117,8 @@ class Mesh:
         ready = [line.transport for line in lines if line.takes_more]
         for transport in ready:
             transport.write(parcel)
-        self._tally.count("sent", len(ready))
-        self._tally.count("unsent", len(lines) - len(ready))
+        self._tally["sent"] += len(ready)
+        self._tally["unsent"] += len(lines) - len(ready)
 
     # A source's sink.
 
@@ -158,18 +157,13 @@ class Mesh:
 
     def is_ours(self, ends: _Ends) -> bool:
         """Whether a line comes from ourselves; then its other end is never dialled again."""
-        address = self._dialled.get(ends)
+        address = next((address for address, line in self.lines.items() if line.ends == ends), None)
         if address is None:
             return False
-        self._disown(address)
-        return True
-
-    def _disown(self, address: str) -> None:
-        """Dials an address that is one of ours no more."""
         self._own.add(address)
-        task = self._dialling.pop(address, None)
-        if task is not None:
-            task.cancel()
+        if address in self._dialling:
+            self._dialling.pop(address).cancel()
+        return True
 
     def take(self, data: bytes) -> int | None:
         return self._receiver.take(data) if self._receiver is not None else None
@@ -215,16 +209,16 @@ class Mesh:
                 _Outgoing, host.strip("[]"), int(port)
             )
         ends = (_end(transport.get_extra_info("sockname")), _end(transport.get_extra_info("peername")))
+        outgoing.ends = ends
         transport.set_write_buffer_limits(_PENDING_BYTES)
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
         )
         self.lines[address] = outgoing
-        self._dialled[ends] = address
         try:
             await outgoing.ended.wait()
         finally:
-            del self.lines[address], self._dialled[ends]
+            del self.lines[address]
             transport.close()
 
 
@@ -232,6 +226,7 @@ class _Outgoing(asyncio.Protocol):
     """A line to a peer. Nothing comes back on it. `takes_more`: less than the limit waits to go out."""
 
     transport: asyncio.Transport
+    ends: _Ends
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()

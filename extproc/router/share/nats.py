@@ -105,7 +105,7 @@ class Nats:
 
     def send(self, data: bytes) -> None:
         is_open = self._client.is_connected and len(self._queue) < _QUEUED
-        self._tally.count("sent" if is_open else "unsent")
+        self._tally["sent" if is_open else "unsent"] += 1
         if is_open:
             self._queue.append(data)
             self._filled.set()
@@ -116,7 +116,7 @@ class Nats:
 
         async def fail(error: Exception) -> None:
             if isinstance(error, SlowConsumerError):
-                self._tally.count("flood")
+                self._tally["flood"] += 1
             else:
                 log.warning("NATS: %s", type(error).__name__)
 

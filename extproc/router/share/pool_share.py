@@ -44,7 +44,8 @@ class Share:
 
     def __init__(self, pool: Pool, me: int, on_news: Callable[[], None] = lambda: None) -> None:
         self.peers = Peers(pool, me)
-        self.me, self._pool = me, name_of(pool.name)
+        self.me, self.pool = me, pool
+        self._pool = name_of(pool.name)
         self._on_news = on_news
         self._number = 0
         self._picks = 0  # since the last heartbeat

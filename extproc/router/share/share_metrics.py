@@ -21,7 +21,7 @@ class ShareCollector(Collector):
         letters = counters(
             "extproc_share_letters", "Letters among gateways by what became of them.", "result"
         )
-        for result, count in self._tally.counts.items():
+        for result, count in self._tally.items():
             letters.add_metric([result], count)
         peers = gauges("extproc_share_peers", "Other gateways that share a pool's picks.", "pool", "state")
         delay = gauges("extproc_share_delay_seconds", "How late the latest gateway's news are.", "pool")

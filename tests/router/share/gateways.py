@@ -12,7 +12,7 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.base import Outside, PeerCounts
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.share.courier import Carrier, Courier, LetterCounts
+from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.letters import Echo, Ended, Letter, name_of
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
@@ -43,7 +43,7 @@ class Gateway:
         addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]
         self.pool.replace([Endpoint(address, address) for address in addresses])
         self.picker = Picker([Route(self.pool)])
-        self.tally = LetterCounts()
+        self.tally = dict.fromkeys(RESULTS, 0)
         self.carrier = build(self.tally)
         self.courier = Courier(
             self.carrier,
@@ -65,7 +65,7 @@ class Gateway:
 
     @property
     def counts(self) -> dict[str, int]:
-        return self.tally.counts
+        return self.tally
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["Gateway"]:
