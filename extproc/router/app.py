@@ -124,6 +124,7 @@ class Application:
         self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
         self._path = start.path
         self._content = start.content
+        self.metrics.streams_open.set_function(lambda: self.processor.streams_open)
         self.metrics.watch(lambda: [(each.pool, each.settings.endpoints.kind) for each in self.pools])
         self.metrics.registry.register(PoolCollector(self.pools))
         self.metrics.registry.register(FeedbackCollector(lambda: (each.feedback for each in self.pools)))

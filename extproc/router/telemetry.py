@@ -75,10 +75,10 @@ class Metrics(Collector):
         # Before the others: `collect` adds the labels of new pools to their counters.
         self.registry.register(self)
         self._pools: Callable[[], Iterable[tuple[Pool, str]]] = tuple
-        self.streams_open = 0
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
         self._pick_seconds = Histogram(_PICK_BUCKETS)
+        self.streams_open = Gauge("extproc_streams_open", "Open ext_proc streams.", registry=self.registry)
         self._served_elsewhere = self._counter("picks_served_elsewhere", "Picks answered elsewhere.", "pool")
         self._prompt_errors = self._counter("prompt_errors", "Requests whose body could not be read.", "why")
         self._stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
@@ -111,12 +111,6 @@ class Metrics(Collector):
     def watch(self, pools: Callable[[], Iterable[tuple[Pool, str]]]) -> None:
         """Takes the pools and their sources' kinds, so that their series begin at zero."""
         self._pools = pools
-
-    def opened(self) -> None:
-        self.streams_open += 1
-
-    def closed(self) -> None:
-        self.streams_open -= 1
 
     def routed(self, decision: Decision, elapsed_s: float) -> None:
         pick = decision.pick
@@ -156,8 +150,7 @@ class Metrics(Collector):
             requests.add_metric([pool, "routed"], count)
         for outcome, count in self._answers.items():
             requests.add_metric(outcome, count)
-        streams = GaugeMetricFamily("extproc_streams_open", "Open ext_proc streams.", value=self.streams_open)
-        yield from (requests, picks, streams, self._pick_duration())
+        yield from (requests, picks, self._pick_duration())
 
     def _expect(self) -> None:
         """Counts nothing of everything that may come: `increase()` does not see a series' first value."""

@@ -45,12 +45,6 @@ _MESSAGE: Final = (bytes, bytearray)
 class Observer(Protocol):
     """Counts what becomes of streams and requests. Names of pools are configured ones, or empty."""
 
-    def opened(self) -> None:
-        """A stream is open."""
-
-    def closed(self) -> None:
-        """It is over, however it ended."""
-
     def routed(self, decision: Decision, elapsed_s: float) -> None:
         """A request has its endpoint; `elapsed_s` after the message that decided it."""
 
@@ -120,7 +114,6 @@ class ExternalProcessor:
         session = Session(picker, self._options, pool)
         self.streams_open += 1
         self._idle.clear()
-        self.observer.opened()
         return self._kind(call)(self, call, session, self._headers_of(picker))
 
     def _kind(self, call: Call) -> "type[_Stream]":
@@ -142,7 +135,6 @@ class ExternalProcessor:
         self.streams_open -= 1
         if not self.streams_open:
             self._idle.set()
-        self.observer.closed()
 
     def _headers_of(self, picker: Picker) -> frozenset[str]:
         """Which headers a session reads: one set for all streams of a picker."""

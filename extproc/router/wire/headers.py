@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from extproc.router.wire.calls import Status
 
-# `:status: 200` is entry 8 of the static table; `content-type` is 31, its value a literal without
-# indexing (RFC 7541 §6.2.2). Nothing that we write is ever indexed, so our encoder has no state.
-_OK: Final = b"\x88\x0f\x10\x10application/grpc"
+# The headers that come before a call's first message: `:status: 200` is entry 8 of the static table;
+# `content-type` is 31, its value a literal without indexing (RFC 7541 §6.2.2). Nothing that we write is ever
+# indexed, so our encoder has no state.
+RESPONSE_BLOCK: Final = b"\x88\x0f\x10\x10application/grpc"
 # The first block after a peer made its table smaller must say that ours is (RFC 7541 §4.2).
 TABLE_OF_NOTHING: Final = b"\x20"
 
@@ -262,14 +263,9 @@ def _content_length(text: str | None) -> int | None:
     return int(text)
 
 
-def response_block() -> bytes:
-    """The headers that come before a call's first message."""
-    return _OK
-
-
 def trailers_block(status: Status, details: str = "", *, is_alone: bool = False) -> bytes:
     """The end of a call; `is_alone`: nothing was sent before it ("Trailers-Only")."""
-    block = (_OK if is_alone else b"") + _literal(b"grpc-status", b"%d" % status)
+    block = (RESPONSE_BLOCK if is_alone else b"") + _literal(b"grpc-status", b"%d" % status)
     # Percent-encoded: space and printable ASCII but for the percent sign stay (gRPC, "Status-Message").
     return block + _literal(b"grpc-message", quote(details, safe=_PLAIN).encode()) if details else block
 

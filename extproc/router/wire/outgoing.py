@@ -10,12 +10,11 @@ from extproc.router.budget import Budget, StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
-from extproc.router.wire.headers import refusal_block, response_block, trailers_block
+from extproc.router.wire.headers import RESPONSE_BLOCK, refusal_block, trailers_block
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.messages import PREFIX_BYTES
 from extproc.router.wire.streams import Closed, Event, Stream
 
-_RESPONSE: Final = response_block()
 _SERVED: Final = trailers_block(Status.OK)
 _LATE_STREAMS: Final = 1_000
 # The largest DATA frame that every peer must accept (§4.2).
@@ -60,7 +59,7 @@ class Outgoing:
             return
         if not stream.is_answered:
             stream.is_answered = True
-            block = self._take_table_update() + _RESPONSE
+            block = self._take_table_update() + RESPONSE_BLOCK
             self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block))
         size = len(message) + PREFIX_BYTES
         if stream.queue is None and size <= min(stream.send_window, self._send_window, _CHUNK_BYTES):

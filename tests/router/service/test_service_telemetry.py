@@ -93,7 +93,7 @@ def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
     metrics.routed(picker.pick(Query("POST", "/v1/completions", {}, fault=NoRoomForBody("full"))), 3e-4)
     metrics.answered("llama", "overloaded")
     metrics.answered("", "models")
-    metrics.opened()
+    metrics.streams_open.set(1)
     lines = generate_latest(metrics.registry).decode().splitlines()
 
     buckets = {"5e-05": 2, "0.0002": 2, "0.0005": 4, "0.05": 4, "+Inf": 5}

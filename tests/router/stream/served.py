@@ -94,6 +94,7 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
         later=lambda delay_s, action: unseen.append((delay_s, action)),
         reader=reader["reader"],
     )
+    metrics.streams_open.set_function(lambda: processor.streams_open)
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
     server = await bind_transport(settings, processor.routes(), Budget(1 << 26))
     port = server.port

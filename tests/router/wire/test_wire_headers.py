@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from extproc.router.wire.calls import Status
 from extproc.router.wire.headers import (
+    RESPONSE_BLOCK,
     Head,
     HeadReader,
     MalformedRequest,
     TooManySizes,
     read_head,
     refusal_block,
-    response_block,
     trailers_block,
 )
 from tests.reach import reach
@@ -385,7 +385,7 @@ def test_details_are_percent_encoded_and_cut(details: str) -> None:
 
 def test_nothing_that_we_write_changes_the_peers_table() -> None:
     decoder = Decoder()
-    for block in (response_block(), trailers_block(Status.OK, "x", is_alone=True), refusal_block(405)):
+    for block in (RESPONSE_BLOCK, trailers_block(Status.OK, "x", is_alone=True), refusal_block(405)):
         decoder.decode(block)
 
     assert not decoder.header_table.dynamic_entries

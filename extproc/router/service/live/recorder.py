@@ -51,8 +51,6 @@ class Recorder:
         self._recording = recording
         self._routed = observer.routed
         self._answered = observer.answered
-        self.opened = observer.opened
-        self.closed = observer.closed
         self.served_elsewhere = observer.served_elsewhere
         self.failed = observer.failed
 
