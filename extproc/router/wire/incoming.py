@@ -13,7 +13,7 @@ from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code, PeerFault, require_size, require_stream, unpad
 from extproc.router.wire.headers import HeadReader, MalformedRequest, encodings_block
 from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.messages import PREFIX_BYTES, MessageReader, Refused, Skipped
+from extproc.router.wire.messages import PREFIX_BYTES, MessageReader, Refused
 from extproc.router.wire.outgoing import Outgoing
 from extproc.router.wire.streams import HalfClosed, Message, MessageSkipped, Opened, Stream
 
@@ -171,8 +171,8 @@ class Incoming(Outgoing):
         try:
             for message in reader.feed(payload):
                 stream.is_waiting = False
-                if isinstance(message, Skipped):
-                    self.events.append(MessageSkipped(stream, message.size))
+                if isinstance(message, int):
+                    self.events.append(MessageSkipped(stream, message))
                 else:
                     self.events.append(Message(stream, message))
         except Refused as refusal:

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
-
 from extproc.router.budget import Budget
 
 # A message of a request's headers, or a piece of a body (62,000 bytes in FULL_DUPLEX_STREAMED mode). Without
@@ -17,12 +15,6 @@ _COPIED_BYTES: Final = 65_536
 
 # A flag, "compressed", and four bytes of length (gRPC over HTTP/2, "Length-Prefixed-Message").
 PREFIX_BYTES: Final = 5
-
-
-class Skipped(Struct, frozen=True):
-    """A message of `size` bytes for which there was no room."""
-
-    size: int
 
 
 class Refused(Exception):  # the call is, whatever comes after
@@ -55,8 +47,11 @@ class MessageReader:
     def is_between(self) -> bool:
         return self._size < 0 and not self._buffer
 
-    def feed(self, data: bytes) -> Iterator[bytes | bytearray | Skipped]:
-        """Yields what `data` completes, in order. Raises `Refused`; the stream must then be ended."""
+    def feed(self, data: bytes) -> Iterator[bytes | bytearray | int]:
+        """Yields what `data` completes, in order: a message, or how long one was that found no room.
+
+        Raises `Refused`; the stream must then be ended.
+        """
         place = 0
         while place < len(data):
             read = self._read_prefix if self._size < 0 else self._read_part
@@ -91,8 +86,8 @@ class MessageReader:
             self._buffer = bytearray()
         return place + len(part)
 
-    def _end(self) -> bytes | bytearray | Skipped:
-        message: bytes | bytearray | Skipped = Skipped(self._size) if self._is_skipped else self._buffer
+    def _end(self) -> bytes | bytearray | int:
+        message: bytes | bytearray | int = self._size if self._is_skipped else self._buffer
         if isinstance(message, bytearray) and len(message) <= _COPIED_BYTES:
             message = bytes(message)
         self.close()
