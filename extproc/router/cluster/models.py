@@ -122,7 +122,8 @@ class _Learner(Knowledge):
     def __init__(
         self, sink: Sink, settle_s: float, follow: Callable[[str, Learn], asyncio.Task[None]]
     ) -> None:
-        self._sink = sink
+        # What else the inner source says goes on as it is.
+        self.confirm, self.restarted, self.lacks = sink.confirm, sink.restarted, sink.lacks
         self._follow = follow
         self._debounced = DebouncedSink(sink, self, settle_s)
         self._endpoints: Sequence[Endpoint] = ()
@@ -138,15 +139,6 @@ class _Learner(Knowledge):
         for key in keys - self._tasks.keys():
             self._tasks[key] = self._follow(key[1], partial(self._learn, key))
         self._debounced.publish()
-
-    def confirm(self) -> None:
-        self._sink.confirm()
-
-    def restarted(self, why: str, reason: str | None = None) -> None:
-        self._sink.restarted(why, reason)
-
-    def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
-        self._sink.lacks(why, reason, has_list)
 
     def close(self) -> None:
         self._debounced.close()
