@@ -118,7 +118,12 @@ class RunningPool:
         # The settings that each task depends on: it is replaced when they change.
         self._keys: dict[str, object] = {}
         self.start = self._prepare(settings, is_new=True)
-        self._closing = self._share()
+        self._closing = ExitStack()
+        if shared.courier is not None:
+            shared.courier.keep(self.pool)
+            self._closing.callback(shared.courier.forget, self.name)
+        self._closing.callback(self.pool.hold, None)
+        self._closing.callback(self.stop)
 
     @property
     def name(self) -> str:
@@ -155,16 +160,6 @@ class RunningPool:
         for task in self._tasks.values():
             task.cancel()
         return [*self._tasks.values()]
-
-    def _share(self) -> ExitStack:
-        """Begins the pool's part in sharing; returns what ends it, its queue and its tasks."""
-        with ExitStack() as built:
-            if self._shared.courier is not None:
-                self._shared.courier.keep(self.pool)
-                built.callback(self._shared.courier.forget, self.name)
-            built.callback(self.pool.hold, None)
-            built.callback(self.stop)
-            return built.pop_all()
 
     def _prepare(self, settings: PoolSettings, *, is_new: bool) -> Callable[[], None]:
         wiring, before = self._shared.wiring, self.settings
