@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from random import Random
 from typing import Final
@@ -122,17 +123,15 @@ def read_signals(page: bytes) -> EndpointSignals:
     A page is 50 kB and more, of which eight families matter; a parser of everything would take fifty times as
     long. Engines of one server (data parallel) are added up.
     """
-    reader = _Reader(page)
-    # In the order in which vLLM writes them.
-    started_s = reader.sum(_STARTED)
-    running = reader.sum(_RUNNING)
+    total = partial(_sum, page)
+    running = total(_RUNNING)
     if running is None:
         raise ProtocolError("no metrics of vLLM")
-    waiting, usage = reader.sum(_WAITING), [*map(_number, reader.lines(_USAGE))]
-    queried, hit, prompt = map(reader.sum, (_QUERIED, _HIT, _PROMPT))
-    prefills, prefill_s = map(reader.sum, (_PREFILLS, _PREFILL_S))
-    first_tokens, first_token_s, answers, answer_s = map(reader.sum, (*_FIRST, _ANSWERS, _ANSWER_S))
-    config = reader.lines(_CONFIG)
+    waiting, usage = total(_WAITING), [*map(_number, _lines(page, _USAGE))]
+    queried, hit, prompt = map(total, (_QUERIED, _HIT, _PROMPT))
+    prefills, prefill_s, started_s = map(total, (_PREFILLS, _PREFILL_S, _STARTED))
+    first_tokens, first_token_s, answers, answer_s = map(total, (*_FIRST, _ANSWERS, _ANSWER_S))
+    config = _lines(page, _CONFIG)
     return EndpointSignals(
         running,
         waiting or 0.0,
@@ -152,41 +151,23 @@ def read_signals(page: bytes) -> EndpointSignals:
     )
 
 
-class _Reader:
-    """Finds families one after the other: searches behind the last one first, and then before it."""
+def _sum(page: bytes, name: bytes) -> float | None:
+    """The samples of a family added up; `None` where there are none."""
+    lines = _lines(page, name)
+    return sum(map(_number, lines)) if lines else None
 
-    def __init__(self, page: bytes) -> None:
-        self._page = page
-        self._at = 0
 
-    def sum(self, name: bytes) -> float | None:
-        """The samples of a family added up; `None` where there are none."""
-        lines = self.lines(name)
-        return sum(map(_number, lines)) if lines else None
-
-    def lines(self, name: bytes) -> list[bytes]:
-        """The samples of one family, which stand together."""
-        page, found = self._page, list[bytes]()
-        at = self._find(name)
-        while page.startswith(name, at) and len(found) < _MAX_LINES:
-            end = page.find(b"\n", at)
-            end = len(page) if end < 0 else end
-            if page[at + len(name) : at + len(name) + 1] in {b"{", b" "}:
-                found.append(page[at:end])
-            self._at = at
-            at = end + 1
-        return found
-
-    def _find(self, name: bytes) -> int:
-        """Where the family begins; the page's end if nowhere."""
-        page, line = self._page, b"\n" + name
-        if page.startswith(name):
-            return 0
-        for start, stop in ((max(0, self._at - 1), len(page)), (0, self._at + len(line))):
-            at = page.find(line, start, stop)
-            if at >= 0:
-                return at + 1
-        return len(page)
+def _lines(page: bytes, name: bytes) -> list[bytes]:
+    """The samples of one family, which stand together."""
+    found = list[bytes]()
+    at = 0 if page.startswith(name) else page.find(b"\n" + name) + 1 or len(page)
+    while page.startswith(name, at) and len(found) < _MAX_LINES:
+        end = page.find(b"\n", at)
+        end = len(page) if end < 0 else end
+        if page[at + len(name) : at + len(name) + 1] in {b"{", b" "}:
+            found.append(page[at:end])
+        at = end + 1
+    return found
 
 
 def _number(line: bytes) -> float:
