@@ -11,6 +11,8 @@ import pytest
 
 from extproc.router import app as app_module
 from extproc.router.app import Application, Start
+from extproc.router.feedback.probes import Prober
+from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.picker import Query
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.running_pool import RunningPool
@@ -133,9 +135,10 @@ SHARE = """
 share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}
 """
 # Every step of building a pool, and which of its calls fails: the first is for c, the second for a.
-TWICE = ("strategy", "queue", "source", "prober", "scraper")
+TWICE: list[tuple[type, str]] = [(PoolWiring, name) for name in ("strategy", "queue", "source")]
+TWICE += [(kind, "__init__") for kind in (Prober, Scraper)]
 SEAMS = [
-    *((PoolWiring, name, call) for name in TWICE for call in (1, 2)),
+    *((owner, name, call) for owner, name in TWICE for call in (1, 2)),
     *((PoolWiring, name, 1) for name in ("cooling", "objectives")),
     (Courier, "keep", 1),
 ]
@@ -145,10 +148,10 @@ def fail_at(owner: type, name: str, call: int, patch: pytest.MonkeyPatch) -> Non
     """Lets a step raise at its `call`th call alone."""
     real, calls = getattr(owner, name), iter(range(1, 100))
 
-    def step(*arguments: object) -> object:
+    def step(*arguments: object, **options: object) -> object:
         if next(calls) == call:
             raise RuntimeError("a bug")
-        return real(*arguments)
+        return real(*arguments, **options)
 
     patch.setattr(owner, name, step)
 
@@ -170,7 +173,7 @@ def state(app: Application) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("seam", SEAMS, ids=[f"{name}-{call}" for _, name, call in SEAMS])
+@pytest.mark.parametrize("seam", SEAMS, ids=[f"{kind.__name__}.{name}-{call}" for kind, name, call in SEAMS])
 async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_reload_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
