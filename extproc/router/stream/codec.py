@@ -103,10 +103,7 @@ def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> event
         raise ProtocolError("not a ProcessingRequest") from None
     if request.observability_mode:
         return events.Observed()
-    event = _request_event(request, body, wanted_headers) or _response_event(request, body)
-    if event is None:
-        raise ProtocolError("a ProcessingRequest of an unknown kind")
-    return event
+    return _event(request, body, wanted_headers)
 
 
 def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
@@ -151,9 +148,9 @@ def _cut(message: bytes | bytearray, place: Place) -> bytes | bytearray:
     return message
 
 
-def _request_event(
+def _event(
     request: pb.ProcessingRequest, data: bytes | bytearray | None, wanted: Collection[str]
-) -> events.Event | None:
+) -> events.Event:
     match request.WhichOneof("request"):
         case "request_headers":
             headers = request.request_headers
@@ -167,11 +164,6 @@ def _request_event(
             )
         case "request_trailers":
             return events.RequestTrailers()
-    return None
-
-
-def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | None) -> events.Event | None:
-    match request.WhichOneof("request"):
         case "response_headers":
             return _response_headers(request)
         case "response_body":
@@ -181,7 +173,7 @@ def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | Non
             )
         case "response_trailers":
             return events.ResponseTrailers()
-    return None
+    raise ProtocolError("a ProcessingRequest of an unknown kind")
 
 
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
