@@ -1,6 +1,7 @@
 """Where the outcomes of one pool's requests arrive: counted, passed to its cooling, logged."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -26,27 +27,23 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self.answers: dict[tuple[str, str], int] = {}
-        self.coolings: dict[str, int] = {}
+        self.answers = Counter[tuple[str, str]]()
+        self.coolings = Counter[str]()
         self.first_bytes: dict[tuple[str, str], Histogram] = {}
 
     def count(self, name: str, outcome: Outcome, zone: str = "") -> None:
         class_ = class_of(outcome)
-        self.answers[name, class_] = self.answers.get((name, class_), 0) + 1
+        self.answers[name, class_] += 1
         if outcome.first_byte_s is not None:
             times = self.first_bytes.get((zone, class_))
             if times is None:
                 times = self.first_bytes[zone, class_] = Histogram(FIRST_BYTE_BOUNDS_S)
             times.count(outcome.first_byte_s)
 
-    def count_change(self, name: str, change: Change) -> None:
-        if change is Change.COOLED:
-            self.coolings[name] = self.coolings.get(name, 0) + 1
-
     def keep(self, names: Collection[str]) -> None:
         """Forgets endpoints that are gone: with pods that come and go the counts would only grow."""
-        self.answers = {key: count for key, count in self.answers.items() if key[0] in names}
-        self.coolings = {name: count for name, count in self.coolings.items() if name in names}
+        self.answers = Counter({key: count for key, count in self.answers.items() if key[0] in names})
+        self.coolings = Counter({name: count for name, count in self.coolings.items() if name in names})
 
 
 class PoolFeedback:
@@ -126,12 +123,14 @@ class PoolFeedback:
         zone = (endpoint.zone or "") if endpoint is not None else ""
         self.counters.count(name, outcome, zone)
         change = self.cooling.observe(name, outcome)
-        if change is None:
-            return
-        if change is Change.COOLED and outcome.status == 0:
-            self._lost.add(name)
-        self.counters.count_change(name, change)
-        self._log(name, change)
+        if change is Change.BACK:
+            log.info("pool %s: %s answers again", self.pool.name, name)
+        elif change is Change.COOLED:
+            if outcome.status == 0:
+                self._lost.add(name)
+            self.counters.coolings[name] += 1
+            for_s = self.cooling.cooled_for_s(name)
+            log.warning("pool %s: %s fails and is cooled down for %.1f s", self.pool.name, name, for_s)
 
     def _name(self, address: str) -> str | None:
         snapshot = self.pool.snapshot
@@ -139,10 +138,3 @@ class PoolFeedback:
         if names:
             return names[0]
         return next((one.name for one in snapshot.draining if one.address == address), None)
-
-    def _log(self, name: str, change: Change) -> None:
-        if change is Change.BACK:
-            log.info("pool %s: %s answers again", self.pool.name, name)
-            return
-        for_s = self.cooling.cooled_for_s(name)
-        log.warning("pool %s: %s fails and is cooled down for %.1f s", self.pool.name, name, for_s)
