@@ -68,14 +68,10 @@ def routing_key(prefix: str, *, model: str, adapter: str = "", cache_salt: str =
 
     Model, adapter and salt are in it because vLLM shares no block between different ones.
     """
-    return xxh3_64_intdigest(_framed(prefix, model, adapter, cache_salt))
-
-
-def _framed(prefix: str, model: str, adapter: str, cache_salt: str) -> bytes:
-    """Different fields make different bytes: all but the last are led by their lengths."""
+    # Different fields make different bytes: all but the last are led by their lengths.
     lengths = f"{len(model)},{len(adapter)},{len(cache_salt)}:"
     # Headers may hold what UTF-8 cannot spell.
-    return f"{lengths}{model}{adapter}{cache_salt}{prefix}".encode(errors="surrogatepass")
+    return xxh3_64_intdigest(f"{lengths}{model}{adapter}{cache_salt}{prefix}".encode(errors="surrogatepass"))
 
 
 def _find(prompt: Prompt | None, key: Key, chars: int, headers: Mapping[str, str]) -> str | None:

@@ -40,12 +40,11 @@ class StrategyRegistry:
         sections: Any = Union[tuple(kind.settings for kind in self.kinds.values())]  # noqa: UP007  # of a list
         chosen: Any = Annotated[sections, Field(discriminator="name")]
         names: Any = Literal[tuple(self.kinds)]
-        named = BeforeValidator(_spell_out, json_schema_input_type=chosen | names)
+        named = BeforeValidator(
+            lambda given: {"name": given} if isinstance(given, str) else given,
+            json_schema_input_type=chosen | names,
+        )
         return handler.generate_schema(Annotated[chosen, named])
-
-
-def _spell_out(given: object) -> object:
-    return {"name": given} if isinstance(given, str) else given
 
 
 STRATEGIES: Final = StrategyRegistry(PrefixCache, PrefixHash, LeastLoad, RoundRobin, RandomChoice)
