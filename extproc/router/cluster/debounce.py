@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from extproc.router.cluster.source import Sink
+from extproc.router.cluster.source import Sink, SourceFault
 from extproc.router.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -15,18 +15,7 @@ log = logging.getLogger(__name__)
 _BURST_S: Final = 10.0
 
 
-class Missing(NamedTuple):
-    """Why a source has no endpoints: a fixed word, and a line for operators.
-
-    `has_list`: there is a list to route by all the same.
-    """
-
-    why: str
-    reason: str
-    has_list: bool = False
-
-
-_NOT_READY: Final = Missing(
+_NOT_READY: Final = SourceFault(
     "not_ready",
     "all endpoints turned not ready at once, and none is gone: those that were ready are still picked",
     has_list=True,
@@ -43,7 +32,7 @@ class Knowledge(Protocol):
         """Returns those that exist, do not terminate and are not ready: `endpoints` leaves them out."""
         return ()
 
-    def missing(self) -> Missing | None:
+    def missing(self) -> SourceFault | None:
         """Why there is no list; `None` where there is one, even an empty one."""
         return None
 
@@ -96,7 +85,7 @@ class DebouncedSink:
         self._settle_s = settle_s
         self._timer: asyncio.TimerHandle | None = None
         self._last_ready = LastReady()
-        self._missing: Missing | None = None
+        self._missing: SourceFault | None = None
         self._published: Sequence[Endpoint] | None = None
         self._remarks: Mapping[str, str] = {}
 

@@ -12,12 +12,12 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from extproc.router.cluster.debounce import DebouncedSink, Missing
+from extproc.router.cluster.debounce import DebouncedSink
 from extproc.router.cluster.kube_api import ObjectMeta, Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
 from extproc.router.cluster.pods import Pod, PodBook
 from extproc.router.cluster.slices import AddressFamily
-from extproc.router.cluster.source import Sink
+from extproc.router.cluster.source import Sink, SourceFault
 from extproc.router.routing.endpoint import Endpoint
 
 # Fields as in the reference of `inference.networking.k8s.io/v1` (Gateway API Inference Extension 1.0).
@@ -197,15 +197,15 @@ class _PoolFollower:
     def restarted(self, lost: WatchLost) -> None:
         self._sink.restarted(lost.why, lost.reason)
 
-    def missing(self) -> Missing | None:
+    def missing(self) -> SourceFault | None:
         terms, pool = self._terms, f"InferencePool {self._pool.namespace}/{self._pool.name}"
         if terms is not None and terms.fault is not None:
-            return Missing(terms.fault[0], f"{pool} {terms.fault[1]}")
+            return SourceFault(terms.fault[0], f"{pool} {terms.fault[1]}")
         if terms is not None or self._answer == "none yet":
             return None
         if self._answer == "unserved":
-            return Missing("no_crd", "the API server has no InferencePools: are their CRDs installed?")
-        return Missing("no_pool", f"there is no {pool}")
+            return SourceFault("no_crd", "the API server has no InferencePools: are their CRDs installed?")
+        return SourceFault("no_pool", f"there is no {pool}")
 
     def endpoints(self) -> list[Endpoint] | None:
         return None if self._listed is None else self._listed.book.endpoints()

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from extproc.router.cluster.debounce import DebouncedSink, Knowledge, Missing
+from extproc.router.cluster.debounce import DebouncedSink, Knowledge
 from extproc.router.cluster.kube_api import Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
 from extproc.router.cluster.slices import AddressFamily, EndpointSlice, SliceBook
-from extproc.router.cluster.source import Sink
+from extproc.router.cluster.source import Sink, SourceFault
 from extproc.router.routing.endpoint import Endpoint
 
 
@@ -65,13 +65,15 @@ class KubernetesSource(Knowledge):
     def unready(self) -> list[Endpoint]:
         return self._book.unready()
 
-    def missing(self) -> Missing | None:
+    def missing(self) -> SourceFault | None:
         if self._book.is_missing:
-            return Missing(
+            return SourceFault(
                 "no_service", f"Service {self._service} has no EndpointSlice: is there such a Service?"
             )
         if self._book.portless:
-            return Missing("no_port", f"Service {self._service}: every EndpointSlice {self._book.portless}")
+            return SourceFault(
+                "no_port", f"Service {self._service}: every EndpointSlice {self._book.portless}"
+            )
         return None
 
     def remarks(self) -> Mapping[str, str]:

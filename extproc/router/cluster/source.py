@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from extproc.router.routing.endpoint import Endpoint
 
@@ -33,6 +33,20 @@ class Sink(Protocol):
         Not a failure, so it is not counted: there is no such Service, the file is as faulty as it was.
         `has_list`: the last list is true all the same.
         """
+
+
+class SourceFault(NamedTuple):
+    """What keeps a source from a good list now: a fixed word, and a line for operators.
+
+    `has_list`: there is a list to route by all the same.
+    """
+
+    why: str
+    reason: str
+    has_list: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.reason}"
 
 
 class Source(Protocol):

@@ -3,10 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from extproc.router.cluster.reason import describe_error
-from extproc.router.cluster.source import Source
+from extproc.router.cluster.source import Source, SourceFault
 from extproc.router.logs import ONCE_A_MINUTE
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool, Snapshot
@@ -14,17 +13,6 @@ from extproc.router.routing.strategies.base import Strategy
 from extproc.router.telemetry import Metrics
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFault:
-    """What keeps a source from a good list now: a fixed word, and a line for operators."""
-
-    why: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.why}: {self.reason}"
 
 
 class PoolKeeper:
