@@ -153,16 +153,25 @@ class _Flow(Enum):
     CLOSED = auto()  # drops it: the call is over
 
 
-class _Inbox:
-    """One stream's messages in their order. While the stream is busy they are postponed."""
+class _Stream:
+    """One open stream. Small: thousands stay open while their responses stream.
 
-    __slots__ = ("_flow", "_postponed")
+    Messages are handled in their order. While the stream is busy they are postponed.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_call", "_flow", "_postponed", "_routed_s", "_service", "_session", "_wanted")
+
+    def __init__(
+        self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
+    ) -> None:
+        self._service = service
+        self._call = call
+        self._session = session
+        self._wanted = wanted
+        self._routed_s = 0.0
         self._flow = _Flow.OPEN
-        self._postponed: deque[Callable[[], None]] | None = (
-            None  # made when it is needed: most streams never do
-        )
+        # Made when it is needed: most streams never do.
+        self._postponed: deque[Callable[[], None]] | None = None
 
     def _postpone(self, message: Callable[[], None]) -> None:
         if self._flow is not _Flow.CLOSED:
@@ -173,22 +182,6 @@ class _Inbox:
         """Handles what was postponed, until one of these messages makes the stream busy again."""
         while self._postponed and self._flow is _Flow.OPEN:
             self._postponed.popleft()()
-
-
-class _Stream(_Inbox):
-    """One open stream. Small: thousands stay open while their responses stream."""
-
-    __slots__ = ("_call", "_routed_s", "_service", "_session", "_wanted")
-
-    def __init__(
-        self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
-    ) -> None:
-        super().__init__()
-        self._service = service
-        self._call = call
-        self._session = session
-        self._wanted = wanted
-        self._routed_s = 0.0
 
     def on_message(self, message: bytes | bytearray) -> None:
         if self._flow is _Flow.OPEN:
