@@ -44,7 +44,10 @@ class KubeClients:
         configuration = Configuration()
         try:
             await self._load(configuration)
-            _strip_token(configuration)
+            # Editors and `echo` end a file with a newline; no header may.
+            for name, key in configuration.api_key.items():
+                scheme, _, token = key.partition(" ")
+                configuration.api_key[name] = f"{scheme} {token.strip()}"
             return ApiClient(configuration)
         except ConfigException as error:
             raise _unusable(shorten(str(error))) from error
@@ -52,19 +55,9 @@ class KubeClients:
             raise _unusable(describe_error(error)) from error
 
     async def _load(self, configuration: Configuration) -> None:
-        if self.kubeconfig is None and SERVICE_HOST_ENV_NAME in self.environment:
-            self._load_service_account(configuration)
-        else:
+        if self.kubeconfig is not None or SERVICE_HOST_ENV_NAME not in self.environment:
             await load_kube_config(self.kubeconfig, client_configuration=configuration, persist_config=False)
-
-    def own_namespace(self) -> str:
-        """Returns the Pod's namespace, `default` where we are in none."""
-        try:
-            return (self.service_account / "namespace").read_text(encoding="utf-8").strip() or "default"
-        except OSError:
-            return "default"
-
-    def _load_service_account(self, configuration: Configuration) -> None:
+            return
         loader = InClusterConfigLoader(
             str(self.service_account / "token"),
             str(self.service_account / "ca.crt"),
@@ -74,12 +67,12 @@ class KubeClients:
         )
         loader.load_and_set(configuration)
 
-
-def _strip_token(configuration: Configuration) -> None:
-    """Editors and `echo` end a file with a newline; no header may."""
-    for name, key in configuration.api_key.items():
-        scheme, _, token = key.partition(" ")
-        configuration.api_key[name] = f"{scheme} {token.strip()}"
+    def own_namespace(self) -> str:
+        """Returns the Pod's namespace, `default` where we are in none."""
+        try:
+            return (self.service_account / "namespace").read_text(encoding="utf-8").strip() or "default"
+        except OSError:
+            return "default"
 
 
 def _unusable(reason: str) -> WatchLost:

@@ -114,7 +114,14 @@ class ListWatch(Generic[T]):
         timeout_s = self._access.rng.randint(240, 300)
         async with aclosing(api.watch(version, timeout_s, on_accept)) as events:
             async for kind, object_ in events:
-                self._apply(kind, object_, follower)
+                self._version = object_.metadata.resource_version
+                match kind:
+                    case "ADDED" | "MODIFIED":
+                        follower.put(object_)
+                    case "DELETED":
+                        follower.deleted(object_)
+                    case "BOOKMARK":
+                        follower.confirmed()
                 self._live()
         # Back off from a server that ends every watch at once. A watch that was silent for long is fine,
         # and its end says that nothing changed.
@@ -125,13 +132,3 @@ class ListWatch(Generic[T]):
     def _live(self) -> None:
         self._watches.reset()
         self._may_list_at_once = True
-
-    def _apply(self, kind: str, object_: T, follower: Follower[T]) -> None:
-        self._version = object_.metadata.resource_version
-        match kind:
-            case "ADDED" | "MODIFIED":
-                follower.put(object_)
-            case "DELETED":
-                follower.deleted(object_)
-            case "BOOKMARK":
-                follower.confirmed()
