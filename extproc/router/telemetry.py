@@ -150,7 +150,13 @@ class Metrics(Collector):
             requests.add_metric([pool, "routed"], count)
         for outcome, count in self._answers.items():
             requests.add_metric(outcome, count)
-        yield from (requests, picks, self._pick_duration())
+        took = HistogramMetricFamily(
+            "extproc_pick_duration_seconds",
+            "From a request's last message read to its answer ready.",
+            buckets=buckets(self._pick_seconds),
+            sum_value=self._pick_seconds.sum_s,
+        )
+        yield from (requests, picks, took)
 
     def _expect(self) -> None:
         """Counts nothing of everything that may come: `increase()` does not see a series' first value."""
@@ -167,14 +173,6 @@ class Metrics(Collector):
                     self.objectives_restarts.labels(pool.name, why)
         for outcome in OUTCOMES:
             self._answers.setdefault(("", outcome), 0)
-
-    def _pick_duration(self) -> Metric:
-        return HistogramMetricFamily(
-            "extproc_pick_duration_seconds",
-            "From a request's last message read to its answer ready.",
-            buckets=buckets(self._pick_seconds),
-            sum_value=self._pick_seconds.sum_s,
-        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)

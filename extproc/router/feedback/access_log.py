@@ -55,7 +55,9 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
     common, response = entry.common_properties, entry.response
     spaces = common.metadata.filter_metadata
     ours = spaces[DECISION_NAMESPACE].fields
-    ticket = _ticket(ours[TICKET].string_value) if TICKET in ours else 0
+    number = ours[TICKET].string_value if TICKET in ours else ""
+    # Anybody may write to this port: what is no number is none of ours.
+    ticket = int(number, 16) if len(number) == _TICKET_DIGITS and not number.strip(_HEX) else 0
     attempts = common.upstream_request_attempt_count
     has_begun = common.HasField("time_to_first_upstream_rx_byte")
     status = response.response_code.value
@@ -71,11 +73,6 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
         _first_token_s(common, response) if ticket and attempts <= 1 else None,
         ticket,
     )
-
-
-def _ticket(text: str) -> int:
-    """Anybody may write to this port: what is no number is none of ours."""
-    return int(text, 16) if len(text) == _TICKET_DIGITS and not text.strip(_HEX) else 0
 
 
 def _first_token_s(common: pb.AccessLogCommon, response: pb.HTTPResponseProperties) -> float | None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2 as pb
@@ -11,14 +10,10 @@ from grpc_health.v1 import health_pb2 as pb
 from extproc.router.stream.names import CHECK, LIVENESS, READINESS, WATCH
 from extproc.router.wire.calls import Call, Routes, Status
 
-
-def _response(status: int) -> bytes:
-    return bytes(pb.HealthCheckResponse(status=status).SerializeToString())
-
-
-_SERVING: Final = _response(pb.HealthCheckResponse.SERVING)
-_NOT_SERVING: Final = _response(pb.HealthCheckResponse.NOT_SERVING)
-_UNKNOWN: Final = _response(pb.HealthCheckResponse.SERVICE_UNKNOWN)
+_SERVING, _NOT_SERVING, _UNKNOWN = (
+    bytes(pb.HealthCheckResponse(status=name).SerializeToString())
+    for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+)
 
 
 class Health:
