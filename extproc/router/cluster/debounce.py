@@ -81,6 +81,7 @@ class DebouncedSink:
 
     def __init__(self, sink: Sink, knowledge: Knowledge, settle_s: float) -> None:
         self._sink = sink
+        self.restarted = sink.restarted
         self._knowledge = knowledge
         self._settle_s = settle_s
         self._timer: asyncio.TimerHandle | None = None
@@ -130,9 +131,6 @@ class DebouncedSink:
             self._sink.lacks(*missing)
         else:
             self._sink.confirm()
-
-    def restarted(self, why: str, reason: str | None) -> None:
-        self._sink.restarted(why, reason)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -15,6 +15,7 @@ from dns.resolver import NXDOMAIN, Answer, NoAnswer
 
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.reason import describe_error
+from extproc.router.cluster.restarting import is_cancelled
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint, join_address, parse_target
 
@@ -55,7 +56,10 @@ class DnsSource:
                 delay_s = self._backoff.next_s()
             else:
                 delay_s = self._accept(answer, sink)
-            _honour_cancellation()
+            if is_cancelled():
+                # Python 3.11's `wait_for`, by which dnspython waits, forgets it where the answer comes just
+                # then (python/cpython#86296); the source would run for ever.
+                raise asyncio.CancelledError
             await self._sleep(delay_s)
 
     async def _resolve(self) -> Answer:
@@ -72,16 +76,6 @@ class DnsSource:
         sink.replace([Endpoint(address, address) for address in addresses])
         ttl_s = min(self._most_s, max(self._least_s, answer.chaining_result.minimum_ttl))
         return ttl_s * self._rng.uniform(1.0, 1.2)
-
-
-def _honour_cancellation() -> None:
-    """Ends the task if somebody cancelled it: `wait_for` forgets that where the answer comes just then.
-
-    So Python 3.11's does (python/cpython#86296), by which dnspython waits; the source would run for ever.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _word(error: Exception) -> str:

@@ -93,12 +93,15 @@ class InferencePoolSource:
         self.settle_s = settle_s
 
     async def run(self, sink: Sink) -> None:
+        # A list of one: what a Role that names the pool lets us see.
+        only = f"metadata.name={self.name}"
+        resource = Resource(V1, self.namespace, "inferencepools", InferencePool, field_selector=only)
         async with asyncio.TaskGroup() as tasks:
             follower = _PoolFollower(self, tasks, sink)
             try:
-                await follower.follow()
+                await ListWatch(self.access, resource).run(follower)
             finally:
-                follower.close()
+                follower.sink.close()
 
 
 class _PoolFollower:
@@ -110,22 +113,13 @@ class _PoolFollower:
 
     def __init__(self, pool: InferencePoolSource, tasks: asyncio.TaskGroup, sink: Sink) -> None:
         self._pool = pool
-        self._sink = DebouncedSink(sink, self, pool.settle_s)
+        self.sink = DebouncedSink(sink, self, pool.settle_s)
         self._answer: _Answer = "none yet"
         self._is_failing = False
         self._pods: _Pods | None = None
         self._listed: _Pods | None = None
         self._tasks = tasks
         self._following: asyncio.Task[None] | None = None
-
-    async def follow(self) -> None:
-        # A list of one: what a Role that names the pool lets us see.
-        only = f"metadata.name={self._pool.name}"
-        resource = Resource(V1, self._pool.namespace, "inferencepools", InferencePool, field_selector=only)
-        await ListWatch(self._pool.access, resource).run(self)
-
-    def close(self) -> None:
-        self._sink.close()
 
     @property
     def _terms(self) -> PoolTerms | None:
@@ -143,7 +137,7 @@ class _PoolFollower:
     def confirmed(self) -> None:
         self._is_failing = False
         if self.missing():
-            self._sink.confirm()
+            self.sink.confirm()
 
     def lost(self, lost: WatchLost) -> None:
         if lost.why == "not_found":
@@ -161,7 +155,7 @@ class _PoolFollower:
         else:
             self._stop_following()
             self._pods = self._listed = None
-            self._sink.changed()
+            self.sink.changed()
 
     def _follow_pods(self, terms: PoolTerms) -> None:
         if self._pods is None or self._pods.selector != terms.selector:
@@ -173,7 +167,7 @@ class _PoolFollower:
             self._pods.use_ports(terms.ports)
         if self._pods is self._listed:
             # The ports may be others.
-            self._sink.changed()
+            self.sink.changed()
 
     def _stop_following(self) -> None:
         if self._following is not None:
@@ -183,19 +177,19 @@ class _PoolFollower:
     def pods_listed(self, pods: "_Pods") -> None:
         if pods is self._pods:
             self._listed = pods
-            self._sink.listed()
+            self.sink.listed()
 
     def pods_changed(self, pods: "_Pods") -> None:
         if pods is self._listed:
-            self._sink.changed()
+            self.sink.changed()
 
     def pods_confirmed(self, pods: "_Pods") -> None:
         """Confirms the list, if these are still the pods that the pool selects and its watch works."""
         if pods is self._listed and not self._is_failing:
-            self._sink.confirm()
+            self.sink.confirm()
 
     def restarted(self, lost: WatchLost) -> None:
-        self._sink.restarted(lost.why, lost.reason)
+        self.sink.restarted(lost.why, lost.reason)
 
     def missing(self) -> SourceFault | None:
         terms, pool = self._terms, f"InferencePool {self._pool.namespace}/{self._pool.name}"

@@ -47,11 +47,15 @@ class Restarting:
         try:
             await self._source.run(sink)
         except asyncio.CancelledError as error:
-            # A library cancelled its own task; nobody cancelled ours.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
-            return describe_error(error)
+            return describe_error(error)  # a library cancelled its own task; nobody cancelled ours
         except Exception as error:  # noqa: BLE001  # whatever it raises
             return describe_error(error)
         return "the source ended by itself"
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancelled this task: what it awaits may have swallowed that."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

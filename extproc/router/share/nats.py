@@ -20,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error, SlowConsumerError
 
+from extproc.router.cluster.restarting import is_cancelled
 from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.sealed import MAX_BYTES
 
@@ -59,7 +60,7 @@ class Nats:
         """Nothing of this machine is needed; that a server is there is not waited for."""
 
     async def run(self, receiver: Receiver) -> None:
-        while not _is_cancelled():
+        while not is_cancelled():  # after each call of the library, which may swallow that we are
             try:
                 await self._serve(receiver)
             except Exception as error:  # noqa: BLE001  # the library's own, and those of what it is made of
@@ -78,7 +79,7 @@ class Nats:
             publishing.cancel()
 
     async def _publish_all(self) -> None:
-        while not _is_cancelled():
+        while not is_cancelled():
             if self._queue:
                 await self._publish()
             else:
@@ -167,9 +168,3 @@ async def _until_done(routine: Coroutine[None, None, None]) -> None:
             task.cancel()
             await asyncio.wait([task], timeout=_CANCEL_S)
     task.result()
-
-
-def _is_cancelled() -> bool:
-    """Check this after each call of the library, which may swallow our cancellation."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
