@@ -117,7 +117,7 @@ class RunningPool:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # The settings that each task depends on: it is replaced when they change.
         self._keys: dict[str, object] = {}
-        self.start = self._prepare(settings, is_new=True)
+        self.start = self.prepare(settings, is_new=True)
         self._closing = ExitStack()
         if shared.courier is not None:
             shared.courier.keep(self.pool)
@@ -145,10 +145,6 @@ class RunningPool:
         models, adapters = tuple(settings.models or ()), frozenset(settings.adapters)
         return Route(self.pool, models, adapters, settings.salt_header or "")
 
-    def prepare(self, settings: PoolSettings) -> Callable[[], None]:
-        """Builds what the changed settings need; returns what puts it in force."""
-        return self._prepare(settings, is_new=False)
-
     def close(self) -> list[asyncio.Task[None]]:
         """Stops all tasks, refuses the requests that wait for room, and ends the pool's part in sharing."""
         tasks = [*self._tasks.values()]
@@ -161,7 +157,8 @@ class RunningPool:
             task.cancel()
         return [*self._tasks.values()]
 
-    def _prepare(self, settings: PoolSettings, *, is_new: bool) -> Callable[[], None]:
+    def prepare(self, settings: PoolSettings, *, is_new: bool = False) -> Callable[[], None]:
+        """Builds what the changed settings need; returns what puts it in force."""
         wiring, before = self._shared.wiring, self.settings
         changed = {
             name: build()
