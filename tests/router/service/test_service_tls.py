@@ -58,10 +58,9 @@ async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
     health = Health(lambda: True)
     health.update()
     server = await bind_transport(settings, health.routes(), Budget(1 << 20))
-    port = server.port
     await server.start()
     try:
-        yield port
+        yield server.port
     finally:
         await server.stop()
 

@@ -97,9 +97,8 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
     metrics.streams_open.set_function(lambda: processor.streams_open)
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
     server = await bind_transport(settings, processor.routes(), Budget(1 << 26))
-    port = server.port
     await server.start()
-    served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}", unseen)
+    served = Served(picker, processor, metrics, server, f"127.0.0.1:{server.port}", unseen)
     async with served.channel:
         yield served
     await server.stop()

@@ -56,9 +56,8 @@ class Served:
     async def running(self) -> AsyncGenerator[grpc.aio.Channel]:
         settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "transport": self.transport})
         server = await bind_transport(settings, {ECHO: self.accept}, Budget(1 << 26))
-        port = server.port
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             yield channel
         await server.stop()
 
