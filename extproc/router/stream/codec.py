@@ -27,6 +27,9 @@ _NAME_CHARS, _MAX_NAMES = 64, 32
 
 # The body of a longer message is cut out.
 _LONG_BYTES: Final = 65_536
+# Headers and metadata, parsed, take 36 times their bytes at worst: 48 MB of them would be more than the
+# container has. Envoy itself takes 60 kB of headers, and a hundred.
+_MOST_BYTES, _MOST_HEADERS = 1_048_576, 10_000
 
 _BODY_MODES: Final = {mode.value: mode for mode in events.BodyMode}
 
@@ -130,6 +133,8 @@ def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind 
 def _read(message: bytes | bytearray) -> tuple[pb.ProcessingRequest, bytes | bytearray | None]:
     """The message, and its body if that is a long one: protobuf would copy it twice."""
     place = find_body(message) if len(message) > _LONG_BYTES else None
+    if len(message if place is None else place.rest) > _MOST_BYTES:
+        raise ProtocolError(f"more than {_MOST_BYTES} bytes beside a body")
     if place is not None:
         request = pb.ProcessingRequest.FromString(place.rest)
         # Where a part comes twice the last one counts, as in protobuf.
@@ -178,6 +183,8 @@ def _event(
 
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
+    if len(headers.headers) > _MOST_HEADERS:
+        raise ProtocolError(f"more than {_MOST_HEADERS} headers")
     for header in headers.headers:
         name = header.key.lower()  # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`
         if name in wanted or name in names.KNOWN_ORDERS:

@@ -77,6 +77,17 @@ def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
     assert [decode(headers.SerializeToString(), ())] * 2 == both_ways(other)
 
 
+@table("part", ["request_headers", "response_headers"])
+def test_headers_that_no_proxy_takes_are_refused_before_they_are_read(part: str) -> None:
+    """Once 40 MB of empty ones took 23 s and 1.7 GB: the container's end."""
+    long, none = pb.HeaderValue(raw_value=bytes(1_048_576)), pb.HeaderValue()
+    for headers, is_read in (([none] * 10_000, True), ([none] * 10_001, False), ([long], False)):
+        message = request(**{part: pb.HttpHeaders(headers=pb.HeaderMap(headers=headers))})
+        assert (None not in both_ways(message.SerializeToString())) == is_read
+    body = request(request_body=pb.HttpBody(body=LONG)).SerializeToString()
+    assert both_ways(body + b"\x7a" + varint(1_048_576) + bytes(1_048_576)) == [None, None]
+
+
 CUT = [b"", b"\x22", b"\x22\x05\x0a", b"\x22\x02\x10\x01", b"\x22\x05\x0a\x09abc", b"\x22\xff\x0a\x02abc"]
 BEHIND_OTHERS = [b"\x09abcdefgh\x22\x02\x0a\x00", b"\x50\x01" * 64 + b"\x22\x02\x0a\x00"]
 

@@ -155,6 +155,8 @@ def test_a_request_is_read_as_envoy_writes_it() -> None:
 
     assert decode_request(bytes(written)) == Request(ASSIGNMENTS, ("llama", "qwen"), "7", "no")
     assert decode_request(bytes(DiscoveryRequest(type_url=CLUSTERS))) == Request(CLUSTERS)
+    with pytest.raises(ProtocolError, match="too large"):
+        decode_request(bytes(DiscoveryRequest(resource_names=["x" * 262_144])))
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda junk: b"\x22\x01x" + junk))

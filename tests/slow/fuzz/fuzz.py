@@ -3,10 +3,9 @@
     python -m tests.slow.fuzz.fuzz [--target NAME] [--seconds N] [--executions N]
     python -m tests.slow.fuzz.fuzz --target NAME --runs N [--seed N] [--findings N]
 
-By coverage, a target ends at whichever limit comes first; it starts from `tests/slow/fuzz/corpus` and gathers
-inputs in `build/fuzz`. Seeded inputs are unguided, so many times faster: two of three are made of nothing,
-one is a changed one of the corpus. A finding is written to `build/fuzz`; keep it in the corpus when it is
-mended, and the tests try it ever after. Exit status 1 if there was a finding.
+By coverage, a target ends at whichever limit comes first; inputs are gathered in `build/fuzz`. Seeded ones
+are many times faster: two of three are made of nothing, one is a changed one of the corpus. Keep a finding of
+`build/fuzz` in the corpus when it is mended: the tests try it ever after. Exit status 1 if there was one.
 """
 
 import argparse

@@ -72,12 +72,7 @@ async def test_an_outage_of_the_api_server_does_not_touch_traffic(cluster: Clust
 
 
 async def test_a_pool_added_to_the_configuration_is_served_without_touching_envoy(cluster: Cluster) -> None:
-    """One file, one more pool.
-
-    1. A second Service has a pod. 2. The configuration names it as a pool: Envoy has a cluster for it.
-    3. A request for its model goes there, others do not. 4. The service is killed: one pool's prompts are
-    not another's, and Envoy cannot tell whose they are, so nobody gets them. 5. It is back.
-    """
+    """Envoy has a cluster for it; while the service is down, nobody gets another pool's prompts."""
     async with connect(cluster.gateway.url) as session:
         cluster.apply(3, service="qwen-pods")
         cluster.configure(llama="vllm", qwen="qwen-pods")
@@ -141,12 +136,7 @@ def answer_again(cluster: Cluster, *, hangs: bool) -> None:
 
 
 async def test_a_pool_that_may_not_be_listed_answers_503_alone(cluster: Cluster) -> None:
-    """No Role for it, from a time when the API server was up, and a pool from one when it was away.
-
-    1. A pool is added whose Service is not there. 2. The API server goes, and a third pool is added.
-    3. The first pool is served all the while, the others get 503 of the service's own, at once.
-    4. The API server is back: the third pool is served.
-    """
+    """Nor may one that was added while the API server was away: the first pool is served all the while."""
     before = cluster.gateway.ext_proc()["failure_mode_allowed"]
     async with connect(cluster.gateway.url) as session:
         cluster.apply(3, service="late-pods")
