@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ import yaml
 
 from extproc.bench.spec.tree import Spec
 from tests.bench.scripted import DONE, USAGE, chunk
-
-Handler = Callable[[aiohttp.web.Request], Awaitable[aiohttp.web.Response]]
+from tests.hosting import Handler, hosting
 
 
 class Silence:
@@ -34,18 +33,9 @@ def run_null_server(*options: str) -> Iterator[int]:
 @asynccontextmanager
 async def serving(**handlers: Handler) -> AsyncIterator[int]:
     """Serves `name=handler` at `/name`, and `chat` at the chat path."""
-    app = aiohttp.web.Application()
-    for name, handler in handlers.items():
-        path = {"chat": "/v1/chat/completions", "models": "/v1/models"}.get(name, f"/{name}")
-        app.router.add_route("*", path, handler)
-    runner = aiohttp.web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    paths = {"chat": "/v1/chat/completions", "models": "/v1/models"}
+    async with hosting({paths.get(name, f"/{name}"): each for name, each in handlers.items()}) as address:
+        yield int(address.rpartition(":")[2])
 
 
 async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:

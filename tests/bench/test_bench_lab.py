@@ -17,6 +17,7 @@ from extproc.bench.spec.tree import Ab
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 from extproc.router.telemetry import RELOADS
+from tests.hosting import hosting
 from tests.tables import table
 
 SETTINGS = """\
@@ -82,19 +83,9 @@ class Router:
 async def serving(path: Path) -> AsyncIterator[Router]:
     await asyncio.to_thread(path.write_text, SETTINGS)
     router = Router(path)
-    app = web.Application()
-    app.router.add_get("/config", router.config)
-    app.router.add_get("/pools", router.pools)
-    app.router.add_get("/metrics", router.metrics)
-    app.router.add_post("/reset_prefix_cache", router.flush)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    router.address = f"{host}:{port}"
-    yield router
-    await runner.cleanup()
+    pages = {"GET /config": router.config, "GET /pools": router.pools, "GET /metrics": router.metrics}
+    async with hosting({**pages, "POST /reset_prefix_cache": router.flush}) as router.address:
+        yield router
 
 
 @pytest.fixture

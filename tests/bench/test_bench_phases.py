@@ -22,6 +22,7 @@ from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Slo, Spec, Watching
 from tests.bench import synthetic
 from tests.bench.synthetic import record, result
+from tests.hosting import hosting
 from tests.tables import table
 from tests.waiting import until
 
@@ -187,7 +188,6 @@ async def test_looks_are_put_on_the_runs_clock() -> None:
 async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
     """A router and an endpoint in one: `/pools` lists itself as often as set, and one that drains."""
     state = {"ready": 2}
-    address = ""
 
     async def pools(_: web.Request) -> web.Response:
         endpoints = [{"address": address, "state": "ready"}] * state["ready"]
@@ -199,15 +199,8 @@ async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text=EXPOSITION)
 
-    app = web.Application()
-    app.router.add_get("/pools", pools)
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = ":".join(map(str, runner.addresses[0][:2]))
-    yield address, state
-    await runner.cleanup()
+    async with hosting({"GET /pools": pools, "GET /metrics": metrics}) as address:
+        yield address, state
 
 
 async def watched(watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None) -> FleetWatch:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from extproc.doctor.collect import look_around
 from extproc.doctor.report import write_report
 from extproc.errors import ExtprocError
+from tests.hosting import hosting
 from tests.stack.gateway import load
 
 STATIC = {"name": "tiny", "models": ["a"], "endpoints": {"static": ["ADDRESS"]}}
@@ -57,18 +58,13 @@ def change(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
 
 
 async def say(pages: dict[str, str]) -> None:
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
         return web.Response(text=pages.get(request.path, "").replace("ADDRESS", request.host))
 
-    runner = web.ServerRunner(web.Server(answer, access_log=None))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    with suppress(ExtprocError):
-        evidence = await look_around(url, url, None, None, 0.0)
-        assert all(write_report(evidence, as_json=as_json)[0].encode() for as_json in (False, True))
-    await runner.cleanup()
+    async with hosting({"/{path:.*}": answer}) as address:
+        with suppress(ExtprocError):
+            evidence = await look_around(f"http://{address}", f"http://{address}", None, None, 0.0)
+            assert all(write_report(evidence, as_json=as_json)[0].encode() for as_json in (False, True))
 
 
 @given(st.sampled_from([*PAGES]).flatmap(change))

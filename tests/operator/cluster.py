@@ -9,7 +9,7 @@ import json
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,15 +19,15 @@ from typing import Any
 from aiohttp import web
 
 from extproc.operator.resource import API_VERSION
+from tests.hosting import Handler, hosting
 from tests.operator.pods import translate
 from tests.operator.roles import Use, find_use, read_rules
 from tests.router.cluster import api_server
-from tests.router.cluster.api_server import ApiServer, Collection, status, write_kubeconfig
+from tests.router.cluster.api_server import ApiServer, Collection, status, write_access
 from tests.waiting import until
 
 Object = dict[str, Any]
 BENCHMARKS, JOBS, PODS = f"{API_VERSION}/benchmarks", "batch/v1/jobs", "v1/pods"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PLURALS = {
     "Benchmark": "benchmarks",
     "ConfigMap": "configmaps",
@@ -290,22 +290,16 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
         for one in (f"{many}/{{name}}", f"{many}/{{name}}/status"):
             for method in ("GET", "PUT", "DELETE"):
                 app.router.add_route(method, one, cluster.write)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    cluster.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    token, kubeconfig = folder / "api-token", folder / "kubeconfig"
-    token.write_text("token-1")
-    write_kubeconfig(kubeconfig, cluster.url, token)
-    try:
-        yield Served(cluster, kubeconfig)
-        assert cluster.denied == set()
-    finally:
-        for tasks in list(cluster.pods.values()):
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        for process in cluster.processes:
-            if process.returncode is None:
-                process.kill()
-        await runner.cleanup()
+    async with hosting(app) as address:
+        cluster.url = f"http://{address}"
+        try:
+            yield Served(cluster, write_access(folder, cluster.url))
+            assert cluster.denied == set()
+        finally:
+            for tasks in list(cluster.pods.values()):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            for process in cluster.processes:
+                if process.returncode is None:
+                    process.kill()

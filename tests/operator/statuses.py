@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bench.status_server import RunStatus
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import build_web
+from tests.hosting import hosting
 from tests.operator.world import SPEC, World, brief
 
 Body = dict[str, Any]
@@ -76,13 +76,8 @@ def everything() -> dict[tuple[str, str], Body]:
 
 @asynccontextmanager
 async def served(bodies: Bodies, reports: Path | None = None, *healths: WatchHealth) -> AsyncIterator[str]:
-    runner = web.AppRunner(build_web(bodies, healths, reports), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with hosting(build_web(bodies, healths, reports)) as address:
+        yield f"http://{address}"
 
 
 async def get(url: str) -> tuple[int, str]:

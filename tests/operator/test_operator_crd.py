@@ -17,6 +17,7 @@ from extproc.bench.spec.tree import Spec
 from extproc.cli import cli
 from extproc.operator.crd import build_crd, build_spec_schema
 from extproc.operator.resource import Operation, SpecRefused, parse_benchmark
+from tests.hosting import hosting
 from tests.manifests.rendering import KUBECTL
 from tests.operator.structural import find_faults, list_refusals
 from tests.tables import table
@@ -205,15 +206,8 @@ async def publishing() -> AsyncIterator[str]:
         found = answers.get(request.path)
         return web.Response(status=404) if found is None else web.json_response(found)
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with hosting({"/{path:.*}": answer}) as address:
+        yield f"http://{address}"
 
 
 @table(

@@ -8,16 +8,16 @@ import asyncio
 import json
 import ssl
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
 
+from tests.hosting import Handler, hosting
 from tests.router.cluster.objects import Object
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Change = tuple[int, Object | None, Object | None]
 """A version, and an object before and after it."""
 
@@ -56,7 +56,7 @@ class Collection:
         self.history: list[Change] = []
         self.watchers: list[Watcher] = []
         self.queries: list[dict[str, str]] = []
-        self.script: dict[str, deque[Answer]] = {"list": deque(), "watch": deque()}
+        self.script: dict[str, deque[Handler]] = {"list": deque(), "watch": deque()}
         self.rests: dict[str, list[Object]] = {}
         # What a server answers to every request for this kind: 404 without the CRD, 403 without a Role.
         self.refusal: int | None = None
@@ -69,7 +69,7 @@ class Collection:
     def watches(self) -> list[dict[str, str]]:
         return [query for query in self.queries if "watch" in query]
 
-    def answer_next(self, call: str, *answers: Answer) -> None:
+    def answer_next(self, call: str, *answers: Handler) -> None:
         """Scripts the next answers to `list` or `watch`; after them it behaves again."""
         self.script[call].extend(answers)
 
@@ -137,7 +137,7 @@ class ApiServer:
     def end_watches(self, kind: str = SLICES) -> None:
         self.of(kind).end_watches()
 
-    def answer_next(self, call: str, *answers: Answer, kind: str = SLICES) -> None:
+    def answer_next(self, call: str, *answers: Handler, kind: str = SLICES) -> None:
         self.of(kind).answer_next(call, *answers)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -230,7 +230,7 @@ def status(code: int, message: str = "scripted") -> web.Response:
     return web.json_response(status_object(code, message), status=code)
 
 
-def refuses(code: int, retry_after: str = "") -> Answer:
+def refuses(code: int, retry_after: str = "") -> Handler:
     """Answers with an HTTP status and no more; 502 is a proxy's page, without a Status object."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -244,7 +244,7 @@ def refuses(code: int, retry_after: str = "") -> Answer:
     return answer
 
 
-def streams(*chunks: bytes, then_cut: bool = False) -> Answer:
+def streams(*chunks: bytes, then_cut: bool = False) -> Handler:
     """Writes these chunks, one packet each, then ends the stream: cleanly, or in the middle."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -260,7 +260,7 @@ def streams(*chunks: bytes, then_cut: bool = False) -> Answer:
     return answer
 
 
-def stalls(*, after_headers: bool) -> Answer:
+def stalls(*, after_headers: bool) -> Handler:
     """Says nothing more, before or after the response's head."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -273,7 +273,7 @@ def stalls(*, after_headers: bool) -> Answer:
     return answer
 
 
-def drops() -> Answer:
+def drops() -> Handler:
     """Closes the connection without an answer."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -292,14 +292,9 @@ async def serving(
     app = web.Application()
     for path in ("/apis/{api:[^/]+/[^/]+}", "/api/{api:v1}"):
         app.router.add_get(f"{path}/namespaces/default/{{plural}}", server.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls, reuse_address=True).start()
-        server.url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
+    async with hosting(app, port, tls) as address:
+        server.url = f"{'https' if tls else 'http'}://{address}"
         yield server
-    finally:
-        await runner.cleanup()
 
 
 def write_kubeconfig(path: Path, url: str, token: Path) -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 from extproc.router.cluster.models import ModelsPace, ModelsSource
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
+from tests.hosting import hosting
 from tests.router.cluster.harness import RecordingSink, running
 
 BASE = {"id": "llama", "object": "model", "parent": None}
@@ -66,14 +67,10 @@ class Asking:
 
 @pytest.fixture
 async def at(sink: RecordingSink) -> AsyncIterator[Asking]:
-    asking, app = Asking(sink), web.Application()
-    app.router.add_get("/v1/models", asking.models)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    asking.endpoint = Endpoint("default/a", f"127.0.0.1:{runner.addresses[0][1]}")
-    yield asking
-    await runner.cleanup()
+    asking = Asking(sink)
+    async with hosting({"GET /v1/models": asking.models}) as address:
+        asking.endpoint = Endpoint("default/a", address)
+        yield asking
 
 
 async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(at: Asking) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.kube_api import read_retry_after
-from tests.router.cluster.api_server import Answer, ApiServer, refuses, serving, streams
+from tests.hosting import Handler
+from tests.router.cluster.api_server import ApiServer, refuses, serving, streams
 from tests.router.cluster.harness import Kube, has
 from tests.router.cluster.objects import A, B, C, slice_object
 from tests.tables import table
@@ -55,7 +56,7 @@ async def test_back_off_starts_over_once_a_watch_has_said_something(kube: Kube) 
     ids=["ends every watch", "a Role without the verb watch", "calls every version expired"],
 )
 async def test_a_server_whose_watches_all_fail_is_backed_off_from(
-    kube: Kube, answer: Answer, *, lists: int, waits_at_once: bool, reason: str | None
+    kube: Kube, answer: Handler, *, lists: int, waits_at_once: bool, reason: str | None
 ) -> None:
     """A list that works says nothing of watches; an expired version costs no wait, once."""
     kube.server.answer_next("watch", *[answer] * 40)

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.restarting import Restarting
-from tests.router.cluster.api_server import Answer, drops, line, refuses, stalls, status_object, streams
+from tests.hosting import Handler
+from tests.router.cluster.api_server import drops, line, refuses, stalls, status_object, streams
 from tests.router.cluster.harness import IMPATIENT, PATIENT, Kube, has, running
 from tests.router.cluster.objects import C, slice_object
 
@@ -106,7 +107,7 @@ async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) 
     ],
 )
 async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
-    kube: Kube, fault: Answer, why: str, *, lists_again: bool
+    kube: Kube, fault: Handler, why: str, *, lists_again: bool
 ) -> None:
     kube.server.answer_next("watch", fault)
     async with kube.running(patience=IMPATIENT if why in {"stalled", "silent"} else PATIENT):
@@ -133,7 +134,7 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
     ],
 )
 async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
-    kube: Kube, fault: Answer, why: str
+    kube: Kube, fault: Handler, why: str
 ) -> None:
     kube.server.answer_next("list", fault, fault)
     async with kube.running(patience=IMPATIENT if why == "stalled" else PATIENT):
@@ -186,7 +187,7 @@ async def test_broken_credentials_are_tried_again(kube: Kube, tmp_path: Path) ->
     assert kube.sink.reasons[0] == wrong
 
 
-def endless(written: list[int], first: bytes) -> Answer:
+def endless(written: list[int], first: bytes) -> Handler:
     """Says `first`, and then spaces a MiB at a time until the client has had enough of it."""
 
     async def answer(request: web.Request) -> web.StreamResponse:

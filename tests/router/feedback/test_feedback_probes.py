@@ -19,6 +19,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside
 from tests.clock import Sleeps
+from tests.hosting import hosting
 from tests.stack.ports import free_ports
 from tests.tables import table
 
@@ -142,17 +143,12 @@ async def test_an_endpoint_that_left_meanwhile_is_asked_no_more() -> None:
 
 @asynccontextmanager
 async def serving(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
-    async def answer(request: web.BaseRequest) -> web.Response:
-        assert (request.method, request.path) == ("GET", "/health")
+    async def answer(_: web.Request) -> web.Response:
         await asyncio.sleep(delay_s)
         return web.Response(status=status, headers={"location": "/elsewhere"})
 
-    [port] = free_ports(1)
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    yield f"http://127.0.0.1:{port}/health"
-    await runner.cleanup()
+    async with hosting({"GET /health": answer}) as address:
+        yield f"http://{address}/health"
 
 
 @table(

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Sleeps
+from tests.hosting import hosting
 from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
@@ -34,8 +33,6 @@ from tests.waiting import until
 OUTSIDE = Outside(random.Random(1), lambda: 0.0)
 PAGE = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:prefix_cache_queries_total 40\n"
 LONG = parse("/v1/completions", "", b'{"prompt": "' + b"why " * 500 + b'"}')
-
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build(*addresses: str, strategy: Strategy | None = None) -> PoolFeedback:
@@ -49,21 +46,6 @@ def scraper(feedback: PoolFeedback, sleeps: Sleeps, interval_s: float = 5.0) -> 
     return Scraper(feedback, ScrapePlan(interval_s), rng=random.Random(2), sleep=sleeps)
 
 
-@asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[str]:
-    """An endpoint whose metrics are answered by `answer`; yields its address."""
-    app = web.Application()
-    app.router.add_get("/metrics", answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    [port] = free_ports(1)
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
-
-
 async def scrape(address: str, timeout_s: float = 5.0) -> EndpointSignals | None:
     async with ClientSession(timeout=ClientTimeout(total=timeout_s)) as session:
         return await fetch_signals(session, f"http://{address}/metrics")
@@ -73,7 +55,7 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     async def tell(_: web.Request) -> web.Response:
         return web.Response(body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n')
 
-    async with serving(tell) as address:
+    async with hosting({"GET /metrics": tell}) as address:
         feedback = build(address)
         await scraper(feedback, Sleeps()).scrape_all(scrape)
     endpoints = feedback.pool.describe_engines()["endpoints"]
@@ -98,7 +80,7 @@ async def test_an_endpoint_that_tells_nothing_useful_is_not_known(page: web.Resp
     async def tell(_: web.Request) -> web.Response:
         return page
 
-    async with serving(tell) as address:
+    async with hosting({"GET /metrics": tell}) as address:
         assert await scrape(address) is None
 
 
@@ -110,7 +92,7 @@ async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_u
         await asyncio.sleep(60)
         return response
 
-    async with serving(tell) as address:
+    async with hosting({"GET /metrics": tell}) as address:
         assert await scrape(address, timeout_s=0.2) is None
     assert await scrape(f"127.0.0.1:{free_ports(1)[0]}") is None
 
@@ -204,7 +186,7 @@ async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:
         peers.append(request.transport and request.transport.get_extra_info("peername"))
         return web.Response(body=PAGE)
 
-    async with serving(tell) as address:
+    async with hosting({"GET /metrics": tell}) as address:
         reading = Scraper(build(address), ScrapePlan(0.01), rng=random.Random(2))
         task = asyncio.create_task(reading.run())
         await until(lambda: len(peers) >= 3)
