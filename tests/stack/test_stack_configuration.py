@@ -13,21 +13,15 @@ from tests.tables import table
 pytestmark = pytest.mark.envoy
 
 BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml") if "static_resources" in path.read_text())
+EVERY = [*BOOTSTRAPS, *(f"../manifests/overlays/{name}/envoy.yaml" for name in ("gateway", "sidecar"))]
 STANDALONE = load("standalone.yaml")
 LIMIT_BYTES = 50_331_648  # the service's default of server.max_body_bytes
 
 
 @table("name", BOOTSTRAPS)
 def test_envoy_accepts_configuration(name: str) -> None:
-    command = [
-        gateway.find_envoy(),
-        "--mode",
-        "validate",
-        "--log-level",
-        "warning",
-        "-c",
-        str(SHIPPED / name),
-    ]
+    options = ("--mode", "validate", "--log-level", "warning", "-c")
+    command = [gateway.find_envoy(), *options, str(SHIPPED / name)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert result.returncode == 0, result.stderr
@@ -35,10 +29,13 @@ def test_envoy_accepts_configuration(name: str) -> None:
     assert "deprecated" not in result.stderr.lower()
 
 
-@table(
-    "name",
-    [*BOOTSTRAPS, "../manifests/overlays/gateway/envoy.yaml", "../manifests/overlays/sidecar/envoy.yaml"],
-)
+@table("name", EVERY)
+def test_no_client_is_told_why_it_was_picked(name: str) -> None:
+    """The reason says whose prompt is cached."""
+    assert "extproc" not in str([*find(load(name), "response_headers_to_add")])
+
+
+@table("name", EVERY)
 def test_every_file_removes_the_same_of_what_clients_say(name: str) -> None:
     key = "early_header_mutation_extensions"
 

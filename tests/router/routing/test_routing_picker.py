@@ -269,6 +269,7 @@ def test_tenants_share_no_prefix_and_a_tenant_does_with_itself() -> None:
         return decision
 
     first, probe, again, salted = sent("a"), sent("b"), sent("a"), sent("", cache_salt="1:a")
+    assert sent("ab").key != sent("a", cache_salt="b").key
 
     assert "x-tenant" in picker.key_headers
     assert [each.pick.reason for each in (probe, salted)] == [first.pick.reason] * 2
