@@ -18,6 +18,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
 from extproc.router.service.keeper import PoolKeeper
+from extproc.router.service.live.least_load import LeastLoadEstimate
 from extproc.router.service.live.recorder import RecordedDecision, Recording
 from extproc.router.service.live.service_state import (
     ConfigurationState,
@@ -84,7 +85,13 @@ class StateBuilder:
         self._number += 1
         faults = service.faults()
         seen = [
-            _read_pool(each.keeper, each.feedback, counts[each.name], then.get(each.name, _NO_COUNTS))
+            _read_pool(
+                each.keeper,
+                each.feedback,
+                counts[each.name],
+                then.get(each.name, _NO_COUNTS),
+                self._recording.least_load[each.name],
+            )
             for each in service.pools
         ]
         state = State(
@@ -144,7 +151,11 @@ class _PoolMoment(Struct, frozen=True):
 
 
 def _read_pool(
-    keeper: PoolKeeper, feedback: PoolFeedback, now: EndpointCounts, then: EndpointCounts
+    keeper: PoolKeeper,
+    feedback: PoolFeedback,
+    now: EndpointCounts,
+    then: EndpointCounts,
+    estimate: LeastLoadEstimate,
 ) -> _PoolMoment:
     pool = keeper.pool
     states = list(pool.states())
@@ -167,6 +178,7 @@ def _read_pool(
         picks=sum(now.picks.values()) - sum(then.picks.values()),
         states=Counter(state for _, state in states),
         saved_s=None if cache is None else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
+        estimate=estimate.shares(),
     )
     return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then)
 

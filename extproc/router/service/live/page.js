@@ -232,8 +232,18 @@ function latest(pool, field) {
   return values.length ? values.at(-1) : null;
 }
 
+// One line for the pools that are shown: shares weighed by picks, as the charts do.
+function drawEstimate(pool) {
+  const told = picture.pools.filter((one) => (!pool || one.name === pool) && one.estimate);
+  const weights = told.map((one) => Math.max(1, one.picks));
+  const share = (place) => percent(sum(told.map((one, at) => one.estimate[place] * weights[at])) / sum(weights));
+  byId("estimate").hidden = !told.length;
+  if (told.length) put(byId("estimate"), `Estimate: of the prompts of conversations that began since this page was opened, ${share(0)} were predicted in caches; least load would have found ${share(1)}.`);
+}
+
 function drawPays() {
   const pool = byId("which").value, end = trend.at(-1).at;
+  drawEstimate(pool);
   const series = {
     found: trend.map((point) => figure(point, pool, "found")),
     predicted: trend.map((point) => figure(point, pool, "predicted")),

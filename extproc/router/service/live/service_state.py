@@ -45,7 +45,8 @@ class PoolState(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
-    engines' time for tokens believed to be cached, of all requests.
+    engines' time for tokens believed to be cached, of all requests. `estimate`: the shares that were
+    predicted in caches, and that least load would have found, of prompts of chats that began since somebody looks.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PoolState(Struct, frozen=True):
     picks: int
     states: Mapping[str, int]
     saved_s: float | None
+    estimate: tuple[float, float] | None = None
     first_token_s: float | None = None
     predicted: float | None = None
     found: float | None = None
