@@ -46,7 +46,7 @@ class PoolState(Struct, frozen=True):
 
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
     engines' time for tokens believed to be cached, of all requests. `estimate`: the shares that were
-    predicted in caches, and that least load would have found, of prompts of chats that began since somebody looks.
+    predicted in caches, and that least load would have found, of chats that began since somebody looks.
     """
 
     name: str
