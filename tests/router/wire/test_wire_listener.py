@@ -247,7 +247,7 @@ async def test_a_flood_of_handshakes_delays_those_of_its_own_address() -> None:
         waiting = served.listener.waiting
         await asyncio.wait_for(served.connect(ssl=trusting()), 10)
 
-        assert waiting - served.listener.waiting < 30
+        assert waiting - served.listener.waiting < 30 <= waiting
 
 
 async def test_nothing_is_logged_of_ordinary_calls(caplog: pytest.LogCaptureFixture) -> None:
