@@ -8,7 +8,7 @@ endpoints are gone, too: somebody deleted it, and its pods may be another's tomo
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -66,11 +66,6 @@ class PoolTerms:
         return None if self.ports else ("no_port", "has no target port")
 
 
-# What the API server says of the pool: nothing yet, that it has no such CRD, that there is no pool of this
-# name, or the pool's terms.
-_Answer = Literal["none yet", "unserved", "missing"] | PoolTerms
-
-
 class InferencePoolSource:
     """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them.
 
@@ -113,26 +108,32 @@ class _PoolFollower:
 
     def __init__(self, pool: InferencePoolSource, tasks: asyncio.TaskGroup, sink: Sink) -> None:
         self._pool = pool
+        self._name = f"InferencePool {pool.namespace}/{pool.name}"
         self.sink = DebouncedSink(sink, self, pool.settle_s)
-        self._answer: _Answer = "none yet"
+        self._fault: SourceFault | None = None
         self._is_failing = False
         self._pods: _Pods | None = None
         self._listed: _Pods | None = None
         self._tasks = tasks
         self._following: asyncio.Task[None] | None = None
 
-    @property
-    def _terms(self) -> PoolTerms | None:
-        return self._answer if isinstance(self._answer, PoolTerms) else None
-
     def listed(self, objects: Sequence[InferencePool]) -> None:
-        self._take(objects[0].terms if objects else "missing")
+        if objects:
+            self.put(objects[0])
+        else:
+            self._lack("no_pool", f"there is no {self._name}")
 
     def put(self, object_: InferencePool) -> None:
-        self._take(object_.terms)
+        terms = object_.terms
+        if terms.fault is not None:
+            why, what = terms.fault
+            self._lack(why, f"{self._name} {what}")
+        else:
+            self._fault, self._is_failing = None, False
+            self._follow_pods(terms)
 
     def deleted(self, _: InferencePool) -> None:
-        self._take("missing")
+        self._lack("no_pool", f"there is no {self._name}")
 
     def confirmed(self) -> None:
         self._is_failing = False
@@ -141,21 +142,17 @@ class _PoolFollower:
 
     def lost(self, lost: WatchLost) -> None:
         if lost.why == "not_found":
-            self._take("unserved")
+            self._lack("no_crd", "the API server has no InferencePools: are their CRDs installed?")
         else:
             self._is_failing = lost.reason is not None
             self.restarted(lost)
 
-    def _take(self, answer: _Answer) -> None:
-        self._is_failing = False
-        self._answer = answer
-        terms = self._terms
-        if terms is not None and terms.fault is None:
-            self._follow_pods(terms)
-        else:
-            self._stop_following()
-            self._pods = self._listed = None
-            self.sink.changed()
+    def _lack(self, why: str, reason: str) -> None:
+        """There can be no endpoints: the pods are followed no more."""
+        self._fault, self._is_failing = SourceFault(why, reason), False
+        self._stop_following()
+        self._pods = self._listed = None
+        self.sink.changed()
 
     def _follow_pods(self, terms: PoolTerms) -> None:
         if self._pods is None or self._pods.selector != terms.selector:
@@ -192,14 +189,7 @@ class _PoolFollower:
         self.sink.restarted(lost.why, lost.reason)
 
     def missing(self) -> SourceFault | None:
-        terms, pool = self._terms, f"InferencePool {self._pool.namespace}/{self._pool.name}"
-        if terms is not None and terms.fault is not None:
-            return SourceFault(terms.fault[0], f"{pool} {terms.fault[1]}")
-        if terms is not None or self._answer == "none yet":
-            return None
-        if self._answer == "unserved":
-            return SourceFault("no_crd", "the API server has no InferencePools: are their CRDs installed?")
-        return SourceFault("no_pool", f"there is no {pool}")
+        return self._fault
 
     def endpoints(self) -> list[Endpoint] | None:
         return None if self._listed is None else self._listed.book.endpoints()
