@@ -21,8 +21,6 @@ from extproc.router.routing.pool import Pool
 _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 
-Buckets = list[tuple[str, float]]
-
 # The values that labels may have; docs/how-to/monitoring.md says what each means.
 RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal", "unready")
@@ -193,7 +191,7 @@ def histograms(name: str, text: str, *labels: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, text, labels=labels)
 
 
-def buckets(histogram: Histogram) -> Buckets:
+def buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """A histogram's buckets as the library wants them."""
     names = [*map(floatToGoString, histogram.bounds), "+Inf"]
     return [*zip(names, accumulate(histogram.counts), strict=True)]
