@@ -10,6 +10,7 @@ from extproc.router.cluster.listwatch import KubeAccess
 from tests.router.cluster.api_server import PODS, POOLS, ApiServer, refuses, serving, streams
 from tests.router.cluster.harness import BuildSource, Kube, has, running
 from tests.router.cluster.pool_objects import pool_object, running_pod
+from tests.waiting import until
 
 OTHERS = {"app": "others"}
 KINDS = [POOLS, PODS]
@@ -81,6 +82,7 @@ async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begin
     listed = kube.server.list_objects
 
     async def too_late(request: object) -> object:
+        await until(lambda: kube.server.of(POOLS).watchers)  # else the pool's watch would be late, too
         kube.server.compact()
         return await listed(request)  # type: ignore[arg-type]  # the scripted form of an answer
 
