@@ -30,9 +30,7 @@ def test_what_stands_around_the_route_does_not_matter(path: str) -> None:
         (False, ["POST"], ["/ping", "/health", "/v1/responses/resp_1/cancel", "/v1/models?x=1"]),
     ],
 )
-def test_posted_bodies_are_read_for_their_model_unless_their_route_takes_no_prompt(
-    reads: bool, methods: list[str], paths: list[str]
-) -> None:
+def test_posted_bodies_are_read_for_their_model(reads: bool, methods: list[str], paths: list[str]) -> None:
     assert {reads_body(method, path) for method in methods for path in paths} == {reads}
 
 

@@ -97,9 +97,7 @@ def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
     [("llama-8b", "llama"), ("sql", "llama"), ("qwen-7b", "qwen"), ("phi", "learnt"), ("new", "thief")],
     ids=["a configured model", "a configured adapter", "a glob", "a learnt model", "nobody's"],
 )
-def test_an_adapter_that_a_client_loaded_takes_no_other_pools_traffic(
-    several: Picker, model: str, owner: str
-) -> None:
+def test_a_loaded_adapter_takes_no_other_pools_traffic(several: Picker, model: str, owner: str) -> None:
     """The pool that learnt the name stands first, where every tie is its."""
     loaded = Endpoint("t", "10.0.0.8:80", adapters=frozenset({model}))
     thief = Route(pool("thief", loaded), ("other",))
@@ -109,9 +107,7 @@ def test_an_adapter_that_a_client_loaded_takes_no_other_pools_traffic(
 
 
 @table("models", [("llama-8b",), ()], ids=["configured", "learnt"])
-def test_an_adapter_named_like_its_pools_model_does_not_draw_its_requests_to_one_endpoint(
-    models: tuple[str, ...],
-) -> None:
+def test_an_adapter_named_like_its_model_draws_nothing(models: tuple[str, ...]) -> None:
     endpoints = eight(("llama-8b", 1), models=frozenset({"llama-8b"}))
     picker = Picker([Route(pool("llama", *endpoints), models)])
     decisions = [picker.pick(chat("llama-8b", f"text {number}")) for number in range(40)]

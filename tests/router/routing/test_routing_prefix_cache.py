@@ -189,9 +189,7 @@ def test_the_adapter_of_a_request_is_part_of_its_blocks() -> None:
     ("event", "reason"),
     [("goes on", SESSION), ("returns", COLD), ("moves", COLD), ("is lost", COLD), ("began", COLD)],
 )
-def test_an_endpoint_that_returns_or_moves_or_began_anew_or_is_lost_is_cold(
-    event: str, reason: Reason
-) -> None:
+def test_an_endpoint_that_went_or_began_anew_is_cold(event: str, reason: Reason) -> None:
     fleet = Fleet("ab")
     said = (words("Why?", 1_000), "Because.", "How?")
     warm = fleet.visit(*said[:1]).endpoint.name
@@ -256,9 +254,7 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
 
 
 @table(("slowness", "learns"), [(0.5, True), (2.0, True), (2.0, False)])
-def test_the_constants_of_another_engine_are_learnt_and_told_but_where_they_are_given(
-    slowness: float, learns: bool
-) -> None:
+def test_another_engines_constants_are_learnt(slowness: float, learns: bool) -> None:
     fleet = Fleet(learn=learns)
     learn_from(fleet, slowness)
     told = fleet.strategy.describe_engines()
@@ -341,9 +337,7 @@ def test_an_endpoint_that_never_finds_what_was_predicted_is_distrusted() -> None
 
 
 @table(("block_tokens", "cached"), [(None, None), (128, 2 * 7 * 128)])
-def test_what_is_predicted_is_counted_by_reason_in_whole_blocks_where_their_size_is_known(
-    block_tokens: int | None, cached: int | None
-) -> None:
+def test_predictions_count_whole_blocks(block_tokens: int | None, cached: int | None) -> None:
     fleet = Fleet("a")
     if block_tokens is not None:
         sense(fleet, "a", replace(SAID, kv_tokens=84_000, block_tokens=block_tokens))
@@ -481,9 +475,8 @@ def test_several_gateways_find_conversations_and_instructions_at_their_homes_and
 
     for number in range(20):
         system = words(f"You serve client {number}.", 2_000)
-        assert (
-            one.visit("Why?", system=system).endpoint.name == other.visit("How?", system=system).endpoint.name
-        )
+        first, following = one.visit("Why?", system=system), other.visit("How?", system=system)
+        assert first.endpoint.name == following.endpoint.name
 
 
 def test_a_gateway_that_is_alone_has_no_homes() -> None:
@@ -522,9 +515,8 @@ def test_a_turn_of_ours_tells_where_a_conversation_is_whatever_its_home() -> Non
         said = [words(f"{number} Why?", 500)]
         home = fleet.visit(*said).endpoint.name
         said += ["Because.", "How?"]
-        moved = fleet.pool.move(
-            fleet.pick(*said), fleet.pool.snapshot.ready["a" if home != "a" else "b"].address
-        )
+        there = fleet.pool.snapshot.ready["a" if home != "a" else "b"]
+        moved = fleet.pool.move(fleet.pick(*said), there.address)
         moved.release()
         fleet.clock.now_s += 10
 
@@ -566,9 +558,7 @@ def test_the_engines_are_the_simulators_profiles() -> None:
     st.integers(1, 3),
     st.sampled_from([0, 2]),
 )
-def test_any_pick_is_one_of_the_endpoints_and_of_the_cheapest(
-    chats: list[Sequence[str]], gateways: int, fallbacks: int
-) -> None:
+def test_any_pick_is_of_the_cheapest(chats: list[Sequence[str]], gateways: int, fallbacks: int) -> None:
     fleet = Fleet(gateways=gateways, kv_tokens=1_024)
     fleet.pool.fallbacks = fallbacks
     for texts in chats:

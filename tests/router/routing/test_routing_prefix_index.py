@@ -99,6 +99,17 @@ def test_blocks_of_open_requests_stay_and_leave_a_tenth_to_the_others() -> None:
     assert depth(index, "a", 99, 98, 97) == 2
 
 
+def test_open_requests_crowd_a_cache_the_more_the_less_they_leave_free() -> None:
+    index, crowding = index_of("a"), []
+    visit(index, "a", 11, 12)
+    for block in range(11):
+        crowding.append(round(index.crowding("a"), 2))
+        index.take(at(index, "a"), chain(block), 0.0)
+
+    assert crowding == [1.0, 1.05, 1.12, 1.19, 1.28, 1.39, 1.53, 1.72, 2.01, 2.56, 2.56]
+    assert index.crowding("gone") == 1.0
+
+
 def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
     index = index_of("a", blocks=8)
     most = 8 * SIZE // ENTRY_BYTES
@@ -113,9 +124,7 @@ def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
 
 
 @table("event", ["goes", "moves", "is lost"])
-def test_an_endpoint_that_goes_or_moves_or_is_lost_holds_nothing_whenever_its_requests_end(
-    event: str,
-) -> None:
+def test_an_endpoint_that_went_holds_nothing_whenever_its_requests_end(event: str) -> None:
     index = index_of("a", "b")
     visit(index, "b", 1, 2)
     asked, old = chain(1, 2, 3), at(index, "a")

@@ -153,9 +153,7 @@ def test_every_shape_of_every_api_is_read(path: str, body: dict[str, Any], first
         ({"cache_salt": 1}, None, ""),
     ],
 )
-def test_model_and_salt_are_read_on_any_path(
-    path: str, body: dict[str, Any], model: str | None, salt: str
-) -> None:
+def test_any_path_has_model_and_salt(path: str, body: dict[str, Any], model: str | None, salt: str) -> None:
     assert (read(path, body).model, read(path, body).cache_salt) == (model, salt)
 
 

@@ -177,9 +177,7 @@ def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
 
 
 @given(st.sampled_from(PATHS), st.sampled_from(CONTENT_TYPES), st.binary(max_size=300), st.booleans())
-def test_any_bytes_parse_or_raise_prompt_error(
-    path: str, content_type: str, body: bytes, is_partial: bool
-) -> None:
+def test_any_bytes_parse_or_fail(path: str, content_type: str, body: bytes, is_partial: bool) -> None:
     try:
         prompt = parse(path, content_type, body, is_partial=is_partial)
     except PromptError:

@@ -118,9 +118,7 @@ def test_as_many_leave_as_there_is_room_for_in_order(came: list[str], places: in
 
 
 @table(("stirs", "places", "served", "asked"), [(1, 1, ["0"], 2), (5, 0, [], 1)])
-def test_room_is_looked_for_once_and_one_more_is_asked_than_let_in(
-    stirs: int, places: int, served: list[str], asked: int
-) -> None:
+def test_one_more_is_asked_than_let_in(stirs: int, places: int, served: list[str], asked: int) -> None:
     door = build_door(requests=1_000)
     for number in range(1_000):
         door.send(str(number))

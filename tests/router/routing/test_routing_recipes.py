@@ -69,9 +69,7 @@ def newest(tmp_path: Path) -> Iterator[type[Strategy]]:
     del sys.modules["newest"]
 
 
-def test_a_strategy_in_one_file_is_configured_as_strictly_as_the_others_and_picks(
-    newest: type[Strategy],
-) -> None:
+def test_a_strategy_in_one_file_is_configured_strictly(newest: type[Strategy]) -> None:
     registry = StrategyRegistry(*STRATEGIES.kinds.values(), newest)  # the one line
     section = TypeAdapter[StrategySettings](Annotated[StrategySettings, registry])
 

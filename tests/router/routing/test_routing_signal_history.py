@@ -35,9 +35,7 @@ def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
     ("predicted", "found"),
     [(0.9, [0.1, 0.1, 0.85, 0.1, 0.1]), (0.9, [0.1, 0.1, 0.72, 0.1, 0.1]), (0.2, [0.9] * 20)],
 )
-def test_a_round_that_is_not_wrong_or_finds_more_begins_the_count_anew(
-    predicted: float, found: list[float]
-) -> None:
+def test_a_right_round_begins_the_count_anew(predicted: float, found: list[float]) -> None:
     trust = Trust()
 
     assert not any(rounds(trust, predicted, found))
@@ -67,9 +65,7 @@ shares = st.floats(0, 1)
 
 
 @given(st.lists(st.tuples(shares, shares), max_size=100))
-def test_trust_is_never_lost_in_less_than_three_rounds_and_never_all_of_it(
-    heard: list[tuple[float, float]],
-) -> None:
+def test_trust_is_lost_in_three_rounds_and_never_all(heard: list[tuple[float, float]]) -> None:
     trust, since = Trust(), 0
     for predicted, found in heard:
         level, since = trust.level, since + 1
@@ -113,9 +109,7 @@ def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
     ],
 )
 @table("was_away", [False, True])
-def test_one_that_began_anew_has_lost_what_it_held(
-    later: EndpointSignals, is_lost: bool, was_away: bool
-) -> None:
+def test_one_that_began_anew_lost_all(later: EndpointSignals, is_lost: bool, was_away: bool) -> None:
     sense = SignalHistory()
     assert [sense.take(FIRST).is_lost for _ in range(2)] == [False, False]
     if was_away:
@@ -128,9 +122,7 @@ def test_one_that_began_anew_has_lost_what_it_held(
     ("prefills", "tokens", "expected"),
     [(100, 100_000, 3.5), (300, 200_000, None), (100, 10**9, 1.5), (100, 100, 8.0), (100, 0, None)],
 )
-def test_the_bytes_of_a_token_are_reasonable_and_known_where_all_requests_are_ours(
-    prefills: int, tokens: int, expected: float | None
-) -> None:
+def test_bytes_of_a_token_are_known(prefills: int, tokens: int, expected: float | None) -> None:
     sense = SignalHistory()
     sense.take(FIRST)
     sense.sent.requests, sense.sent.size = 100, 350_000.0

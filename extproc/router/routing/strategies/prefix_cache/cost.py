@@ -3,7 +3,7 @@
 # The rule. All in milliseconds of engine time, for one request and one endpoint e:
 #
 #   cost(e) = KEEP · busy · prefill · Σ A(part) · missing(e, part)
-#           + evicted(e) + backlog(e) + w · in flight(e)
+#           + evicted(e) + backlog(e) + w · in flight(e) · crowding(e)
 #
 # and the least cost wins.
 #
@@ -21,7 +21,9 @@
 # - evicted(e) is prefill · missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
 #   next was last used `age` ago. Blocks used a moment ago will soon be needed, and prefilled, again.
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
-#   prefill of a request. On a fast engine a step is short, while an agent's context keeps a cache filled.
+#   prefill. On a fast engine a step is short, while an agent's context keeps a cache filled. Each weighs w
+#   over the share of e's cache that was free when it came: where it is full, the next one waits for an end.
+#   So crowding(e) is the mean of 1 / (1 - x) for x from 0 to the share that open requests use.
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
 #
 # Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not only for
@@ -221,9 +223,9 @@ class CostModel:
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
-        engine, in_flight = self._engine, request.candidates.in_flight
+        engine, in_flight, crowding = self._engine, request.candidates.in_flight, self._index.crowding
         backlogs, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
-        waits = {name: ms + in_flight(name) * per_request for name, ms in backlogs.items()}
+        waits = {name: ms + in_flight(name) * per_request * crowding(name) for name, ms in backlogs.items()}
         if engine.slow or engine.others_ms:
             for name, ms in waits.items():
                 waits[name] = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)

@@ -16,7 +16,7 @@ Nothing here decides. Time comes in as an argument.
 #   So blocks of open requests never take all the room: a tenth of it is always the others'.
 
 from collections.abc import Iterator, Sequence
-from math import exp, inf
+from math import exp, inf, log1p
 from typing import Final
 
 from msgspec import Struct
@@ -27,11 +27,11 @@ from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, 
 # Most entries of all endpoints together, whatever their capacities: 1 GB.
 MOST_ENTRIES: Final = 2_700_000
 
-# Rates are averaged over so many seconds: a few requests of a prefix that is worth caching.
+# Rates are averaged over so many seconds: a few requests of a prefix worth caching. Longer is forever.
 _RATE_S: Final = 60.0
 
-# A longer time counts as infinite: rates are averaged over no longer one.
-_LONGEST_S: Final = 60.0
+# Beyond this share a cache is full: answers, which nobody sees here, fill the rest.
+_FULL: Final = 0.9
 
 
 class Rate:
@@ -109,6 +109,12 @@ class PrefixIndex:
             self._measure()
             self._make_room(holding)
 
+    def crowding(self, name: str) -> float:
+        """The mean of 1 / (1 - x) for x from 0 to the share that open requests use, at most 0.9."""
+        holding = self._holdings.get(name)
+        used = min(_FULL, holding.pinned_bytes / max(1, holding.capacity)) if holding else 0.0
+        return -log1p(-used) / used if used else 1.0
+
     def matched(self, hashes: Sequence[int]) -> int:
         """How many blocks of a chain any endpoint holds. O(log n)."""
         blocks = self._blocks
@@ -162,11 +168,11 @@ class PrefixIndex:
     def life_s(self, now: float) -> float:
         """How long a block stays, on average: what fits, over what comes (Little's law)."""
         room, per_s = self._room, self._new_bytes.per_s(now)
-        return room / per_s if per_s * _LONGEST_S > room else _LONGEST_S
+        return room / per_s if per_s * _RATE_S > room else _RATE_S
 
     def is_full(self, now: float) -> bool:
         """Whether blocks are evicted within the time that rates are averaged over."""
-        return self.life_s(now) < _LONGEST_S
+        return self.life_s(now) < _RATE_S
 
     def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
         """Writes a chain down as one open request's, as far as there is room for it."""
