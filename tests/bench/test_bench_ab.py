@@ -7,7 +7,7 @@ import pytest
 
 from extproc.bench.experiments import ab
 from extproc.bench.experiments.arms import Switch, build_switch
-from extproc.bench.experiments.compare import describe_difference
+from extproc.bench.experiments.compare import describe_difference, show_change
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import Interval, mean_interval, student_quantile
@@ -151,6 +151,10 @@ def test_difference_is_told_in_a_line(ttft: tuple[float, float, float], tokens: 
     example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
 
     assert expected in str(describe_difference("a", "b", changes, example))
+
+
+def test_two_repeats_say_that_they_are_too_few() -> None:
+    assert show_change("ttft_mean_ms", Interval(-0.25, None, None, 2)) == "-25.0% (2 repeats: too few)"
 
 
 async def test_servers_are_compared_where_urls_are_given() -> None:

@@ -23,7 +23,7 @@ class Health:
         self._is_ready = is_ready
         self._period_s = period_s
         self._answers = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
-        self._watchers: dict[Call, str] = {}
+        self._watchers: dict[Call, str | None] = {}  # no name that we do not know: it may have 48 MB
 
     def routes(self) -> Routes:
         return {
@@ -64,13 +64,15 @@ class Health:
     def _watch(self, call: Call, name: str) -> None:
         """Answers now and at each change. The stream of an unknown name stays open (health.proto)."""
         call.send(self._answers.get(name, _UNKNOWN))
-        self._watchers[call] = name
+        self._watchers[call] = name if name in self._answers else None
 
 
 class _Question:
     """A call that begins with one HealthCheckRequest, and no more."""
 
-    def __init__(self, answer: Callable[[Call, str], None], watchers: dict[Call, str], call: Call) -> None:
+    def __init__(
+        self, answer: Callable[[Call, str], None], watchers: dict[Call, str | None], call: Call
+    ) -> None:
         self._answer = answer
         self._watchers = watchers
         self._call = call
