@@ -125,7 +125,6 @@ pools:
 - {name: b, models: [b], endpoints: {static: ['10.0.0.2:80']}}
 """
 AFTER = """
-pools:
 - {name: c, models: [c], endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: none}},
   max_in_flight: 1, hold: {}, probe: {}, signals: {}}
 - {name: a, models: [a], endpoints: {static: ['10.0.0.3:80']}, strategy: {name: round_robin},
@@ -166,19 +165,21 @@ def state(app: Application) -> list[object]:
     """What `/readyz`, `/pools`, requests and the event loop know of the pools."""
     shares = app.pools.shares()
     return [
-        (app.faults(), app.pools.remarks()),
+        (app.faults(), app.pools.remarks(), sorted(shares)),
         [describe_pool(each, shares.get(each.name)) | {"age_s": None} for each in app.pools],
         [placed(app, name) for name in names(app)],
         sorted(task.get_name() for task in asyncio.all_tasks() if not task.cancelling()),
     ]
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("seam", SEAMS, ids=[f"{kind.__name__}.{name}-{call}" for kind, name, call in SEAMS])
 async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_reload_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     seam: tuple[type, str, int],
+    is_turned: bool,
 ) -> None:
     """1. Two pools run. 2. A reload fails halfway: all is as it was. 3. The same file again is applied."""
     (tmp_path / "secret").write_text("a secret of 16 bytes or more")
@@ -186,18 +187,20 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
         for each in app.pools:
             await each.keeper.synced.wait()
         before = state(app)
+        pools = AFTER.split("\n- ")[1:]
+        after = "pools:\n- " + "\n- ".join(pools[::-1] if is_turned else pools) + SHARE
         fail_at(*seam, monkeypatch)
-        await app.reload((AFTER + SHARE).encode(), "extproc.yaml")
+        await app.reload(after.encode(), "extproc.yaml")
 
         assert "the changed configuration cannot be applied: RuntimeError" in caplog.text
         assert state(app) == before
         assert reloads(app, "refused") == 1
 
-        await app.reload((AFTER + SHARE).encode(), "extproc.yaml")
+        await app.reload(after.encode(), "extproc.yaml")
         pool = app.pools["a"].pool
         await until(lambda: (pool.strategy.name, pool.snapshot.names) == ("round_robin", ("10.0.0.3:80",)))
 
-        assert names(app) == ["c", "a"] == list(app.pools.picker.routes)
+        assert names(app) == (["a", "c"] if is_turned else ["c", "a"]) == list(app.pools.picker.routes)
         assert ["a", "c"] == sorted(app.pools.shares())
         assert app.faults() == []
         assert reloads(app, "applied") == 1
