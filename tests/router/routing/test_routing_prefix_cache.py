@@ -544,6 +544,19 @@ def test_a_request_in_flight_weighs_a_part_of_a_step_or_of_the_mean_prefill() ->
     assert engine.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)
 
 
+@table("learn", [False, True])
+def test_a_full_cache_makes_requests_in_flight_dearer_unless_steps_are_learnt(learn: bool) -> None:
+    fleet = Fleet("ab", learn=learn)
+    full = fleet.pick(words("Why?", 60_000)).endpoint.name
+    (free,) = {"a", "b"} - {full}
+    while not fleet.pool.book.counts()[free]:
+        fleet.pick("Who?")
+    fleet.clock.now_s += 100
+    cost = {name: float(str(told["cost_ms"])) for name, told in fleet.explain("How?").items()}
+
+    assert (cost[full] > 1.5 * cost[free]) == (not learn)
+
+
 def test_the_engines_are_the_simulators_profiles() -> None:
     profiles = yaml.safe_load(files("extproc.simulator.engine").joinpath("profiles.yaml").read_text("utf-8"))
 

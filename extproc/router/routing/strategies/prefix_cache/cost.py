@@ -23,7 +23,8 @@
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
 #   prefill. On a fast engine a step is short, while an agent's context keeps a cache filled. Each weighs w
 #   over the share of e's cache that was free when it came: where it is full, the next one waits for an end.
-#   So crowding(e) is the mean of 1 / (1 - x) for x from 0 to the share that open requests use.
+#   So crowding(e) is the mean of 1 / (1 - x) for x from 0 to the share that open requests use. It is 1 with
+#   `learn`: a step that is learnt is that of an engine as full as it is, and counts it already (simulated).
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
 #
 # Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not only for
@@ -120,6 +121,10 @@ class _Request(Struct, frozen=True):
     homes: Homes
     busy: float
     waits: dict[str, float]
+
+
+def _uncrowded(_name: str) -> float:
+    return 1.0
 
 
 class CostModel:
@@ -223,7 +228,8 @@ class CostModel:
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
-        engine, in_flight, crowding = self._engine, request.candidates.in_flight, self._index.crowding
+        engine, in_flight = self._engine, request.candidates.in_flight
+        crowding = _uncrowded if engine.learner else self._index.crowding
         backlogs, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
         waits = {name: ms + in_flight(name) * per_request * crowding(name) for name, ms in backlogs.items()}
         if engine.slow or engine.others_ms:
