@@ -52,6 +52,14 @@ def test_the_service_takes_its_configuration_and_its_environment(overlay: str, t
     assert container["args"] == ["serve", "--config", "/etc/extproc/extproc.yaml"]
 
 
+def test_a_simulated_endpoint_says_the_name_of_its_pod() -> None:
+    [container] = rendering.containers(rendering.pods("overlays/simulated")["vllm"])
+    told = {each["name"]: each.get("valueFrom") for each in container["env"]}
+
+    assert container["args"][-2:] == ["--name", "$(POD_NAME)"]
+    assert told["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
 @pytest.mark.envoy
 @pytest.mark.parametrize("overlay", WITH_ENVOY)
 def test_envoy_takes_its_configuration(overlay: str, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from extproc.bench.experiments.history import list_regressions
 from extproc.operator.runs import find_due, find_next
+from extproc.operator.status import trace_history
 from tests.operator.world import NOON, SPEC, World, brief
 from tests.tables import table
 
@@ -152,3 +154,14 @@ def test_schedule_knows_no_summer_time(day: str) -> None:
     assert find_next("30 2 * * *", at) == skipped
     assert find_due("30 2 * * *", at, skipped) == skipped
     assert find_due("30 2 * * *", at, skipped - timedelta(minutes=1)) is None
+
+
+def test_runs_are_held_against_those_of_the_same_load_alone() -> None:
+    def run(digest: str, day: int, ttft_ms: float) -> dict[str, object]:
+        told = {"run": f"r-{day}", "digest": digest, "phase": "Valid", "verdict": "valid"}
+        return {**told, "finishedAt": f"2026-11-{day}", "figures": {"ttft_median_ms": ttft_ms}}
+
+    others = [run("a", 10, 100.0), run("b", 11, 900.0)]
+
+    assert list_regressions(trace_history("b", "m", others)) == []
+    assert len(list_regressions(trace_history("b", "m", [*others, run("a", 12, 900.0)]))) == 1
