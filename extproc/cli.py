@@ -308,15 +308,6 @@ def _base(url: str) -> str:
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
-@cli.command(hidden=True, context_settings={"ignore_unknown_options": True})
-@click.argument("_", nargs=-1)
-def top(_: tuple[str, ...]) -> None:
-    """Removed in 0.2."""
-    raise click.UsageError(
-        "`top` was removed in 0.2: open the admin port in a browser, see docs/how-to/live.md"
-    )
-
-
 def main() -> None:
     """Runs a command; an error of ours becomes a message and exit status 2."""
     try:

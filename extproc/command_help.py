@@ -23,6 +23,17 @@ SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
 }
 
+# Commands that went, by group, and what there is in their place.
+REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
+    "cli": {"top": "open the admin port in a browser, see docs/how-to/live.md"},
+    "simulate": {"fit": "write a profile's YAML by hand"},
+    "bench": {
+        "history": "`bench compare EARLIER NOW` takes folders of repeats",
+        "import": "write a table, and `bench page TABLE.csv` judges and draws it",
+        "worker": "run each part with `bench run --part I/N --start-at TIME`",
+    },
+}
+
 # By group and command.
 EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
@@ -141,8 +152,12 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        group = self.name or ""
+        if args and (instead := REMOVED.get(group, {}).get(args[0])):
+            path = " ".join((group, args[0])).removeprefix("cli ")
+            raise click.UsageError(f"`{path}` was removed in 0.2: {instead}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and (lines := EXAMPLES[self.name or ""].get(name or "")):
+        if command is not None and (lines := EXAMPLES[group].get(name or "")):
             command.epilog = show_examples(lines)
         return name, command, rest
 

@@ -18,8 +18,6 @@ class _Lazy(CommandGroup):
     """A fleet in virtual time needs no web server, and a web server no fleet."""
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "fit":
-            raise click.UsageError("`simulate fit` was removed in 0.2: write a profile's YAML by hand")
         if cmd_name not in _COMMANDS:
             return None
         command = getattr(import_module(_COMMANDS[cmd_name]), cmd_name)

@@ -187,9 +187,17 @@ def test_help_of_every_command_is_whole_at_80_columns_with_two_examples(group: s
         assert max(map(len, text.splitlines())) <= 80, text
 
 
-@table("arguments", [["top", "http://127.0.0.1:9090"], ["explain", "--watch"]])
-def test_a_removed_command_is_answered_with_what_to_do_instead(arguments: list[str]) -> None:
+@table(
+    ("arguments", "instead"),
+    [
+        (["top", "http://127.0.0.1:9090"], "open the admin port"),
+        (["explain", "--watch"], "open the admin port"),
+        (["bench", "history", "--x"], "takes folders of repeats"),
+        (["simulate", "fit"], "a profile's YAML"),
+    ],
+)
+def test_a_removed_command_is_answered_with_what_to_do_instead(arguments: list[str], instead: str) -> None:
     done = run(*arguments)
 
     assert done.returncode == 2
-    assert "was removed in 0.2: open the admin port" in done.stderr
+    assert re.search(f"was removed in 0.2: .*{instead}", done.stderr)
