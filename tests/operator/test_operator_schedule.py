@@ -7,7 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from extproc.bench.experiments.history import list_regressions
+from extproc.operator.objects import RUN_LABEL
+from extproc.operator.observe import read_starts
 from extproc.operator.runs import find_due, find_next
+from extproc.operator.state import PodStart
 from extproc.operator.status import trace_history
 from tests.operator.world import NOON, SPEC, World, brief
 from tests.tables import table
@@ -165,3 +168,10 @@ def test_runs_are_held_against_those_of_the_same_load_alone() -> None:
 
     assert list_regressions(trace_history("b", "m", others)) == []
     assert len(list_regressions(trace_history("b", "m", [*others, run("a", 12, 900.0)]))) == 1
+
+
+def test_a_pod_that_no_node_takes_says_why() -> None:
+    lack = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}
+    pod = {"metadata": {"labels": {RUN_LABEL: "r"}}, "status": {"phase": "Pending", "conditions": [lack]}}
+
+    assert read_starts([pod]) == {"r": PodStart(False, "Unschedulable", "no cpu", None)}
