@@ -13,7 +13,7 @@ RUN_READY := $(RUN)/.ready
 
 $(READY): pyproject.toml constraints.txt install.sh
 	@echo "setting up $(VENV): a few minutes, once"
-	@PYTHON=$(PYTHON) ./install.sh $(VENV) bench,simulator,operator,kubernetes,otel,nats,envoy,tokenizers dev
+	@PYTHON=$(PYTHON) ./install.sh $(VENV) bench,simulator,operator,kubernetes,otel,nats,events,envoy,tokenizers dev
 	@touch $@
 
 $(RUN_READY): pyproject.toml constraints.txt install.sh
@@ -47,7 +47,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' extproc/__init__.py)
 IMAGE_ARGS = $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 
 .PHONY: image
-image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,operator,tokenizers for the operator's
+image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,events,operator,tokenizers for the operator's
 	docker build $(IMAGE_ARGS) --tag $(IMAGE) .
 
 .PHONY: image-push
@@ -88,7 +88,7 @@ sign-image:  ## Sign the image that `make image-push` pushed as IMAGE; needs cos
 .PHONY: sbom
 sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment
 	@rm -rf build/sbom build/cyclonedx && mkdir -p build
-	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),kubernetes,otel,nats)
+	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),kubernetes,otel,nats,events)
 	@$(PYTHON) -m venv build/cyclonedx && build/cyclonedx/bin/python -m pip install -qq --upgrade pip && build/cyclonedx/bin/python -m pip install -qq --constraint constraints.txt --group tools
 	@build/cyclonedx/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json build/sbom/bin/python
 	@rm -rf build/sbom build/cyclonedx && echo build/sbom.json
@@ -193,6 +193,10 @@ bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside i
 .PHONY: bench-cost
 bench-cost: $(READY)  ## CPU, memory and latency of the service at the sizes that other routers published (5 minutes)
 	$(BIN)/python -m tests.benchmarks --out build/bench cost
+
+.PHONY: bench-events
+bench-events: $(READY)  ## What hearing KV events costs, and how long a flood of them holds up picks (4 minutes)
+	$(BIN)/python -m tests.benchmarks --out build/bench events
 
 .PHONY: bench-gateways
 bench-gateways: $(READY)  ## One gateway, two that share their picks, two that do not: real Envoys, hit rate and TTFT

@@ -136,10 +136,18 @@ def _find(tree: Any, key: str) -> Iterator[Any]:
             yield from _find(below, key)
 
 
+class EventsSeen(msgspec.Struct, frozen=True):
+    """How an endpoint's KV events come; `why` they do not come whole."""
+
+    state: str
+    why: str = ""
+
+
 class ListedEndpoint(msgspec.Struct, frozen=True):
     name: str
     address: str
     state: str
+    events: EventsSeen | None = None
 
 
 class SharedPicks(msgspec.Struct, frozen=True):

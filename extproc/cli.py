@@ -289,8 +289,8 @@ def doctor(
     Kubernetes, and changes nothing. Exits with 0 if nothing is wrong, 1 if something is (notes do not count),
     2 if it knows of no configuration to go by. docs/how-to/doctor.md has every finding.
     """
+    from extproc.doctor.checks import write_report  # noqa: PLC0415
     from extproc.doctor.collect import look_around  # noqa: PLC0415
-    from extproc.doctor.report import write_report  # noqa: PLC0415
     from extproc.router.settings.reading import load_settings  # noqa: PLC0415
 
     path = _one_file(file, config)

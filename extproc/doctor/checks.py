@@ -1,17 +1,22 @@
-"""What may be wrong: a table of pure functions over what was seen.
+"""What may be wrong, a table of pure functions over what was seen; and how it is said.
 
 A new check is one function that yields findings, its place in `CHECKS`, and its words in advice.yaml. None
 may cry wolf: what may be meant so is a note, and what was not seen is no finding.
 """
 
 import fnmatch
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from typing import Final
+
+import yaml
 
 from extproc import __version__
 from extproc.doctor.evidence import EngineSeen, Evidence
+from extproc.documents import printable
 from extproc.router.routing.strategies.prefix_cache.engine_model import ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.settings.pool_settings import PoolSettings
@@ -27,6 +32,8 @@ _NEAR, _REFILLED = 0.25, 3.0
 # Clocks differ by so much for certain; Envoy has to wait for so much longer than a request is held.
 _SKEW_S, _SPARE_S = 1.0, 2.0
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "unix"})
+# The worst first.
+_SEVERITIES: Final = ("critical", "warning", "note")
 _LEFT_OUT: Final = frozenset({"cooling", "busy", "unhealthy", "unknown"})
 
 
@@ -192,6 +199,16 @@ def predictions(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("affinity_lost", f"pool {pool.name}, {name}: predicted {seen}")
 
 
+def kv_events(evidence: Evidence) -> Iterator[Finding]:
+    for pool in evidence.settings.pools:
+        at_work = {engine.name for engine in evidence.of(pool) if engine.arrived > 0}
+        for each in evidence.running(pool).endpoints:
+            told = each.events
+            if told and told.state != "confirmed" and (told.why != "silent" or each.name in at_work):
+                why = told.why or "it names no publisher"
+                yield Finding("events_missing", f"pool {pool.name}, {each.name}: {told.state}, {why}")
+
+
 def cache_sizes(evidence: Evidence) -> Iterator[Finding]:
     for pool, settings in _by_prefix_cache(evidence):
         engines = [engine for engine in evidence.of(pool) if engine.kv_tokens]
@@ -250,8 +267,36 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
 
 CHECKS: Final[Sequence[Callable[[Evidence], Iterator[Finding]]]] = (
     *(service, endpoints, prefix_caching, models, envoy, failing, unheard, open_port, replicas, strangers),
-    *(predictions, cache_sizes, engine_constants, working_set, clocks),
+    *(predictions, kv_events, cache_sizes, engine_constants, working_set, clocks),
 )
+
+
+def judge_evidence(evidence: Evidence) -> list[dict[str, str]]:
+    """Returns what is wrong, the worst first, each with `rule`, `severity`, `seen`, `why` and `fix`."""
+    advice = yaml.safe_load(files("extproc.doctor").joinpath("advice.yaml").read_text("utf-8"))
+    found = [
+        {"rule": each.rule, "severity": advice[each.rule]["severity"], "seen": printable(each.seen)}
+        | {name: advice[each.rule][name].format(value=printable(f"{each.value}")) for name in ("why", "fix")}
+        for check in CHECKS
+        for each in check(evidence)
+    ]
+    return sorted(found, key=lambda each: _SEVERITIES.index(each["severity"]))
+
+
+def write_report(evidence: Evidence, *, as_json: bool) -> tuple[str, int]:
+    """Returns the text, and the exit status: 1 if there is more than notes."""
+    found = judge_evidence(evidence)
+    status = int(any(each["severity"] != "note" for each in found))
+    if as_json:
+        said = {"findings": found, "looked_at": evidence.looked, "not_looked_at": evidence.unseen}
+        return json.dumps(said, indent=2), status
+    lines = [
+        "{severity:8}  {rule}: {seen}\n     why  {why}\n     fix  {fix}\n".format_map(each) for each in found
+    ]
+    lines += [] if found else ["Nothing is wrong with what was looked at.\n"]
+    lines += [f"looked at      {printable(each)}" for each in evidence.looked]
+    lines += [f"not looked at  {printable(each)}" for each in evidence.unseen]
+    return "\n".join(lines), status
 
 
 def _by_prefix_cache(evidence: Evidence) -> Iterator[tuple[PoolSettings, PrefixCacheSettings]]:

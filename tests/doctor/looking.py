@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from extproc.doctor.checks import judge_evidence
 from extproc.doctor.collect import look_around
 from extproc.doctor.evidence import Evidence
-from extproc.doctor.report import judge_evidence
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 

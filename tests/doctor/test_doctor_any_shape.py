@@ -9,8 +9,8 @@ from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from extproc.doctor.checks import write_report
 from extproc.doctor.collect import look_around
-from extproc.doctor.report import write_report
 from extproc.errors import ExtprocError
 from tests.hosting import hosting
 from tests.stack.gateway import load

@@ -103,6 +103,9 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield arrived(40, picks=30), set()
     yield arrived(40, picks=5, first=MetricsPage()), set()
     yield seen(pools=[RUNNING | {"learnt": {"endpoints": {A: LOST}}}]), {"affinity_lost"}
+    for why, found in (("", {"events_missing"}), ("gap", {"events_missing"}), ("silent", set[str]())):
+        told = {"name": A, "address": A, "state": "ready", "events": {"state": "degraded", "why": why}}
+        yield seen(pools=[RUNNING | {"endpoints": [told]}]), found
     yield cached(1_000_000, 100_000, sessions=50), {"working_set"}
     yield cached(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}

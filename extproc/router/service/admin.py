@@ -146,7 +146,9 @@ class _Admin:
             async with self._explaining:
                 picker = self._service.pools.picker
                 found = await asyncio.to_thread(picker.find, query)
-                return _json(explain_decision(picker, query, found))
+                said = explain_decision(picker, query, found)
+                events = self._service.pools[str(said["pool"])].describe_events()
+                return _json(said | {"events": events.get(str(said["endpoint"]))})
         except RequestError as error:
             answer = refuse(error, query.path)
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
@@ -156,7 +158,7 @@ class _Admin:
 
 def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str, object]:
     pool, keeper = running.pool, running.keeper
-    elsewhere = pool.book.elsewhere()
+    elsewhere, events = pool.book.elsewhere(), running.describe_events()
     return {
         "name": pool.name,
         "strategy": pool.strategy.name,
@@ -177,6 +179,7 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
                 "adapters": sorted(endpoint.adapters),
                 "in_flight": pool.book.in_flight(endpoint.name),
                 "elsewhere": elsewhere.get(endpoint.name, 0),
+                "events": events.get(endpoint.name),
             }
             for endpoint, state in pool.states()
         ],

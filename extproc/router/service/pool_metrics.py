@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.router.service.running_pool import RunningPool
-from extproc.router.telemetry import buckets, gauges, histograms
+from extproc.router.telemetry import buckets, counters, gauges, histograms
 
 # An engine is full where so many requests wait, or so much of its cache is in use (llm-d's defaults).
 _FULL_WAITING: Final = 5
@@ -52,6 +52,25 @@ class PoolCollector(Collector):
             if running.objectives.age_s is not None:
                 objectives.add_metric([name], running.objectives.age_s)
         yield from (in_flight, endpoints, full, age, waiting, stays, fault, objectives)
+        yield from _collect_events(self._pools)
+
+
+def _collect_events(pools: Iterable[RunningPool]) -> Iterable[Metric]:
+    heard = gauges(
+        "extproc_kv_events", "1: how an endpoint's KV events come.", "pool", "endpoint", "state", "why"
+    )
+    cached = gauges("extproc_kv_cached_tokens", "In its cache, by its KV events.", "pool", "endpoint")
+    blocks = counters("extproc_kv_blocks", "Cache blocks by its KV events.", "pool", "endpoint", "change")
+    emptied = counters("extproc_kv_emptied", "How often its cache was, by its KV events.", "pool", "endpoint")
+    for running in pools:
+        for endpoint, said in running.describe_events().items():
+            heard.add_metric([running.name, endpoint, said["state"], said["why"]], 1)
+            for change in ("stored", "removed"):
+                blocks.add_metric([running.name, endpoint, change], said[change])
+            emptied.add_metric([running.name, endpoint], said["emptied"])
+            if said["cached_tokens"] is not None:
+                cached.add_metric([running.name, endpoint], said["cached_tokens"])
+    return heard, cached, blocks, emptied
 
 
 def measure_saturation(running: RunningPool) -> float | None:

@@ -104,6 +104,9 @@ class Pools:
             if fault or source:
                 parts = [fault or f"the list of endpoints is {each.keeper.age_s:.0f} s old", source]
                 lines.append(f"pool {each.name}: {': '.join(str(part) for part in parts if part)}")
+            for name, said in each.describe_events().items():
+                if said["state"] == "degraded" and said["why"] != "silent":
+                    lines.append(f"pool {each.name}: KV events of {name}: {said['why']}")
         return lines
 
     def apply(self, settings: Sequence[PoolSettings]) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from extproc.router.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
+from extproc.router.events.kv_log import Heard, describe_logs
 from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import Prober
@@ -105,6 +106,7 @@ class RunningPool:
         self.settings = settings
         self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
         self.feedback = PoolFeedback(self.pool, cooling)
+        self.heard: Heard = {}
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
             self.pool,
@@ -140,6 +142,14 @@ class RunningPool:
         if keeper.silence_s > _SILENT_S:
             return f"its source has said nothing for {keeper.silence_s:.0f} s"
         return None
+
+    def describe_events(self) -> dict[str, dict[str, Any]]:
+        """What KV events tell of each endpoint, JSON-ready; empty where nobody listens."""
+        now_s, signals = self._shared.outside.clock(), self.feedback.signals
+        return {
+            name: describe_logs(logs, now_s, signals[name].kv_tokens if name in signals else None)
+            for name, logs in self.heard.items()
+        }
 
     def route(self, settings: PoolSettings) -> Route:
         models, adapters = tuple(settings.models or ()), frozenset(settings.adapters)
@@ -198,6 +208,7 @@ class RunningPool:
     def _wanted(self, settings: PoolSettings) -> dict[str, tuple[object, Callable[[], Routine | None]]]:
         """Every task: what it depends on, and how it is built; `None`: there is none."""
         probe, scrape = build_probe(settings), build_scrape(settings)
+        events = settings.signals.events if settings.signals else False
         # Objects are followed where somebody may be refused.
         watched = None if settings.max_in_flight is None else settings.endpoints.inference_pool
         wiring, rng = self._shared.wiring, self._shared.outside.rng
@@ -208,6 +219,10 @@ class RunningPool:
             ),
             "probe": (probe, lambda: Prober(self.feedback, probe, rng=rng).run if probe else None),
             "signals": (scrape, lambda: Scraper(self.feedback, scrape, rng=rng).run if scrape else None),
+            "events": (
+                events,
+                lambda: wiring.event_reader(self.pool, self.heard, events).run if events else None,
+            ),
             "objectives": (
                 watched,
                 lambda: partial(self.objectives.run, wiring.objectives(watched)) if watched else None,
@@ -218,6 +233,7 @@ class RunningPool:
         forget = {
             "probe": self.feedback.cooling.forget_health,
             "signals": self.feedback.forget_signals,
+            "events": self.heard.clear,
             "objectives": self.objectives.forget,
         }
         for name, routine in changed.items():

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import TYPE_CHECKING
 
 from extproc.errors import MissingExtra, SettingsError
 from extproc.router.budget import Budget
@@ -16,10 +17,12 @@ from extproc.router.cluster.models import ModelsSource
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source, StaticSource
+from extproc.router.events.kv_log import Heard
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside, ReadsSignals, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -29,6 +32,9 @@ from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
+
+if TYPE_CHECKING:
+    from extproc.router.events.kv_reader import EventReader
 
 
 class PoolWiring:
@@ -62,6 +68,13 @@ class PoolWiring:
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
         access, namespace = _access(settings, self.outside.rng)
         return ObjectivesSource(access, namespace, settings.name)
+
+    def event_reader(self, pool: Pool, heard: Heard, wanted: bool | int) -> "EventReader":
+        try:
+            from extproc.router.events.kv_reader import EventReader  # noqa: PLC0415  # an extra
+        except ImportError:
+            raise MissingExtra("signals.events", "events") from None
+        return EventReader(pool, heard, None if wanted is True else wanted, self.outside.clock)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:

@@ -14,8 +14,6 @@ PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 class ServiceSettings(Section):
     """The EndpointSlices of a Service, in the cluster that we run in."""
 
-    namespace: Name | None = None
-    """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
     service: Name = Field(description="The Service's name; headless or not.")
     port: Name | PortNumber | Annotated[list[Name | PortNumber], Field(min_length=1, max_length=8)]
     """The port's name or number in the EndpointSlices (the container's port, not the Service's). A list where
@@ -35,8 +33,10 @@ class ServiceSettings(Section):
 
 
 class _ClusterSection(Section):
-    """How a Kubernetes cluster is reached."""
+    """How a Kubernetes cluster is reached, and where in it."""
 
+    namespace: Name | None = None
+    """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
     kubeconfig: str | None = None
     """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
     address_family: Literal["IPv4", "IPv6"] = "IPv4"
@@ -50,8 +50,6 @@ class KubernetesSettings(ServiceSettings, _ClusterSection):
 class InferencePoolSettings(_ClusterSection):
     """The InferencePool of a gateway: its pods, at all of its ports."""
 
-    namespace: Name | None = None
-    """Omitted: the Pod's own."""
     name: Name = Field(description="The InferencePool's name.")
 
 

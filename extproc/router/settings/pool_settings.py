@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from extproc.router.routing.strategies.base import StrategySettings
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.settings.endpoints import EndpointsSettings
+from extproc.router.settings.endpoints import EndpointsSettings, PortNumber
 from extproc.router.settings.sections import HeaderName, Name, ObjectiveName, Section
 
 
@@ -28,6 +28,9 @@ class SignalsSettings(Section):
 
     scrape_s: float = Field(default=15, ge=0.5, le=300)
     """How often each endpoint is scraped, seconds. A hundred of them at this pace take 1 % of a core."""
+    events: bool | PortNumber = False
+    """Hear the endpoints' KV events, too (extra `events`): a cache that is cleared, or whose engine starts
+    again, is forgotten at once. vLLM 0.32 says at which ports; for older ones give it."""
 
 
 class HoldSettings(Section):

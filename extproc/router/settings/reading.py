@@ -30,8 +30,11 @@ REMOVED: Final[Mapping[str, str]] = {
         "was removed in 0.2: give a `kubeconfig` whose current context it is",
     ),
     **dict.fromkeys(
-        [f"share.mesh.peers.kubernetes.{name}" for name in ("kubeconfig", "context", "address_family")],
-        "was removed in 0.2: gateways look in their own cluster; see docs/how-to/several-replicas.md",
+        [
+            f"share.mesh.peers.kubernetes.{name}"
+            for name in ("kubeconfig", "context", "address_family", "namespace")
+        ],
+        "was removed in 0.2: gateways look in their own namespace; see docs/how-to/several-replicas.md",
     ),
 }
 """Settings of former releases, by their places, and what to do instead."""

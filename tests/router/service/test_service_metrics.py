@@ -10,6 +10,7 @@ from prometheus_client import Metric
 
 from extproc.router import telemetry
 from extproc.router.app import Application, Start
+from extproc.router.events.kv_log import EventLog
 from extproc.router.feedback.feedback_metrics import EXPECTED_CLASSES
 from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.signals import EndpointSignals
@@ -60,6 +61,8 @@ async def _first_scrape(app: Application) -> list[Metric]:
         # vLLM's own counters are shown once an endpoint has sent them: they do not begin at 0.
         feedback = app.pools["mixtral"].feedback
         feedback.apply_signals(feedback.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
+        app.pools["mixtral"].heard["10.0.0.3:8000"] = [EventLog(0.0)]
+        app.pools["mixtral"].heard["10.0.0.3:8000"][0].take(0, b"\x92\xcb%b\x90" % bytes(8), 0.0)
         _meet(app)
         return list(app.metrics.registry.collect())
     finally:

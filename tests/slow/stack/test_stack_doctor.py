@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from extproc.doctor.checks import judge_evidence
 from extproc.doctor.collect import look_around
-from extproc.doctor.report import judge_evidence
 from tests.stack.client import Conversation, connect
 from tests.stack.gateway import Tree, cluster, ext_proc_filter, find
 from tests.stack.ports import free_ports

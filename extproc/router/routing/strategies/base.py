@@ -359,8 +359,8 @@ class ReadsSignals(Protocol):
     ) -> None:
         """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
 
-    def forget_cache(self, endpoint: str, /) -> None:
-        """An endpoint's process is gone, and its cache with it."""
+    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
+        """An endpoint's cache is gone; `keeps_open`: since then it has read what it is to answer now."""
 
     def describe_engines(self) -> Mapping[str, object]:
         """What it has learnt, JSON-ready, for operators."""

@@ -93,10 +93,13 @@ class PrefixIndex:
                 self._holdings[name] = Holding(name, address, self._default)
         self._measure()
 
-    def lose(self, name: str) -> None:
-        """Forgets what an endpoint holds: it did, too."""
+    def lose(self, name: str, *, keeps_open: bool = False) -> None:
+        """Forgets what an endpoint holds: it did, too. `keeps_open`: but for what open requests take."""
         holding = self._holdings.get(name)
-        if holding is not None and len(holding):
+        if holding is not None and keeps_open:
+            for block in [*holding.idle]:
+                self._evict(holding, block)
+        elif holding is not None and len(holding):
             self._forget(holding)
             self._holdings[name] = Holding(name, holding.address, holding.capacity)
             self._measure()

@@ -153,8 +153,8 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         self._backlogs.follow(ready)
         self.engine.follow(ready)
 
-    def forget_cache(self, endpoint: str, /) -> None:
-        self.index.lose(endpoint)
+    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
+        self.index.lose(endpoint, keeps_open=keeps_open)
 
     def set_peers(self, peers: PeerCounts, /) -> None:
         self.gateways.set_peers(peers, self._clock())

@@ -1,0 +1,1 @@
+"""KV events: what engines say of their caches themselves."""

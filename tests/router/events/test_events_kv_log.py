@@ -1,0 +1,138 @@
+"""What is made of KV events: counts, gaps, restarts; and of bytes that are none."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.events.kv_log import MAX_BYTES, EventLog, describe_logs, read_events
+from tests.router.events.publishing import CLEARED, payload, removed, stored
+from tests.tables import table
+
+STORED_ROW = ["BlockStored", [1, b"2", "3"], None, [7] * 48, 16, None, "GPU"]
+CPU, GROUP = {"medium": "CPU"}, {"group_idx": 1}
+
+
+def told(*messages: tuple[int, bytes], at: float = 1.0) -> EventLog:
+    log = EventLog(0.0)
+    for number, message in messages:
+        log.take(number, message, at)
+    return log
+
+
+@table(
+    ("events", "tokens"),
+    [
+        ([stored(5), removed(2)], 48),
+        ([STORED_ROW, ["BlockRemoved", [1], "GPU"]], 32),
+        ([STORED_ROW[:5], ["AllBlocksCleared"], STORED_ROW], 48),
+        ([stored(5), CLEARED, stored(1)], 16),
+        ([stored(5), stored(70, **CPU), removed(3, **CPU), stored(9, **GROUP), removed(1, **GROUP)], 80),
+        ([stored(5), {"type": "NewInAnotherRelease", "block_hashes": [1]}], 80),
+        ([stored(1), removed(3)], 0),
+        ([stored(2, session_id="x", block_hashes=[None, {"a": 1}])], 32),
+    ],
+)
+def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens: int) -> None:
+    assert told((0, payload(*events))).cached_tokens == tokens
+
+
+def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
+    log = EventLog(0.0)
+    seen = [
+        log.take(number, payload(*events), 1.0)
+        for number, events in ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
+    ]
+
+    assert seen == [False, True, False, True, False]
+    assert (log.emptied, log.cached_tokens, log.why) == (2, 32, "")
+
+
+def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> None:
+    log = told((0, payload(stored(4))), (1, payload()))
+    assert [log.due(number) for number in (2, 5, 1, 0, -1)] == [None, 2, 0, None, None]
+
+    log.take(5, payload(stored(1)), 10.0)
+    said = describe_logs([log], 15.0, 1_600)
+    assert (said["state"], said["why"], said["for_s"], said["missed"]) == ("degraded", "gap", 5.0, 3)
+    assert (said["cached_tokens"], said["cached_share"]) == (None, None)
+    log.take(6, payload(CLEARED, stored(5)), 60.0)
+    assert (log.why, log.cached_tokens) == ("gap", 80)
+    log.take(7, payload(), 70.0)
+
+    assert describe_logs([log], 71.0, 1_600)["state"] == "confirmed"
+    assert describe_logs([log], 71.0, 1_600)["cached_share"] == 0.05
+
+
+def test_a_restart_whose_first_messages_are_lost_is_one_and_who_comes_late_knows_no_count() -> None:
+    log = told((7, payload(stored(1))))
+    assert (log.why, log.cached_tokens, log.emptied) == ("", None, 0)
+
+    assert log.take(3, payload(stored(1)), 2.0)
+    assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
+
+
+def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
+    well, deaf = told((0, payload(stored(2)))), EventLog(0.5)
+
+    assert describe_logs([], 9.0)["state"] == "inferred"
+    assert describe_logs([well, well], 9.0)["cached_tokens"] == 64
+    said = describe_logs([well, deaf], 9.0)
+    assert (said["state"], said["why"], said["for_s"]) == ("degraded", "silent", 8.5)
+    assert (said["stored"], said["cached_tokens"]) == (2, None)
+
+
+TIME = msgspec.msgpack.encode(1.5)
+BAD = [
+    *(b"", b"\x93", b"\xc1" * 40, b"\x92" + TIME, payload(stored(3))[:-9], b"\x91" * 100_000),
+    b"\x92" + TIME + b"\xdd\x00\x98\x96\x80" + b"\xc0" * 100_000,  # ten million events
+    b"\x92" + TIME + b"\x91\x82\xa4type\xabBlockStored\xacblock_hashes\xdd\x00\x98\x96\x80",  # as many blocks
+    *(payload(*[{"type": ""}] * 4_097), payload(stored(1, token_ids=[7] * MAX_BYTES)), payload(7, [])),
+    *(payload({"type": 1}), payload({"type": "BlockStored", "block_hashes": 7}), payload(["BlockStored", 7])),
+    *(payload(["BlockStored", 7, None, [], 16]), payload({"block_hashes": [1]}), payload([[["x"]]])),
+]
+
+
+@table("message", BAD)
+def test_a_message_that_is_not_vllms_is_noted_and_the_next_one_counts(message: bytes) -> None:
+    log = told((0, message), (1, payload(CLEARED, stored(1))))
+
+    assert read_events(message) is None
+    assert (log.why, log.cached_tokens, log.next) == ("garbled", 16, 2)
+
+
+EVENTS = st.lists(
+    st.one_of(st.builds(stored, st.integers(0, 40)), st.builds(removed, st.integers(0, 40)), st.just(CLEARED))
+)
+
+
+@given(st.lists(EVENTS, min_size=1), st.data())
+def test_any_messages_cut_or_changed_anywhere_are_read_or_refused(
+    messages: list[Any], data: st.DataObject
+) -> None:
+    log = EventLog(0.0)
+    for number, events in enumerate(messages):
+        message = bytearray(payload(*events))
+        for _ in range(data.draw(st.integers(0, 3))):
+            message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+        log.take(number, bytes(message[: data.draw(st.integers(0, len(message)))]), 1.0)
+
+    assert log.next == len(messages)
+    assert (log.cached_tokens or 0) >= 0
+
+
+@given(st.lists(EVENTS, min_size=1), st.sets(st.integers(0, 20)))
+def test_the_count_is_the_engines_or_unknown(messages: list[Any], lost: set[int]) -> None:
+    """As the engine counts, whatever goes missing; never less than nothing."""
+    log, held, is_known = EventLog(0.0), 0, 0 not in lost
+    for number, events in enumerate(messages):
+        for event in events:
+            blocks = len(event.get("block_hashes", ()))
+            held = 0 if event is CLEARED else held + (blocks if "token_ids" in event else -blocks)
+        if number in lost:
+            is_known = False
+        else:
+            log.take(number, payload(*events), 1.0)
+            is_known = is_known or CLEARED in events
+            assert log.cached_tokens == (max(0, held) * log.block_tokens if is_known else None)
