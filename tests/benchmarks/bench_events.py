@@ -1,12 +1,10 @@
-"""What hearing KV events costs, and how long it holds up picks.
+"""What hearing KV events costs, and how long it holds up picks. `make bench-events`.
 
-Four publishers in processes of their own send messages as steps of engines do. CPU is this process's; a wait
-is from when a pick should have come, one each 2 ms, to its end; held up is what the loop's thread worked
-meanwhile, at most as long as it came too late. Reference: the same without events. `make bench-events`.
+Four publishers in processes of their own send messages as steps of engines do. CPU is this process's. A pick
+is due each 2 ms; what holds it up is the loop's thread's work meanwhile, at most as long as it came too late.
 """
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
@@ -36,10 +34,10 @@ KINDS = {"none": (1, 0), "1,000 blocks a second": (32, 8), "100,000 a second": (
 
 def publish(host: str, port: int, per_s: int, events: int) -> None:
     os.nice(10)  # beside those who measure
-    socket = zmq.Context().socket(zmq.PUB)
+    socket, message = zmq.Context().socket(zmq.PUB), payload(*[stored(1)] * events)
     socket.bind(f"tcp://{host}:{port}")
     print(flush=True)  # to the process that started us
-    message, number, began_s = payload(*[stored(1)] * events), 0, monotonic()
+    number, began_s = 0, monotonic()
     while True:
         socket.send_multipart((b"kv", number.to_bytes(8), message))
         number += 1
@@ -47,62 +45,52 @@ def publish(host: str, port: int, per_s: int, events: int) -> None:
             sleep(max(0.0, began_s + number / per_s - monotonic()))
 
 
-async def measure(port: int) -> tuple[float, list[float], list[float], Heard]:
-    """CPU in per cent of a core, waits of picks and what held them up in ms, and what was heard."""
-    pool, heard = Pool("llama", STRATEGIES[0]()), Heard()
-    waits, works = list[float](), list[float]()
+async def measure(port: int) -> tuple[float, list[float]]:
+    """CPU in per cent of a core, and what held up picks, milliseconds."""
+    pool, heard, waits = Pool("llama", STRATEGIES[0]()), Heard(), list[float]()
     pool.replace([Endpoint(host, f"{host}:{port}") for host in HOSTS])
     picker, asks = Picker([Route(pool)]), cycle(short_asks())
     reading = asyncio.create_task(EventReader(pool, heard, port, monotonic).run())
     await asyncio.sleep(1)
-    used_s, began_s = process_time(), perf_counter()
-    due_s, worked_s = began_s, thread_time()
+    used_s, worked_s, began_s = process_time(), thread_time(), perf_counter()
+    due_s = began_s
     while due_s < began_s + ROUND_S:
         due_s = max(due_s + 0.002, perf_counter())
         await asyncio.sleep(due_s - perf_counter())
-        works.append(1_000 * min(thread_time() - worked_s, perf_counter() - due_s))
+        waits.append(1_000 * min(thread_time() - worked_s, perf_counter() - due_s))
         picker.pick(next(asks)).pick.release()
-        waits.append(1_000 * (perf_counter() - due_s))
         worked_s = thread_time()
     cpu = 100 * (process_time() - used_s) / (perf_counter() - began_s)
+    print({host: (one.stored, one.why) for host, [one] in heard.items()}, flush=True)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    return cpu, sorted(waits), sorted(works), heard
+    return cpu, sorted(waits)
+
+
+def measure_beside(rate: tuple[int, int]) -> tuple[float, list[float]]:
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "tests.benchmarks.bench_events", "publish"]
+    with ExitStack() as stack:
+        for host in HOSTS:
+            process = subprocess.Popen([*command, host, *map(str, (port, *rate))], stdout=subprocess.PIPE)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            process.stdout.readline()  # type: ignore[union-attr]  # it publishes
+        return uvloop.run(measure(port))
 
 
 def main() -> None:
-    gc.freeze()  # as the service does when it has started
-    cpus, waits, works, longest = ({kind: list[float]() for kind in KINDS} for _ in range(4))
-    for _ in range(ROUNDS):
-        for kind, rate in KINDS.items():
-            [port] = free_ports(1)
-            with ExitStack() as stack:
-                for host in HOSTS:
-                    command = [sys.executable, "-m", "tests.benchmarks.bench_events", "publish", host]
-                    process = subprocess.Popen([*command, *map(str, (port, *rate))], stdout=subprocess.PIPE)
-                    stack.callback(process.wait)
-                    stack.callback(process.kill)
-                    process.stdout.readline()  # type: ignore[union-attr]  # it publishes
-                cpu, waited, worked, heard = uvloop.run(measure(port))
-            cpus[kind].append(cpu)
-            waits[kind].append(waited[int(0.999 * len(waited))])
-            works[kind].append(worked[int(0.999 * len(worked))])
-            longest[kind].append(worked[-1])
-            blocks, why = (sum(one.stored for [one] in heard.values()), {one.why for [one] in heard.values()})
-            print(f"{kind}: {blocks} blocks, {why}", flush=True)
     rows = [
         Row(f"a block, {blocks} in {events} events", [each / blocks / events for each in taken], "µs")
         for blocks, events in ((1, 1), (1, 64), (2_000, 1))
-        for message in [payload(*[stored(blocks)] * events)]
-        for taken in [time_us(partial(read_events, message), 200)]
+        for taken in [time_us(partial(read_events, payload(*[stored(blocks)] * events)), 200)]
     ]
-    for title, unit, each in (
-        ("CPU", "% of a core", cpus),
-        ("wait of a pick, p99.9", "ms", waits),
-        ("held up, p99.9", "ms", works),
-        ("held up, at most", "ms", longest),
-    ):
-        rows += [Row(f"{title}: {kind}", figures, unit) for kind, figures in each.items()]
+    rounds = [{kind: measure_beside(rate) for kind, rate in KINDS.items()} for _ in range(ROUNDS)]
+    for kind in KINDS:
+        rows.append(Row(f"CPU: {kind}", [each[kind][0] for each in rounds], "% of a core"))
+        waits = [each[kind][1] for each in rounds]
+        rows.append(Row(f"held up, p99.9: {kind}", [each[int(0.999 * len(each))] for each in waits], "ms"))
+        rows.append(Row(f"held up, at most: {kind}", [each[-1] for each in waits], "ms"))
     report("events", rows, reference="CPU: none")
 
 
