@@ -1,4 +1,4 @@
-"""A publisher of KV events on real sockets, as vLLM's: numbers, and a replay of what somebody missed."""
+"""An engine's KV events on real sockets, as vLLM's: numbers, a replay, and where they are."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from aiohttp import web
 
 from tests.stack.ports import free_ports
 
@@ -31,10 +32,14 @@ def payload(*events: Any) -> bytes:
 class Publisher:
     """`number` is the next message's; `kept` are for the replay, which was `asked` so often."""
 
-    def __init__(self, port: int, publishing: Any, replaying: Any) -> None:
-        self.port, self.number, self.asked = port, 0, 0
+    def __init__(self, ports: range, *, replays: bool) -> None:
+        self.ports, self.address, self.number, self.asked = ports, f"127.0.0.1:{ports[2]}", 0, 0
         self.kept: list[tuple[bytes, bytes]] = []
-        self.publishing, self._replaying = publishing, replaying
+        self.context = zmq.asyncio.Context()
+        self.publishing, self._replaying = self.context.socket(zmq.PUB), self.context.socket(zmq.ROUTER)
+        self.publishing.bind(f"tcp://127.0.0.1:{ports[0]}")
+        self._replaying.bind(f"tcp://127.0.0.1:{ports[1]}")
+        self._replay_endpoint = f"tcp://*:{ports[1]}" if replays else None
 
     async def say(self, *events: Any, is_lost: bool = False) -> None:
         self.kept.append((self.number.to_bytes(8), payload(*events)))
@@ -49,18 +54,21 @@ class Publisher:
             for message in [*(each for each in self.kept if each[0] >= first), (b"\xff" * 8, b"")]:
                 await self._replaying.send_multipart((who, b"", b"kv", *message))
 
+    async def tell(self, _: web.Request) -> web.Response:
+        source = {"endpoint": f"tcp://*:{self.ports[0]}", "replay_endpoint": self._replay_endpoint}
+        return web.json_response({"0": source | {"topic": "kv"}})
+
 
 @asynccontextmanager
-async def publishing() -> AsyncIterator[Publisher]:
-    ports, context = free_ports(2), zmq.asyncio.Context()
-    sockets = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-    for socket, port in zip(sockets, ports, strict=True):
-        socket.bind(f"tcp://127.0.0.1:{port}")
-    publisher = Publisher(ports[0], *sockets)
-    task = asyncio.create_task(publisher.replay())
+async def publishing(*, replays: bool = True) -> AsyncIterator[Publisher]:
+    publisher, app = Publisher(free_ports(3), replays=replays), web.Application()
+    app.router.add_get("/kv_event_sources", publisher.tell)
+    runner, task = web.AppRunner(app, shutdown_timeout=0.1), asyncio.create_task(publisher.replay())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", publisher.ports[2]).start()
     try:
         yield publisher
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        context.destroy(linger=0)
+        await asyncio.gather(task, runner.cleanup(), return_exceptions=True)
+        publisher.context.destroy(linger=0)

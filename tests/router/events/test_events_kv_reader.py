@@ -5,8 +5,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiohttp import web
-
 from extproc.router.events.kv_log import EventLog, Heard
 from extproc.router.events.kv_reader import EventReader
 from extproc.router.routing.endpoint import Endpoint
@@ -16,19 +14,19 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Clock
 from tests.router.events.publishing import CLEARED, Publisher, publishing, stored
-from tests.stack.ports import free_ports
 from tests.waiting import until
 
 NOBODY = "127.0.0.1:9"
 
 
 class Scene:
-    """A pool with one endpoint at a time, `e` at first."""
+    """A pool with one endpoint at a time, `e` at first, and what is heard of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self.heard: Heard = {}
         self.strategy = PrefixCache(Outside(random.Random(1), Clock()))
         self.pool = Pool("llama", self.strategy)
+        self.move(address)
 
     def move(self, address: str, name: str = "e") -> None:
         self.pool.replace([Endpoint(name, address)])
@@ -57,29 +55,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def engine(publisher: Publisher, *, replays: bool = True) -> AsyncIterator[str]:
-    """Says as vLLM where its events are."""
-    replay = f"tcp://*:{publisher.port + 1}" if replays else None
-    told = {"0": {"endpoint": f"tcp://*:{publisher.port}", "replay_endpoint": replay, "topic": "kv"}}
-
-    async def tell(_: web.Request) -> web.Response:
-        return web.json_response(told)
-
-    app, [port] = web.Application(), free_ports(1)
-    app.router.add_get("/kv_event_sources", tell)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
 async def reading(address: str, port: int | None = None) -> AsyncIterator[Scene]:
-    scene = Scene()
-    scene.move(address)
+    scene = Scene(address)
     task = asyncio.create_task(EventReader(scene.pool, scene.heard, port, Clock()).run())
     try:
         yield scene
@@ -89,7 +66,7 @@ async def reading(address: str, port: int | None = None) -> AsyncIterator[Scene]
 
 
 async def test_a_cleared_and_a_new_engine_are_forgotten_but_for_what_it_answers_now() -> None:
-    async with publishing() as publisher, engine(publisher) as at, reading(at) as scene:
+    async with publishing() as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         scene.pick("old ").release()
         late = scene.pick("late ")
@@ -108,7 +85,7 @@ async def test_a_cleared_and_a_new_engine_are_forgotten_but_for_what_it_answers_
 
 
 async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_told() -> None:
-    async with publishing() as publisher, engine(publisher) as at, reading(at) as scene:
+    async with publishing() as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         await publisher.say(CLEARED)
         for _ in range(3):
@@ -125,7 +102,7 @@ async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_told() 
 
 
 async def test_strange_frames_are_noted_and_who_has_no_replay_is_not_asked() -> None:
-    async with publishing() as publisher, engine(publisher, replays=False) as at, reading(at) as scene:
+    async with publishing(replays=False) as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         for frames in ((b"kv",), (b"kv", b"123", b""), (b"kv", bytes(8), b"", b"")):
             await publisher.publishing.send_multipart(frames)
@@ -138,7 +115,7 @@ async def test_strange_frames_are_noted_and_who_has_no_replay_is_not_asked() -> 
 
 async def test_a_flood_is_left_alone() -> None:
     """What is read is what a tenth of a second pays for, whatever the machine's speed."""
-    async with publishing() as publisher, reading(NOBODY, publisher.port) as scene:
+    async with publishing() as publisher, reading(NOBODY, publisher.ports[0]) as scene:
         await scene.join(publisher)
         async with asyncio.timeout(60):
             while scene.log.why != "flood":
@@ -149,14 +126,13 @@ async def test_a_flood_is_left_alone() -> None:
 
 
 async def test_another_engine_at_an_address_and_another_address_of_an_endpoint_begin_anew() -> None:
-    async with publishing() as first, publishing() as second:  # noqa: SIM117
-        async with engine(first) as here, engine(second) as there, reading(here) as scene:
-            await scene.join(first)
-            before = scene.log
-            scene.move(there)
-            await until(lambda: scene.heard.get("e") and scene.log is not before)
-            await scene.join(second)
-            scene.move(there, "f")
-            await until(lambda: list(scene.heard) == ["f"])
-            scene.move(NOBODY, "f")
-            await until(lambda: scene.heard == {"f": []})
+    async with publishing() as first, publishing() as second, reading(first.address) as scene:
+        await scene.join(first)
+        before = scene.log
+        scene.move(second.address)
+        await until(lambda: scene.heard.get("e") and scene.log is not before)
+        await scene.join(second)
+        scene.move(second.address, "f")
+        await until(lambda: list(scene.heard) == ["f"])
+        scene.move(NOBODY, "f")
+        await until(lambda: scene.heard == {"f": []})
