@@ -39,14 +39,16 @@ def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens:
 
 
 def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
+    """Where the first messages of a new process are lost, too; who comes late knows no count, either."""
     log = EventLog(0.0)
-    seen = [
-        log.take(number, payload(*events), 1.0)
-        for number, events in ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
-    ]
+    said: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
 
-    assert seen == [False, True, False, True, False]
+    assert [log.take(at, payload(*events), 1.0) for at, events in said] == [False, True, False, True, False]
     assert (log.emptied, log.cached_tokens, log.why) == (2, 32, "")
+    log = told((7, payload(stored(1))))
+    assert (log.why, log.cached_tokens, log.emptied) == ("", None, 0)
+    assert log.take(3, payload(stored(1)), 2.0)
+    assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
 
 
 def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> None:
@@ -63,14 +65,6 @@ def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_th
 
     assert describe_logs([log], 71.0, 1_600)["state"] == "confirmed"
     assert describe_logs([log], 71.0, 1_600)["cached_share"] == 0.05
-
-
-def test_a_restart_whose_first_messages_are_lost_is_one_and_who_comes_late_knows_no_count() -> None:
-    log = told((7, payload(stored(1))))
-    assert (log.why, log.cached_tokens, log.emptied) == ("", None, 0)
-
-    assert log.take(3, payload(stored(1)), 2.0)
-    assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
 
 
 def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
