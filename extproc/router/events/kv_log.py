@@ -3,8 +3,9 @@
 # The rules, and why:
 #
 # - vLLM numbers its messages from 0. A number that goes back is another process: its cache is empty. One that
-#   comes too early is a gap, which a replay may fill. Who was there before us is asked for nothing, and what
-#   a new one said before we reached it is no fault.
+#   comes too early is a gap, which a replay may fill. It begins with the last one that we have: where that is
+#   another by now, so is the process. Who was there before us is asked for nothing, and what a new one said
+#   before we reached it is no fault.
 # - Events name blocks of tokens, and we know text (docs/why/events.md). So what is cached is inferred as
 #   ever; events are taken at their word for what ends it: a cache that was cleared, a process that is new.
 # - Blocks are counted and not kept. An engine stores and removes a hash once for each block of memory that
@@ -109,7 +110,7 @@ class EventLog:
     """
 
     __slots__ = (
-        *("_fault_s", "_held", "block_tokens", "emptied", "missed"),
+        *("_fault_s", "_held", "_last", "block_tokens", "emptied", "missed"),
         *("next", "removed", "since_s", "stored", "why"),
     )
 
@@ -119,6 +120,7 @@ class EventLog:
         self.stored = self.removed = self.missed = self.emptied = 0
         self.block_tokens = 0
         self._held: int | None = None
+        self._last = 0
 
     @property
     def cached_tokens(self) -> int | None:
@@ -126,17 +128,20 @@ class EventLog:
         return None if self._held is None else max(0, self._held) * self.block_tokens
 
     def due(self, number: int) -> int | None:
-        """The first number that should have come before this one; `None`: nothing is missing. -1 is none."""
+        """From where a replay is due before this number: the last that came; `None`: none is missing."""
         if self.next is None:
             return None
         first = 0 if number < self.next else self.next
-        return first if first < number else None
+        return max(0, first - 1) if first < number else None
 
     def take(self, number: int, payload: bytes, now: float) -> bool:
         """Takes the next message that there is; returns whether the cache was empty since the last one."""
         if number < 0:
             self.fail("garbled", now)
             return False
+        if number + 1 == self.next and hash(payload) == self._last:
+            return False
+        self._last = hash(payload)
         is_new = self.next is not None and number < self.next
         if is_new or self.next is None:
             self._held = None if number else 0

@@ -39,7 +39,7 @@ _FLOOD_S: Final = 30.0
 
 _OPTIONS: Final = (
     *((zmq.RCVHWM, _QUEUED), (zmq.MAXMSGSIZE, _LET_IN_BYTES), (zmq.LINGER, 0), (zmq.IPV6, 1)),
-    *((zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 2_000), (zmq.HEARTBEAT_IVL, 10_000)),
+    *((zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 500), (zmq.HEARTBEAT_IVL, 10_000)),
 )
 
 Frames = list[bytes]
