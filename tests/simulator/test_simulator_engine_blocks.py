@@ -59,18 +59,6 @@ def test_tail_is_evicted_before_the_head() -> None:
     assert cache.match((1, 2, 3), 3) == (2, 2)
 
 
-def test_clear_forgets_everything_unless_a_block_is_in_use() -> None:
-    cache = BlockCache(2)
-    fill(cache, 1, 2)
-    cache.share((1,), 1)
-    assert not cache.clear()
-    assert cache.match((1, 2), 2) == (2, 1)
-
-    cache.release((1,), 1, 0)
-    assert cache.clear()
-    assert cache.match((1, 2), 2) == (0, 0)
-
-
 def path(family: int, head: int, owner: int, blocks: int) -> Path:
     """The first `head` blocks of a family's text, then the owner's own."""
     return Path(((family, head), (10 + owner, blocks)))
@@ -109,6 +97,9 @@ def test_forgetting_spares_what_is_in_use() -> None:
     assert cache.clear()
     assert cache.match(path(1, 2, 1, 6), 6) == (0, 0)
     assert cache.free == 8
+
+
+PATHS = [path(owner % 2, 3 if owner < 2 else 0, owner, 12) for owner in range(4)]
 
 
 class BothCaches(RuleBasedStateMachine):
@@ -161,16 +152,18 @@ class BothCaches(RuleBasedStateMachine):
         self.runs.release(Path(()), 0, count)
         self.blocks.release((), 0, count)
 
-    @rule()
-    def forget(self) -> None:
-        self.runs.forget()
-        self.blocks.forget()
+    @rule(is_clear=st.booleans())
+    def forget(self, is_clear: bool) -> None:
+        is_unused = self.blocks.free == self.blocks.size
+        for cache in (self.runs, self.blocks):
+            assert (cache.clear() if is_clear else cache.forget()) == (is_unused if is_clear else None)
+        if is_unused or not is_clear:
+            assert not any(self.blocks.match(blocks_of(names), 12)[1] for names in PATHS)
 
     @invariant()
     def both_have_the_same(self) -> None:
         assert self.runs.free == self.blocks.free
-        for owner in range(4):
-            names = path(owner % 2, 3 if owner < 2 else 0, owner, 12)
+        for names in PATHS:
             assert self.runs.match(names, 12) == self.blocks.match(blocks_of(names), 12)
 
     @invariant()
@@ -179,8 +172,7 @@ class BothCaches(RuleBasedStateMachine):
         private = sum(private for *_, private in self.held)
 
         assert self.blocks.free + len(used) + private == self.blocks.size
-        paths = [path(owner % 2, 3 if owner < 2 else 0, owner, 12) for owner in range(4)]
-        blocks = {block for names in paths for block in blocks_of(names)}
+        blocks = {block for names in PATHS for block in blocks_of(names)}
         assert used == {block for block in blocks if self.blocks.match((block,), 1) == (1, 0)}
 
 
