@@ -212,20 +212,6 @@ def test_abort_frees_a_running_request_keeps_what_it_computed_and_ends_no_other_
     assert sum(len(result.emitted) for result in results) == 6
 
 
-@table("steps", [0, 1])
-def test_abort_frees_a_request_that_waits_or_is_prefilled_and_ignores_an_unknown_one(steps: int) -> None:
-    engine = Engine(PROFILE)
-    engine.add("a", range(20), 1, now=0)
-    for _ in range(steps):
-        engine.step(0)
-
-    engine.abort("a")
-    engine.abort("nobody")
-
-    assert engine.counters.kv_usage == 0
-    assert engine.is_idle
-
-
 def test_abort_lets_the_queue_move() -> None:
     engine = Engine(PROFILE)
     for name in "abcde":
@@ -333,6 +319,7 @@ def play(
             if load.is_aborted and load.after + 5 == turn:
                 engine.abort(str(number))
                 ledger.drop(str(number))
+                ledger.gone.add(str(number))
         if not engine.is_idle:
             results.append(engine.step(0.0))
             ledger.note(results[-1])
@@ -349,8 +336,10 @@ class Ledger:
         self.computed: dict[str, int] = {}
         self.unread: dict[str, int] = {}  # of those that do not decode yet, in order of admission
         self.emitted = Counter[str]()
+        self.gone = set[str]()
 
     def note(self, step: StepResult) -> None:
+        assert self.gone.isdisjoint(step.emitted)
         for name in step.preempted:
             self.drop(name)
         for name, cached in ((each.request_id, each.cached_tokens) for each in step.admitted):
