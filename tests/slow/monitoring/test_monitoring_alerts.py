@@ -191,6 +191,9 @@ async def faults(scene: Scene) -> AsyncGenerator[None]:
     await scene.post(3, "/simulate/fail", error_rate=1)
     (scene.folder / "listed.yaml").unlink()
     write_list(scene.folder / "emptied.yaml", [])
+    # Events are asked for, and no engine has any.
+    config.write_bytes(good.replace(b"scrape_s: 0.5", b"events: true\n    scrape_s: 0.5"))
+    await until(lambda: asyncio.to_thread(scene.stack.service.metric, "extproc_kv_events", state="inferred"))
     config.write_text("pools: nonsense")
     yield
     scene.is_flushed.clear()
@@ -246,6 +249,7 @@ async def test_each_alert_fires_and_is_gone_again(tmp_path: Path, monkeypatch: p
     assert {name: each["labels"]["pool"] for name, each in fired.items() if "pool" in each["labels"]} == {
         "ExtprocAffinityFindsNothing": "affine",
         "ExtprocEndpointFails": "failing",
+        "ExtprocEventsMissing": "affine",
         "ExtprocListStale": "listed",
         "ExtprocPoolEmpty": "emptied",
         "ExtprocPoolFails": "failing",
