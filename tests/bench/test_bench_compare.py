@@ -200,10 +200,10 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
 )
 def test_arguments_without_meaning_or_gone_say_so(arguments: list[str], fault: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    told = CliRunner().invoke(bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments])
+    result = CliRunner().invoke(bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments])
 
-    assert isinstance(told.exception, SettingsError)
-    assert fault in str(told.exception)
+    assert isinstance(result.exception, SettingsError)
+    assert fault in str(result.exception)
 
 
 def test_flags_make_a_spec_with_a_warm_up() -> None:

@@ -29,14 +29,14 @@ def invoke(command: str, folder: Path, port: int, traffic: dict[str, object], **
 def test_saturate_finds_the_rate_that_a_slow_server_can_serve(slow_server: int, tmp_path: Path) -> None:
     traffic: dict[str, object] = {"req-rate": 1, "duration": 2, "warm-up": 0.5}
     ladder = {"start": 8, "factor": 2, "steps": 5, "precision": 0.3}
-    told = invoke("saturate", tmp_path, slow_server, traffic, saturate=ladder)
+    result = invoke("saturate", tmp_path, slow_server, traffic, saturate=ladder)
 
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "saturation.json").read_text())
     assert found["is_bracketed"]
     assert 8 <= found["inflection_rps"] <= 24
     assert found["best_rps"] <= 1.1 / SERVICE_S
-    assert "Inflection point at" in told.stdout
+    assert "Inflection point at" in result.stdout
     assert "Inflection point at" in (tmp_path / "out" / "saturation.html").read_text()
 
 
@@ -48,17 +48,17 @@ def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -
         "command": ["sh", "-c", f"echo {{strategy}} >> {asked}"],
     }
     ab |= {"flush": [], "repeats": 1, "prime": 0.2, "tolerance": 10}
-    told = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab)
+    result = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab)
 
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     assert asked.read_text().split() == ["random", "least_load"]
-    assert "| req/s" in told.stdout
-    assert "comparable" in told.stderr
+    assert "| req/s" in result.stdout
+    assert "comparable" in result.stderr
     assert (tmp_path / "out" / "least_load-1" / "vllm.json").exists()
 
 
 def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(null_server: int, tmp_path: Path) -> None:
-    told = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]})
+    result = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]})
 
-    assert told.exit_code == 1
-    assert "false ended with 1" in str(told.exception)
+    assert result.exit_code == 1
+    assert "false ended with 1" in str(result.exception)

@@ -95,11 +95,11 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
     with journal.open("ab") as file:
         file.write(b'{"index":999,"sess')
 
-    told = CliRunner().invoke(bench, ["report", str(journal), "--output", str(tmp_path / "again")])
+    result = CliRunner().invoke(bench, ["report", str(journal), "--output", str(tmp_path / "again")])
 
-    assert told.exit_code == DOES_NOT_HOLD
-    assert "invalid: partial" in told.stderr
-    assert "of the journal were cut off half-way" in " ".join(told.stderr.replace("│", " ").split())
+    assert result.exit_code == DOES_NOT_HOLD
+    assert "invalid: partial" in result.stderr
+    assert "of the journal were cut off half-way" in " ".join(result.stderr.replace("│", " ").split())
     report = json.loads((tmp_path / "again" / "report.json").read_text())
     assert report["whole"]["counts"]["completed"] >= kept - 1
 
@@ -151,12 +151,12 @@ def invoke(folder: Path, spec: dict[str, Any], *arguments: str) -> "subprocess.C
 @pytest.mark.parametrize("command", ["run", "saturate"])
 def test_server_that_is_not_there_is_said_at_once(command: str, tmp_path: Path) -> None:
     """A spec of ten minutes against a closed port: no schedule, no table of zeros."""
-    told = invoke(tmp_path, tree(*free_ports(1)), command, "--quiet")
+    result = invoke(tmp_path, tree(*free_ports(1)), command, "--quiet")
 
-    assert told.returncode == 2
-    assert "Connection refused: no request was sent" in told.stderr
-    assert "ssl:" not in told.stderr
-    assert told.stdout == ""
+    assert result.returncode == 2
+    assert "Connection refused: no request was sent" in result.stderr
+    assert "ssl:" not in result.stderr
+    assert result.stdout == ""
 
 
 def test_server_that_is_gone_ends_the_run_and_is_no_valid_one(tmp_path: Path) -> None:
@@ -172,13 +172,13 @@ def test_server_that_is_gone_ends_the_run_and_is_no_valid_one(tmp_path: Path) ->
 
         threading.Thread(target=answer).start()
         spec = {**tree(once.getsockname()[1]), "processes": 1}
-        told = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
+        result = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
 
-    assert told.returncode == DOES_NOT_HOLD
-    assert "connect 20" in told.stdout
-    assert "invalid: requests failed, nothing measured" in told.stderr
-    assert "stopped: 20 requests in a row could not connect" in told.stderr
-    assert "Connection refused" in told.stderr
+    assert result.returncode == DOES_NOT_HOLD
+    assert "connect 20" in result.stdout
+    assert "invalid: requests failed, nothing measured" in result.stderr
+    assert "stopped: 20 requests in a row could not connect" in result.stderr
+    assert "Connection refused" in result.stderr
     page = (tmp_path / "out" / "report.html").read_text()
     assert 'class="banner bad"' in page
 

@@ -95,11 +95,11 @@ def write(path: Path, traffic: dict[str, object]) -> str:
 @pytest.mark.parametrize("latency", ["-5", "0", "soon"])
 def test_plan_command_prints_and_refuses_a_latency_that_nobody_takes(latency: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})
-    told = CliRunner().invoke(bench, ["plan", path])
+    result = CliRunner().invoke(bench, ["plan", path])
 
-    assert told.exit_code == 0, told.output
-    assert "schedule" in told.stdout
-    assert "possible" in told.stderr
+    assert result.exit_code == 0, result.output
+    assert "schedule" in result.stdout
+    assert "possible" in result.stderr
     assert CliRunner().invoke(bench, ["plan", path, "--latency", latency]).exit_code == 2
 
 
@@ -143,8 +143,8 @@ def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
         {"req-rate": 5, "duration": 20, "dataset": "random", "traffic-spike": {"burst": 5, "after": 5}},
     )
     planned = CliRunner().invoke(bench, ["plan", path])
-    told = CliRunner().invoke(bench, ["dataset", path])
+    result = CliRunner().invoke(bench, ["dataset", path])
 
-    assert told.exit_code == 0
-    assert "conversations    125, requests 125" in told.output
-    assert told.output in planned.output
+    assert result.exit_code == 0
+    assert "conversations    125, requests 125" in result.output
+    assert result.output in planned.output

@@ -379,10 +379,10 @@ async def test_merged_report_counts_what_one_machine_counts(null_server: int, tm
         *(run(spec, progress=Silence(), part=each, journal=tmp_path / each.journal) for each in parts)
     )
     whole = await run(spec, progress=Silence())
-    told = CliRunner().invoke(bench, ["report", str(tmp_path), "--output", str(tmp_path)])
+    result = CliRunner().invoke(bench, ["report", str(tmp_path), "--output", str(tmp_path)])
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes())
 
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     assert report["verdict"]["text"].startswith("valid")
     assert [len(each.records) for each in results] == [20, 20]
     assert [(part["number"], part["count"], part["starts"], part["records"]) for part in report["parts"]] == [
@@ -392,7 +392,7 @@ async def test_merged_report_counts_what_one_machine_counts(null_server: int, tm
     assert report["whole"]["counts"]["completed"] == len(whole.records) == 40
     merged = merge_parts([(str(i), each) for i, each in enumerate(results)])
     assert [r.intended_s for r in merged.records] == pytest.approx([r.intended_s for r in whole.records])
-    assert "part 0 of 2" in told.output
+    assert "part 0 of 2" in result.output
 
 
 def start_part(folder: Path, number: int, start_at: float) -> "subprocess.Popen[bytes]":
@@ -413,9 +413,9 @@ def test_part_that_is_killed_is_named_in_the_verdict(null_server: int, tmp_path:
         killed.wait()
         stopped.send_signal(signal.SIGTERM)
         stopped.wait(60)
-    told = CliRunner().invoke(bench, ["report", str(tmp_path)])
+    result = CliRunner().invoke(bench, ["report", str(tmp_path)])
 
-    assert told.exit_code == DOES_NOT_HOLD
+    assert result.exit_code == DOES_NOT_HOLD
     first, second, *_ = judge(read_run([tmp_path])).reasons
     assert first.startswith("part 0 of 2 is missing of 200 starts: interrupted after")
     assert second.startswith("part 1 of 2 is missing of 200 starts: killed after")

@@ -41,11 +41,11 @@ def test_schema_is_structural() -> None:
 
 def test_definition_on_disk_is_that_of_the_model() -> None:
     """Client-side apply keeps the whole object in an annotation of 256 KiB at most."""
-    told = CliRunner().invoke(cli, ["operate", "--print-crd"])
+    result = CliRunner().invoke(cli, ["operate", "--print-crd"])
 
-    assert told.exit_code == 0
-    assert (ROOT / "manifests" / "components" / "operator" / "crd.yaml").read_text() == told.output
-    assert yaml.safe_load(told.output) == build_crd()
+    assert result.exit_code == 0
+    assert (ROOT / "manifests" / "components" / "operator" / "crd.yaml").read_text() == result.output
+    assert yaml.safe_load(result.output) == build_crd()
     assert len(json.dumps(build_crd())) < 200_000
 
 

@@ -68,11 +68,11 @@ def test_what_an_endpoint_would_cost_is_told_which_changes_nothing() -> None:
     warm = fleet.pick(words("Why?", 1_000)).endpoint.name
     (cold,) = {"a", "b"} - {warm}
     before = len(fleet.strategy.index)
-    told = fleet.explain(words("Why?", 1_000), "Because.", words("And?", 100))
+    offers = fleet.explain(words("Why?", 1_000), "Because.", words("And?", 100))
     busy = 1 + 0.02 / 2  # one in flight on two endpoints
     warm_ms = 3 * busy * 103 * L4_MS_PER_TOKEN + L4_MS_PER_REQUEST
 
-    assert told[cold] == {
+    assert offers[cold] == {
         "endpoint": cold,
         "match_tokens": 0,
         "miss_tokens": 1_112,
@@ -80,8 +80,8 @@ def test_what_an_endpoint_would_cost_is_told_which_changes_nothing() -> None:
         "in_flight": 0,
         "cost_ms": pytest.approx(3 * busy * 1_112 * L4_MS_PER_TOKEN, abs=0.5),
     }
-    assert (told[warm]["match_tokens"], told[warm]["miss_tokens"]) == (1_010, 103)
-    assert (told[warm]["in_flight"], told[warm]["cost_ms"]) == (1, pytest.approx(warm_ms, abs=0.5))
+    assert (offers[warm]["match_tokens"], offers[warm]["miss_tokens"]) == (1_010, 103)
+    assert (offers[warm]["in_flight"], offers[warm]["cost_ms"]) == (1, pytest.approx(warm_ms, abs=0.5))
     assert (len(fleet.strategy.index), fleet.pool.book.total) == (before, 1)
 
 
@@ -236,9 +236,9 @@ def test_a_request_that_another_endpoint_answered_is_known_there_alone(way: str)
         if way == "told while open":
             pick.release()
     fleet.clock.now_s += 60
-    told = fleet.explain(text)
+    offers = fleet.explain(text)
 
-    assert (told[pick.endpoint.name]["match_tokens"], told[other]["miss_tokens"]) == (0, 0)
+    assert (offers[pick.endpoint.name]["match_tokens"], offers[other]["miss_tokens"]) == (0, 0)
     assert fleet.pool.book.total == 0
     assert not any(fleet.strategy.index.holding(name).pinned for name in "ab")  # type: ignore[union-attr]
 
@@ -257,12 +257,12 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
 def test_another_engines_constants_are_learnt(slowness: float, learns: bool) -> None:
     fleet = Fleet(learn=learns)
     learn_from(fleet, slowness)
-    told = fleet.strategy.describe_engines()
+    learnt = fleet.strategy.describe_engines()
 
     believed = slowness if learns else 1
-    assert told["prefill_ms_per_token"] == pytest.approx(believed * L4_MS_PER_TOKEN, rel=0.15 * learns)
-    assert told["step_ms"] == pytest.approx(believed * 39, rel=0.2 * learns)
-    assert told["samples"] == 600 * learns
+    assert learnt["prefill_ms_per_token"] == pytest.approx(believed * L4_MS_PER_TOKEN, rel=0.15 * learns)
+    assert learnt["step_ms"] == pytest.approx(believed * 39, rel=0.2 * learns)
+    assert learnt["samples"] == 600 * learns
 
 
 def test_a_request_that_waited_for_others_teaches_nothing() -> None:
@@ -299,11 +299,11 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
         pick = fleet.visit(words(f"again {number}", 500))
         factor = 2 if pick.endpoint.name == "b" else 1
         pick.learn(Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000)))
-    told = fleet.explain("new")
+    offers = fleet.explain("new")
     endpoints = fleet.strategy.describe_engines()["endpoints"]
     assert endpoints["a"]["slower_by"] == 1  # type: ignore[index]
     assert endpoints["b"]["slower_by"] > 1.3  # type: ignore[index]
-    assert told["b"]["cost_ms"] > 1.3 * told["a"]["cost_ms"]  # type: ignore[operator]
+    assert offers["b"]["cost_ms"] > 1.3 * offers["a"]["cost_ms"]  # type: ignore[operator]
 
     fleet.follow("a")
 
@@ -437,11 +437,11 @@ def test_of_many_who_hold_as_much_some_are_asked() -> None:
     fleet = Fleet(names)
     system = words("Be kind.", 1_000)
     seen = {fleet.pick(f"Question {number}", system=system).endpoint.name for number in range(400)}
-    told = fleet.explain("Question", system=system)
+    offers = fleet.explain("Question", system=system)
 
     assert len(seen) > 20
-    assert len(told) <= 4
-    assert sum(offer["match_tokens"] != 0 for offer in told.values()) >= 2
+    assert len(offers) <= 4
+    assert sum(offer["match_tokens"] != 0 for offer in offers.values()) >= 2
 
 
 def test_a_strategy_that_gave_way_writes_nothing_of_endpoints_that_came_since() -> None:

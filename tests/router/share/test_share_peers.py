@@ -100,12 +100,12 @@ def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
         first = one.visit(*said, after_s=0)
         both.post()
         both.wait(1)
-        told = other.explain(*said, "Because.", "How?")
+        offers = other.explain(*said, "Because.", "How?")
         following = other.visit(*said, "Because.", "How?", after_s=0)
 
         assert first.endpoint.name == following.endpoint.name
         assert following.reason is SESSION
-        assert len(told) <= 4, "no homes are asked"
+        assert len(offers) <= 4, "no homes are asked"
 
 
 def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
@@ -165,9 +165,9 @@ def test_a_request_that_moved_is_known_where_it_went() -> None:
     both.post()
     one.pool.move(pick, elsewhere.address)
     both.post()
-    told = other.explain(said)
-    assert told[elsewhere.name]["match_tokens"] != 0
-    assert told[pick.endpoint.name]["match_tokens"] == 0
+    offers = other.explain(said)
+    assert offers[elsewhere.name]["match_tokens"] != 0
+    assert offers[pick.endpoint.name]["match_tokens"] == 0
     assert counts(other) == counts(one)
 
 

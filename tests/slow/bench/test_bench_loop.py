@@ -34,9 +34,9 @@ def compare_strategies(fleet: Fleet, folder: Path) -> str:
     ab = {"arms": ARMS, "repeats": 1, "tolerance": 1}
     spec = folder / "spec.yaml"
     spec.write_text(yaml.safe_dump(fleet.spec(TRAFFIC, ab=ab, limits=limits)))
-    told = CliRunner().invoke(bench, ["ab", str(spec), "--output", str(folder / "out"), "--quiet"])
-    assert told.exit_code == 0, told.output
-    return told.stdout
+    result = CliRunner().invoke(bench, ["ab", str(spec), "--output", str(folder / "out"), "--quiet"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def test_comparison_through_envoy_shows_prefix_hash_ahead(tmp_path: Path) -> None:
