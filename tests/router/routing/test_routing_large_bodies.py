@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import sys
 import tracemalloc
 from dataclasses import replace
@@ -98,6 +99,7 @@ requests = st.fixed_dictionaries(
     st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
 )
 @example("/v1/chat/completions", {"messages": [0]}, (1, 1), {})
+@example("/x", {"user": 1e16, "tools": [math.inf]}, (1, 1), {})
 @example("/v1/chat/completions", {"tools": [{"a": "why " * 9, "b": [7] * 40}]}, (80, 9), {})
 def test_large_body_gives_the_prompt_that_a_small_one_gives(
     path: str, request: dict[str, Any], lengths: tuple[int, int], written: dict[str, Any]
@@ -207,6 +209,13 @@ def test_long_text_without_quotes_is_a_text_unless_it_is_base64(text: bytes, is_
 
     assert (first.first_user_message(99_999) == whole.first_user_message(99_999)) is is_kept
     assert first.model == "m"
+
+
+def test_a_long_word_that_is_cut_off_begins_alike_wherever_it_is_cut() -> None:
+    body = content(b"m" * 2_000_000).data
+    parts = [parse(CHAT, "", body[:size], is_partial=True) for size in (900_000, 1_100_000)]
+
+    assert {part.first_user_message(99) for part in parts} == {"m" * 99}
 
 
 @table(

@@ -137,7 +137,7 @@ class Object:
         raw = self._members.get(name)
         if raw is None:
             if name in self._values:
-                return Raw(msgspec.json.encode(self._values[name]))
+                return Raw(json.dumps(self._values[name]).encode())
             raw = _decoder_of(name).decode(self._body).value if self._body else _ABSENT
             self._members[name] = raw
         return raw
@@ -335,7 +335,8 @@ def _without_media(body: bytes | bytearray, limits: ReadLimits) -> bytes | bytea
     while at <= len(body):
         if body.find(b'"', at - step, at) < 0:
             start, end = body.rfind(b'"', done, at - step) + 1, body.find(b'"', at)
-            end = end if end >= 0 else len(body)
+            if end < 0:
+                break  # cut off: the next time it may end elsewhere
             limit = min(start + 256, end)
             found = _BASE64.match(body, start, limit) if start > done else None
             if found and found.end() >= limit - 1 and body[end - 1] != _BACKSLASH:
