@@ -30,7 +30,7 @@ class SignalsSettings(Section):
     """How often each endpoint is scraped, seconds. A hundred of them at this pace take 1 % of a core."""
     events: bool | PortNumber = False
     """Hear the endpoints' KV events, too (extra `events`): a cache that is cleared, or whose engine starts
-    again, is forgotten at once. vLLM 0.32 says at which ports; for older ones give it."""
+    again, is forgotten when the engine says so. vLLM 0.32 says at which ports; for older ones give it."""
 
 
 class HoldSettings(Section):
