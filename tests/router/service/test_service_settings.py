@@ -132,6 +132,8 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (pool_of(strategy="{name: round_robin, positions: 9}"), "no such setting"),
         *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("true", "{path: health}")),
         *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("{interval_s: 0}", "{timeout_s: 0}")),
+        (pool_of(probe="true"), "pools.0.probe: expected a mapping (name: value)"),
+        (pool_of(signals="{events: 99999}"), "pools.0.signals.events: must be less than or equal to 65535"),
         *((pool_of(cool_after=each), "f.yaml:1: pools.0.cool_after") for each in ("0", "'3'")),
         ("[1, 2]", "expected a mapping"),
         ("a: [", "not YAML"),
@@ -144,6 +146,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
 )
 def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
     assert expected in faults(change)
+
+
+def test_a_section_that_may_be_false_has_one_fault() -> None:
+    assert faults(pool_of(signals="{event: true}")).count("pools.0.signals") == 1
 
 
 def test_the_environment_overrides_the_server_section() -> None:
