@@ -41,11 +41,14 @@ class Document:
             raise self.refuse(error, inside) from None
 
     def refuse(self, error: ValidationError, inside: Place = ()) -> SettingsError:
-        named = ((self.name_place(inside + fault["loc"]), fault) for fault in error.errors())
+        named = ((self.name_place(inside + fault["loc"]), fault) for fault in list_errors(error))
         return refuse_faults(self.fault(place, describe({**fault, "loc": place})) for place, fault in named)
 
     def name_place(self, place: Place) -> Place:
-        """Leaves out the steps that no node has, but the last: pydantic's names of a union's members."""
+        """Leaves out pydantic's names of a union's members: steps that no node has.
+
+        The last step may be a setting that is missing, so of those only such a name is left out.
+        """
         steps: list[str | int] = []
         node = self.root
         for step in place[:-1]:
@@ -54,7 +57,7 @@ class Document:
                 node = below[1]
             if below is not None or not isinstance(node, yaml.MappingNode):
                 steps.append(step)
-        return (*steps, *place[-1:])
+        return (*steps, *(step for step in place[-1:] if not _UNION_MEMBER.fullmatch(str(step))))
 
     def fault(self, place: Place, text: str) -> Fault:
         line = self._line(place)
@@ -127,6 +130,15 @@ _EXPECTED: Final = {
     "string": "a text",
     "tuple": "a list",
 }
+
+
+# How pydantic names what a value of several kinds may be, behind its place.
+_UNION_MEMBER: Final = re.compile(r"[A-Z]\w*Settings|bool|int|float|str|constrained-\w+")
+
+
+def list_errors(error: ValidationError) -> list[ErrorDetails]:
+    """Lists pydantic's faults; of what may be a section or `false` the section's alone, which say more."""
+    return [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
 
 
 # What pydantic says of limits: "Input should be greater than 0", "List should have at least 1 item".

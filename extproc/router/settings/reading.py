@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from extproc.documents import Document, Fault, describe, parse_document, read_file, refuse_faults
+from extproc.documents import Document, Fault, describe, list_errors, parse_document, read_file, refuse_faults
 from extproc.errors import SettingsError
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings, list_settings
@@ -70,9 +70,10 @@ def find_faults(document: Document, environment: Mapping[str, str]) -> tuple[Set
     try:
         return Settings.model_validate(document.tree), [*document.repeats]
     except ValidationError as error:
-        # What may be a section or `false` has the faults of both: the section's say more.
-        faults = [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
-        return None, [*document.repeats, *(_fault(document, overrides, fault) for fault in faults)]
+        return None, [
+            *document.repeats,
+            *(_fault(document, overrides, fault) for fault in list_errors(error)),
+        ]
 
 
 Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
@@ -120,18 +121,11 @@ def _override(tree: dict[str, Any], path: tuple[str, ...], value: Any, name: str
     tree[path[-1]] = value
 
 
-# How pydantic names what a value of several kinds may be, behind its place.
-_UNION_MEMBER: Final = re.compile(r"[A-Z]\w*Settings|bool|int|float|str|constrained-\w+")
-
-
 def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fault:
     """A fault with its place: in the file, or the variable that overrides it."""
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
     name = ".".join(step for step in fault["loc"] if isinstance(step, str))
-    steps = fault["loc"]
-    if steps and _UNION_MEMBER.fullmatch(str(steps[-1])):
-        steps = steps[:-1]
-    loc = steps if at else document.name_place(steps)
+    loc = fault["loc"] if at else document.name_place(fault["loc"])
     what = f"{name} {REMOVED[name]}" if name in REMOVED else describe({**fault, "loc": loc}, list_settings())
     return (0, f"{at}: {what}") if at else document.fault(loc, what)
