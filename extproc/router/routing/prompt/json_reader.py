@@ -37,7 +37,8 @@ from extproc.router.routing.prompt.apis import FIELDS
 # A chat of so many messages has its prefix among them.
 MAX_ELEMENTS: Final = 2_048
 
-# What a medium's digest begins with in its place: no text of a client's does.
+# What a medium's digest begins with in its place. A client that writes it names a medium that it did not
+# send, and misleads its own routing alone: the engine reads the body.
 DIGEST: Final = "\x1f"
 
 TOO_COMPLEX: Final = "the body is too large and too complex to be read for routing"
@@ -143,16 +144,23 @@ class Object:
         return raw
 
     def _load(self, raw: Raw) -> object:
-        is_large = len(raw) > self._limits.small_bytes
-        size = _readable(written := bytes(raw), self._limits) if is_large else len(raw)
+        if len(raw) > self._limits.small_bytes:
+            return self._load_large(bytes(raw))
         try:
-            if size < len(raw):
+            return orjson.loads(memoryview(raw))
+        except ValueError:
+            return load_leniently(bytes(raw))
+
+    def _load_large(self, written: bytes) -> object:
+        size = _readable(written, self._limits)
+        try:
+            if size < len(written):
                 self.fault = PromptTooComplex(TOO_COMPLEX)
                 return _read(written[:size], is_cut=True)
-            # orjson is quicker, and takes twelve times a value's size while it reads.
-            return _ANY.decode(raw) if is_large else orjson.loads(memoryview(raw))
+            # Not orjson: it takes twelve times a value's size while it reads.
+            return _ANY.decode(written)
         except ValueError:
-            return None if is_large else load_leniently(bytes(raw))
+            return None
 
 
 def open_object(
