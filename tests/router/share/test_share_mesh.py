@@ -132,7 +132,7 @@ async def test_a_recorded_letter_is_heard_once(lone: Gateway) -> None:
         writer.close()
 
 
-async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> None:
+async def test_beside_a_mad_peer_the_others_letters_come(pair: list[Gateway]) -> None:
     """It has the secret, and sends invented picks as fast as it can. The other's letters still come."""
     one, other = pair
     task = asyncio.create_task(rave(_port(one), one.me))
