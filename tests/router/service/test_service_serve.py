@@ -118,7 +118,8 @@ async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Servic
         await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
         late = channel.stream_stream(PROCESS, None, None)(None)
 
-        assert await late.code() is grpc.StatusCode.UNAVAILABLE
+        # grpcio's server cancels a call that comes between its stop and the client's news of it.
+        assert await late.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
         assert not held.done()
 
         await held.done_writing()
