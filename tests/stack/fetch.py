@@ -6,8 +6,8 @@ import urllib.request
 from typing import Any
 
 
-def get(url: str, timeout_s: float = 2.0) -> str:
-    """Returns the answer's body; raises `OSError` for anything but a 2xx answer."""
+def get(url: str, timeout_s: float = 10.0) -> str:
+    """Returns the answer's body; raises `OSError` for anything but a 2xx answer, in time."""
     with urllib.request.urlopen(url, timeout=timeout_s) as answer:
         body: bytes = answer.read()
     return body.decode()

@@ -46,7 +46,7 @@ def health_at(address: str, name: str = PROCESSOR) -> str:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
         except grpc.RpcError as error:
             return str(error.code())
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

@@ -75,9 +75,10 @@ class Stack:
         return self.gateway.url
 
     def through(self, variant: str) -> "Stack":
-        """Returns this stack with the listener of a variant as its gateway."""
+        """Returns this stack with the listener of a variant, which asks the service, as its gateway."""
         other = copy.copy(self)
         other.gateway = self.gateway.variant(variant, self._variant_ports[variant])
+        other.gateway.wait_until(other.gateway.sees_service)
         return other
 
     def use(

@@ -87,7 +87,7 @@ async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
-    limit = ConnectionLimit(8, answer_s=0.3, idle_s=0.3)
+    limit = ConnectionLimit(8, answer_s=1, idle_s=1)
     async with looking(tmp_path, limit=limit) as live, live.session.get("/live", timeout=PATIENCE) as answer:
         told = events(answer)
         numbers = [(await next_state(told)).number for _ in range(4)]

@@ -40,7 +40,7 @@ each_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.fixture(params=TRANSPORTS)
 def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
     service = Service(tmp_path, transport=request.param)
-    service.configure([pool(ADDRESSES)])
+    service.configure([pool(ADDRESSES)], drain_s=60)
     with service:
         service.wait_ready()
         yield service
@@ -89,7 +89,7 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, tra
     service = Service(tmp_path, transport=transport)
     port = service.port
     tls = {"self_signed": True}
-    service.configure([pool(ADDRESSES)], health=health, tls=tls)
+    service.configure([pool(ADDRESSES)], health=health, tls=tls, drain_s=60)
     with service:
         service.wait_until(lambda: health_at(health) == "SERVING")
         assert health_at(health, "liveness") == "SERVING"
@@ -297,7 +297,7 @@ async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) 
     )
     async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=3)).status)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=LONG_S)).status)
 
 
 async def test_tls_is_served_with_the_last_good_certificates(files: Files, transport: str) -> None:
@@ -331,7 +331,7 @@ async def test_a_certificate_of_our_own_is_served(transport: str) -> None:
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
         async with proxy(port, shown) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"), timeout=3)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"), timeout=9)
 
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 

@@ -157,9 +157,9 @@ async def test_response_headers_are_enough(stack: Stack) -> None:
     stack.use(pool(stack.addresses, name="headers"))
     async with streams(stack.through("headers_instead_of_the_log")) as asked, failing(stack, error_rate=1):
         await until(lambda: len(asked) > FIRST_S * PER_S)
-        state = (await asyncio.to_thread(states, stack))[bad(stack)]
+        # It is on trial now and then: shown as ready where probes speak well of it.
+        await until(lambda: asyncio.to_thread(lambda: states(stack)[bad(stack)] == "cooling"))
     failed = sum(one.server == bad(stack) and not one.is_whole for one in asked)
     told = stack.service.metric("extproc_answers_total", pool="headers", **{"class": "5xx"})
 
     assert 3 <= told == failed <= 30
-    assert state == "cooling"

@@ -18,9 +18,7 @@ from tests.waiting import until
 def learning(stack: Stack, transport: str) -> Stack:
     learner = {"name": "prefix_cache", "learn": True}
     stack.use(pool(stack.addresses, learner, name="learner", signals={"scrape_s": 0.5}), transport=transport)
-    other = stack.through("first_tokens_in_the_log")
-    other.gateway.wait_until(other.gateway.sees_service)
-    return other
+    return stack.through("first_tokens_in_the_log")
 
 
 pytestmark = [pytest.mark.envoy, pytest.mark.parametrize("transport", ["native", "grpcio"])]

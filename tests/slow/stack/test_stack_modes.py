@@ -31,7 +31,6 @@ async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(stack: Stack
     assert [len(body) for body in bodies] == [*SIZES]
     for mode in LISTENERS:
         other = stack if mode is None else stack.through(mode)
-        other.gateway.wait_until(other.gateway.sees_service)
         before = other.gateway.ext_proc()
         blind = stack.service.metric("extproc_picks_total", reason="no_prefix")
         async with connect(other.url) as session:
@@ -68,7 +67,6 @@ async def test_a_request_waits_longer_than_envoy_would(stack: Stack, variant: st
     full = pool(stack.spare, max_in_flight=1, hold={"wait_s": 300}, probe=False)
     stack.use(full, endpoints=stack.spare, transport=transport)
     other = stack.through(variant)
-    other.gateway.wait_until(other.gateway.sees_service)
     before, timeouts = ends_of_holds(stack), other.gateway.ext_proc()["message_timeouts"]
     async with serve(stack.spare, holds=b"") as endpoints, connect(other.url) as session:
         requests = [asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(4)]

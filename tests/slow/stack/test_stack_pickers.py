@@ -20,7 +20,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
-PATIENCE_S = 4.0
+PATIENCE_S, LONG_S = 4.0, 30.0  # of a client whom nobody may answer, and of one who must be
 # With the service away: nothing at all, more than one piece of a stream, and more than a buffer holds.
 BODIES = [body_of(size_bytes) for size_bytes in (SIZES[0], SIZES[3], SIZES[5])]
 
@@ -114,11 +114,11 @@ async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked)
         async with asyncio.timeout(30):
             while await _status(session) != picked.when_killed:
                 pass
-        statuses = [await _status(session, body) for body in (*BODIES, *[None] * 3)]
+        statuses = [await _status(session, body, LONG_S) for body in (*BODIES, *[None] * 3)]
         stack.restart_service()
         await _until_picked(stack)
         picks = stack.service.metric("extproc_picks_total")
-        again = [await _status(session, body) for body in BODIES]
+        again = [await _status(session, body, LONG_S) for body in BODIES]
         back = await send(session, ask("home"))
 
     assert statuses == [picked.when_killed] * 6
@@ -138,7 +138,8 @@ async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> Non
         try:
             if picked.when_hung and is_probed(picked):
                 await until(lambda: not stack.gateway.sees_service())
-            statuses = await asyncio.gather(*(_status(session, body) for body in (None, *BODIES)))
+            patience_s = LONG_S if picked.when_hung else PATIENCE_S
+            statuses = await asyncio.gather(*(_status(session, body, patience_s) for body in (None, *BODIES)))
         finally:
             stack.service.send(signal.SIGCONT)
         await _until_picked(stack)
@@ -180,11 +181,13 @@ def _texts(body: bytes) -> list[str]:
     return list(texts.values())
 
 
-async def _status(session: aiohttp.ClientSession, body: bytes | None = None) -> int | None:
+async def _status(
+    session: aiohttp.ClientSession, body: bytes | None = None, patience_s: float = PATIENCE_S
+) -> int | None:
     """`None`: no answer in the client's time. What is answered has got to an endpoint as it was sent."""
     body = ask("while it is away") if body is None else body
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             answer = await send(session, body)
     except TimeoutError:
         return None
