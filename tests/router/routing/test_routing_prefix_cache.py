@@ -43,15 +43,18 @@ def test_a_conversation_stays_where_it_began() -> None:
     assert first.reason is COLD
 
 
-def test_a_burst_of_one_new_prefix_stays_together_until_its_endpoint_has_too_much_to_do() -> None:
-    fleet = Fleet()
-    system = words("Be kind.", 1_000)
-    picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
+def test_a_burst_of_one_prefix_stays_together_until_its_endpoint_has_too_much_to_do() -> None:
+    def together(age_s: int) -> int:
+        fleet = Fleet()
+        system = words("Be kind.", 1_000)
+        home = [fleet.visit(f"Hello {number}", system=system, after_s=age_s) for number in range(2)][-1]
+        picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
 
-    assert len({pick.endpoint.name for pick in picks[:4]}) == 1
-    assert [pick.reason for pick in picks[:4]] == [COLD] + [PREFIX] * 3
-    assert {pick.endpoint.name for pick in picks} == set("abcd")
-    assert SPILL in {pick.reason for pick in picks}
+        assert {pick.endpoint.name for pick in picks} == set("abcd")
+        assert {pick.reason for pick in picks} == {PREFIX, SPILL}
+        return [pick.endpoint is home.endpoint for pick in picks].index(False)
+
+    assert together(0) < 4 < together(10)
 
 
 def test_unknown_prompts_are_spread_by_the_work_they_make() -> None:
@@ -91,12 +94,12 @@ def test_a_stretch_counts_what_is_missing_of_it_by_its_weight() -> None:
     assert [stretch.missing(reach) for reach in (0, 100, 200, 300, 900)] == [100, 100, 50, 0, 0]
 
 
-def test_what_many_share_weighs_less_the_more_of_them_there_are() -> None:
-    def weight(visits: int) -> float:
+def test_what_many_share_weighs_less_the_more_of_them_there_are_and_a_third_of_that_while_new() -> None:
+    def weight(visits: int, each_s: float) -> float:
         fleet = Fleet()
         system = words("Be kind.", 1_000)
         for number in range(visits):
-            fleet.visit(f"Question {number}", system=system, after_s=60 / visits)
+            fleet.visit(f"Question {number}", system=system, after_s=each_s)
         decision = fleet.picker.propose(ask("Question", system=system))
         stretches = decision.pick.reading.explain(fleet.pool.candidates())["stretches"]
         assert isinstance(stretches, list)
@@ -104,11 +107,16 @@ def test_what_many_share_weighs_less_the_more_of_them_there_are() -> None:
         first: float = stretches[0]["weight"]
         return first
 
-    weights = [weight(visits) for visits in (3, 10, 100)]
+    weights = [weight(visits, 60 / visits) for visits in (3, 10, 100)]
 
     assert weights == sorted(weights, reverse=True)
     assert weights[0] < 1
     assert weights[-1] < 0.05
+    assert [weight(2, each_s) for each_s in (0, 1, 10)] == [
+        0.222,
+        0.506,
+        0.703,
+    ]  # without age: .667, .670, .703
 
 
 def test_a_backlog_is_done_in_time_and_of_an_endpoint_that_is_not_there_there_is_none() -> None:

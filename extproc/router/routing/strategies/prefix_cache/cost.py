@@ -36,7 +36,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import inf
+from math import exp, inf
 from operator import attrgetter
 from typing import Final
 
@@ -87,6 +87,8 @@ class Backlogs:
 
 
 _KEEP: Final = 3.0
+_NEW: Final = 2 / 3
+_NEW_S: Final = 2.0
 _BUSY: Final = 0.02
 
 # Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of 1,000.
@@ -180,7 +182,9 @@ class CostModel:
         for blocks in index.forks(chain.hashes, matched):
             stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
             uses = index.uses(fork, now) * index.life_s(now)
-            stretches.append(Stretch(start, stop, 1 / (1 + uses / (index.copies(fork) + 1))))
+            weight = 1 / (1 + uses / (index.copies(fork) + 1))
+            newness = exp(min(0.0, index.since(fork) - now) / _NEW_S)
+            stretches.append(Stretch(start, stop, weight * (1 - _NEW * newness)))
             start = stop
         stretches.append(Stretch(start, chain.size, 1.0))
         return stretches
