@@ -57,6 +57,18 @@ def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -
     assert (tmp_path / "out" / "least_load-1" / "vllm.json").exists()
 
 
+@pytest.mark.slow
+def test_ab_excuses_the_client_as_run_does(null_server: int, tmp_path: Path) -> None:
+    ab = {"arms": ["random", "least_load"], "command": ["true"], "flush": [], "repeats": 1, "tolerance": 10}
+    spec = write_spec(tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab, limits={"lag-p99": 1e-9})
+    bad, allowed = (
+        CliRunner().invoke(bench, ["ab", spec, *flag]) for flag in ([], ["--allow-client-limited"])
+    )
+
+    assert (bad.exit_code, allowed.exit_code) == (3, 0), allowed.output
+    assert "invalid: client-limited" in allowed.stderr
+
+
 def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(null_server: int, tmp_path: Path) -> None:
     result = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]})
 

@@ -16,6 +16,7 @@ from extproc.bench.experiments.compare import compare, comparison_html, comparis
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
+from extproc.bench.judge.verdict import CLIENT_LIMITED
 from extproc.bench.progress import Pace, run_until_signal
 from extproc.bench.published.sweep_table import gather, sweep_html, sweep_markdown
 from extproc.bench.published.tables import read_published, write_rows
@@ -158,7 +159,7 @@ def _read_reports(path: Path) -> list[report.Report]:
 @click.option("--rate", type=parse_rate, metavar="RATE", help="With --url: requests per second.")
 @click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: of each run, such as 60s.")
 @click.option("--output", type=FOLDER, help="Folder for the comparison and every run's reports.")
-@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
+@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @display_options
 def ab(
     *,
@@ -185,21 +186,17 @@ def ab(
         return await run_ab(spec, run, output, board=on, stop=stop)
 
     compared = summarise_trials(_run_all(board, Pace(count_runs(spec.ab)), work, quiet=quiet), spec.ab)
-    click.echo(ab_markdown(compared), nl=False)
-    texts = {
-        "ab.json": report.encode_report(compared).decode(),
-        "ab.html": ab_html(compared),
-        "ab.md": ab_markdown(compared),
-    }
-    _write(output, texts)
-    _end(compared.faults, compared.remarks, brief=brief, allow_faults=allow_client_limited)
+    text, page = ab_markdown(compared), ab_html(compared)
+    click.echo(text, nl=False)
+    _write(output, {"ab.json": report.encode_report(compared).decode(), "ab.html": page, "ab.md": text})
+    _end(compared.faults, compared.remarks, brief=brief, allow_client_limited=allow_client_limited)
 
 
 @click.command("sweep")
 @click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
 @click.option("--output", type=FOLDER, required=True, help="Folder that keeps what is done, and the page.")
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
-@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
+@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @display_options
 def sweep_command(
     *,
@@ -244,7 +241,9 @@ def sweep_command(
         {"sweep.html": sweep_html(done), "sweep.csv": write_rows(cells), "sweep.md": sweep_markdown(done)},
     )
     good, bad = "every run is valid", "the sweep does not hold as a whole"
-    _end(done.faults, done.remarks, brief=brief, allow_faults=allow_client_limited, good=good, bad=bad)
+    _end(
+        done.faults, done.remarks, brief=brief, allow_client_limited=allow_client_limited, good=good, bad=bad
+    )
 
 
 def _run_all(
@@ -346,12 +345,14 @@ def _end(
     *,
     brief: Path | None = None,
     figures: Mapping[str, float | None] = MappingProxyType({}),
-    allow_faults: bool = False,
+    allow_client_limited: bool = False,
     good: str = "comparable",
     bad: str = "not comparable",
 ) -> None:
     """Says whether an experiment holds, on the terminal and to a program, and by the exit status."""
     write_brief(brief, build_brief(bad if faults else good, not faults, faults, remarks, figures))
     print_faults(faults, remarks, Console(stderr=True), good=good, bad=bad)
-    if faults and not allow_faults:
+    told = f"invalid: {CLIENT_LIMITED}"
+    is_excused = all(told in fault and f"{told}," not in fault for fault in faults)
+    if faults and not (allow_client_limited and is_excused):
         sys.exit(NOT_COMPARABLE)

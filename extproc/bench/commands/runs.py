@@ -125,8 +125,8 @@ def run_command(
 ) -> None:
     """Run a benchmark.
 
-    Exit 3 if the result does not hold, 4 if it misses a threshold. A first Ctrl-C or SIGTERM ends the run
-    early and reports what was done, marked as partial. A part of a run makes no report: `bench report` does.
+    Exit 2 if it cannot be done, 3 if the result does not hold, 4 if it misses a threshold. A first Ctrl-C or
+    SIGTERM ends it early and reports what was done, as partial. Of a part `bench report` makes the report.
     """
     spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration, trace)
     if part is None and start_at is not None:
