@@ -141,6 +141,20 @@ def list_errors(error: ValidationError) -> list[ErrorDetails]:
     return [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
 
 
+# What a text should look like, in an operator's words, by the pattern that says it to programs.
+_FORMS: Final = {
+    r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$": "is no name: up to 63 letters, digits, "
+    "dots, _ and -; a letter or a digit first and last",
+    r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$": "is no address: HOST:PORT, :PORT or unix:/PATH",
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "is no object's name: small letters, digits, dots, -",
+    r"^[a-z0-9][a-z0-9_-]*$": "is no header's name: small letters, digits, - and _",
+    r"^[A-Za-z0-9._-]+:\d{1,5}$": "is not HOST:PORT",
+    r"^/[^\s#]*$": "is no path: it begins with /, without spaces",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "is no variable's name",
+    r"^(nats|tls)://[^\s@/]+$": "is no address: nats://HOST:PORT or tls://HOST:PORT",
+}
+
+
 # What pydantic says of limits: "Input should be greater than 0", "List should have at least 1 item".
 _MUST: Final = re.compile(r"^(?:Input|String|List|Dictionary|Tuple) should (be|have)")
 
@@ -159,7 +173,8 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
         case "missing":
             why = "is missing"
         case "string_pattern_mismatch":
-            why = f"{fault['input']!r} does not match {given['pattern']}"
+            form = _FORMS.get(given["pattern"], f"does not match {given['pattern']}")
+            why = f"{fault['input']!r} {form}"
         case "union_tag_invalid":
             choices = given["expected_tags"].replace("'", "")
             nearest = _suggest(given["tag"], choices.split(", "))
@@ -167,7 +182,8 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
         case "union_tag_not_found":
             why = "its name is missing"
         case "literal_error":
-            why = f"{fault['input']!r} is none of {given['expected']}"
+            choices = given["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            why = f"{fault['input']!r} is none of {given['expected']}{_suggest(str(fault['input']), choices)}"
         case kind if expected and kind.endswith("_type"):
             why = f"expected {expected}"
     return f"{place}: {why}"
@@ -189,6 +205,14 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._where = where
         self.repeats: list[Fault] = []
+        self._place: list[str] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # `index` is a key's node, or a number; of a key itself and of the root it is nothing.
+        self._place.append(str(getattr(index, "value", "" if index is None else index)))
+        node = super().compose_node(parent, index)
+        self._place.pop()
+        return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -196,7 +220,8 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             line, name = key.start_mark.line + 1, (key.tag, str(key.value))
             if name in lines:
-                text = f"{self._where}:{line}: {key.value} is given twice (line {lines[name]})"
+                place = ".".join([*filter(None, self._place), str(key.value)])
+                text = f"{self._where}:{line}: {place} is given twice (line {lines[name]})"
                 self.repeats.append((line, text))
             lines.setdefault(name, line)
         return node

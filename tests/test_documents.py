@@ -22,10 +22,10 @@ BAD = {
     "a control character": (b"a: 1\nb: \x07\n", "2: not YAML: special characters are not allowed"),
     "deep": (b"[" * 100_000, "1: nested too deeply"),
     "deep mappings": (b"{a: " * 10_000, "1: nested too deeply"),
-    "a key given twice": (b"a: 1\nb: {c: 1,\n c: 2}\n", "3: c is given twice (line 2)"),
+    "a key given twice": (b"a: 1\nb: {c: 1,\n c: 2}\n", "3: b.c is given twice (line 2)"),
     "two keys given twice": (
         b"a: 1\na:\n b: 1\n b: 2\n",
-        "2: a is given twice (line 1)\nf.yaml:4: b is given",
+        "2: a is given twice (line 1)\nf.yaml:4: a.b is given",
     ),
     "unfinished": (b"a: 1\nb: [1,\n", "3: not YAML: while parsing a flow node"),
     "two documents": (b"a: 1\n---\nb: 2\n", "2: not YAML: expected a single document in the stream"),

@@ -1,4 +1,4 @@
-"""What the service costs at the sizes that other routers published: docs/why/results.md has the table.
+"""What the service costs at the sizes that other routers published: docs/why/performance.md has the table.
 
 A hundred endpoints. Through Envoy with the shipped file, its access logs included, and nothing but defaults,
 beside the same Envoy that asks nobody and writes no log; before that, nobody asks at all. Every prompt is new

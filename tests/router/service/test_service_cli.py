@@ -105,7 +105,7 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
         f"{path}:3: server.tls.certificate: /nowhere/tls.crt: {gone}",
         f"{path}:4: server.tls.key: /nowhere/tls.key: {gone}",
         f"{path}:7: pools.0.endpoints.file: {tmp_path}/missing.yaml: {gone}",
-        f"{path}:8: name is given twice (line 6)",
+        f"{path}:8: pools.0.name is given twice (line 6)",
         f"{path}:9: pools.1: no model leads to qwen: llama stands before it and takes any; {hint}",
         f"{path}:11: pools.1.endpoints.file: {empty}:1: top level: expected a list",
         f"{path}:18: share.secret.env: there is no variable NO_SUCH_SECRET",
