@@ -47,7 +47,7 @@ pools:
   strategy:
     name: prefix_cache
     engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` finds out
-    gateways: 2  # as many as the Deployment has replicas
+    gateways: 2  # replicas that share no picks; behind an autoscaler its minReplicas
 """
 _READ: Final = "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
 _KUSTOMIZATION: Final = """\
@@ -93,13 +93,21 @@ _WRITTEN: Final = """Written: {output}/
   manifests/          what these two change
 {joining}
 Run:
-  kubectl apply -k {output}
+{image_steps}  kubectl apply -k {output}
   kubectl -n {namespace} rollout status deployment/extproc
   kubectl {forward}
 
 Check:
   kubectl -n {namespace} get pods
   curl -i {request}
+"""
+# Nothing is published: without these steps the Pods could not start.
+_BUILDING: Final = """\
+  make image IMAGE={image}  # in the checkout; your cluster has to be able to pull it
+  docker push {image}
+"""
+_NAMING: Final = """\
+  write into {output}/kustomization.yaml, with your registry: newName: REGISTRY/extproc-router
 """
 _JOINING: Final = """
 Three files join a Gateway of Envoy Gateway to it. Write your Gateway's name into the first two, and uncomment
@@ -160,12 +168,16 @@ class KubernetesFolder:
         """What was written, what to run next, and what to look at then."""
         is_joint = self.gateway == "existing"
         body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}]}
+        image = self.image or f"REGISTRY/extproc-router:{__version__}"
+        building = "" if "@" in image else _BUILDING.format(image=image)
+        naming = "" if self.image else _NAMING.format(output=quote(str(self.output)))
         return _WRITTEN.format(
             output=quote(str(self.output)),
             service=self.service,
             target_port=self.target_port,
             namespace=self.namespace,
-            image=self.image or "extproc-router: none was given, `make image` builds one",
+            image=self.image or "extproc-router, without a registry: none was given (--image)",
+            image_steps=building + naming,
             joining=_JOINING if is_joint else "",
             forward=_FORWARD[self.gateway].format(namespace=self.namespace),
             request="http://127.0.0.1:9090/readyz" if is_joint else _REQUEST + quote(json.dumps(body)),

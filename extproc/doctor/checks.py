@@ -172,7 +172,7 @@ def replicas(evidence: Evidence) -> Iterator[Finding]:
     for pool, settings in _by_prefix_cache(evidence) if count > 1 else ():
         share = evidence.running(pool).share
         if evidence.settings.share is None:
-            rule = "not_shared_told" if settings.gateways == count else "not_shared"
+            rule = "not_shared_told" if (settings.gateways or 1) > 1 else "not_shared"
             seen = (
                 f"{count} replicas do not share their picks; pool {pool.name}: gateways {settings.gateways}"
             )

@@ -71,7 +71,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $strategy = merge $strategy (dict "name" "prefix_cache") -}}
 {{- if eq $strategy.name "prefix_cache" -}}
 {{- $strategy = merge $strategy (dict "engine" "l4-llama8b-fp8") -}}
-{{- if not $epp.autoscaling.enabled }}{{ $strategy = merge $strategy (dict "gateways" (int $epp.replicas)) }}{{ end -}}
+{{- $strategy = merge $strategy (dict "gateways" (int (ternary $epp.autoscaling.minReplicas $epp.replicas $epp.autoscaling.enabled))) -}}
 {{- end }}{{ $_ := set $pool "strategy" $strategy }}{{ end -}}
 {{ toYaml (dict "pools" (list $pool)) }}
 {{- end -}}

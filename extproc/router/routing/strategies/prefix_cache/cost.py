@@ -76,8 +76,14 @@ class Backlogs:
         self._done_at = dict.fromkeys(self._done_at, -inf)
 
     def ms(self, name: str, now: float) -> float:
-        done_at = self._done_at.get(name, now)
-        return (done_at - now) * _DRAIN_MS if done_at > now else 0.0
+        return max(0.0, self._done_at.get(name, -inf) - now) * _DRAIN_MS
+
+    def of(self, names: Iterable[str], now: float) -> dict[str, float]:
+        """As `ms`, by name."""
+        done_at = self._done_at
+        return {
+            name: (at - now) * _DRAIN_MS if (at := done_at.get(name, now)) > now else 0.0 for name in names
+        }
 
 
 _KEEP: Final = 3.0
@@ -99,8 +105,7 @@ class Stretch(Struct, frozen=True):
 
     def missing(self, reach: int) -> float:
         """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
-        start = max(reach, self.start)
-        return self.weight * (self.stop - start) if self.stop > start else 0.0
+        return self.weight * max(0, self.stop - max(self.start, reach))
 
 
 class _Request(Struct, frozen=True):
@@ -145,7 +150,7 @@ class CostModel:
         Where `count` is 1, and one is cheapest for sure, that one alone.
         """
         request = self._see(chain, candidates)
-        sure = self._sure(request) if count == 1 and request.matched else None
+        sure = self._sure(request) if count == 1 else None
         if sure is not None:
             return [sure]
         warmest = self._warmest(request)
@@ -164,10 +169,7 @@ class CostModel:
         return _Request(chain, candidates, now, matched, stretches, homes, busy, {})
 
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
-        gateways = self._gateways
-        if gateways.is_alone and not gateways.is_cut:
-            return NO_HOMES
-        reach = chain.reach(matched)
+        reach, gateways = chain.reach(matched), self._gateways
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
             _, seen = next(self._index.holders(chain.hashes, matched))
             if len(seen) == 1:
@@ -191,7 +193,7 @@ class CostModel:
         """The one that holds most, if it costs less than the least that any other may cost."""
         chain, engine = request.chain, self._engine
         levels = self._index.holders(chain.hashes, request.matched)
-        _, holders = next(levels)
+        _, holders = next(levels, (0, ()))
         if len(holders) != 1 or request.homes is not NO_HOMES or engine.slow:
             return None
         row = self._row(holders[0].name, request)
@@ -222,26 +224,22 @@ class CostModel:
         missing = self._missing(reach, keep, request)
         if holding is not None:
             missing += holding.evicts(chain.size - reach, request.now)
-        self._weigh((name,), request)
+        if name not in request.waits:
+            self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
         waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
         return CostRow(name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home)
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
-        engine, waits, in_flight = self._engine, request.waits, request.candidates.in_flight
-        backlog_ms, now, per_request = self._backlogs.ms, request.now, engine.ms_per_request
+        engine, in_flight = self._engine, request.candidates.in_flight
         crowding = _uncrowded if engine.learner else self._index.crowding
-        has_more = engine.slow or engine.others_ms
-        for name in names:
-            if name in waits:
-                continue
-            ms = backlog_ms(name, now)
-            if count := in_flight(name):
-                ms += count * per_request * crowding(name)
-            if has_more:
-                ms = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
-            waits[name] = ms
+        backlogs, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
+        waits = {name: ms + in_flight(name) * per_request * crowding(name) for name, ms in backlogs.items()}
+        if engine.slow or engine.others_ms:
+            for name, ms in waits.items():
+                waits[name] = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
+        request.waits.update(waits)
 
     def _warmest(self, request: _Request) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""

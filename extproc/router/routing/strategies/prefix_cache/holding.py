@@ -46,9 +46,7 @@ class Holding:
     def depth(self, hashes: Sequence[int], matched: int) -> int:
         """How many blocks of a chain it holds, of the first `matched` ones. O(log matched)."""
         idle, pinned = self.idle, self.pinned
-        if matched and (hashes[matched - 1] in idle or hashes[matched - 1] in pinned):
-            return matched
-        low, high = 0, matched - 1
+        low, high = 0, matched
         while low < high:
             middle = (low + high) // 2
             if hashes[middle] in pinned or hashes[middle] in idle:
@@ -62,8 +60,8 @@ class Holding:
 
         That is all of them, unless a faulty peer sent blocks without those that lead to them.
         """
-        hashes, pinned = chain.hashes, self.pinned
-        first = 0
+        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        first = block = 0
         # A request pins a block and all that lead to it, so the pinned ones come first.
         for block in hashes[:blocks]:
             if block not in pinned:
@@ -71,11 +69,11 @@ class Holding:
             pinned[block] += 1
             first += 1
         try:
-            # Without a loop of our own, as in `unpin`: each request comes here.
-            deque(map(self.idle.__delitem__, hashes[first:blocks]), maxlen=0)
-        except KeyError as missing:
-            blocks = hashes.index(missing.args[0])
-        pinned.update(dict.fromkeys(hashes[first:blocks], 1))
+            for block in hashes[first:blocks]:
+                del idle[block]
+                pinned[block] = 1
+        except KeyError:
+            blocks = hashes.index(block)
         moved = chain.bytes_between(first, blocks)
         self.idle_bytes -= moved
         self.pinned_bytes += moved
@@ -92,18 +90,16 @@ class Holding:
         return size * exp(-age_s / _EVICT_S)
 
     def unpin(self, chain: Chain, blocks: int, now: float) -> None:
-        hashes, pinned = chain.hashes, self.pinned
-        first = 0
-        # Those that no other request pins stand last.
-        for block in hashes[:blocks]:
-            if pinned[block] == 1:
-                break
-            pinned[block] -= 1
-            first += 1
-        own = hashes[first:blocks]
-        deque(map(pinned.__delitem__, own), maxlen=0)
-        # The tail first: it is evicted before the head.
-        self.idle.update(dict.fromkeys(reversed(own), now))
+        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        first = blocks
+        # The tail first: it is evicted before the head. Those that no other request pins stand last.
+        for block in reversed(hashes[:blocks]):
+            if pinned[block] > 1:
+                pinned[block] -= 1
+            else:
+                del pinned[block]
+                idle[block] = now
+                first -= 1
         moved = chain.bytes_between(first, blocks)
         self.pinned_bytes -= moved
         self.idle_bytes += moved

@@ -88,8 +88,8 @@ class PrefixCacheSettings(StrategySettings):
     """Tokens in an endpoint's KV cache, as vLLM says when it starts; omitted: the engine's. `signals` correct
     it. Too few costs hits; too many costs agents with long contexts most."""
     gateways: int | None = Field(default=None, ge=1, le=1_000)
-    """How many of these services serve the pool without sharing their picks: with more than one,
-    conversations have homes. Omitted: estimated from the turns of conversations."""
+    """How many of these services serve the pool without sharing their picks, the least number behind an
+    autoscaler: with more than one, conversations have homes. Omitted: estimated from their turns."""
     shed_cold: bool = False
     """Answer new conversations with 429, as many as necessary, where those that go on outgrow the caches:
     else none of them finds anything there. For one gateway, or several that share their picks (`share`)."""
@@ -198,7 +198,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         self.gateways.take(chain, found)
         if self._shedding is not None and chain.answered:
             self._shedding.take(chain.answered, found)
-        taken = self.index.take(holding, chain, now, matched)
+        taken = self.index.take(holding, chain, now)
         to_do = chain.size - chain.reach(taken.had)
         start = _Start(taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do)
         self._backlogs.add(holding.name, to_do * self.engine.ms_per_byte, now)
@@ -266,12 +266,10 @@ class _CacheReading(Reading):
 
     def choose(self, candidates: Candidates, count: int, /) -> Choice:
         self.costs = rows = self._strategy.costs(self._chain, candidates, count)
-        self._why, self._first = self._reason(rows), rows[0]
-        if count == 1:
-            return Choice((rows[0].endpoint,), self._why)
         names = [row.endpoint for row in rows[:count]]
         if len(names) < min(count, len(candidates)):
             names = self._strategy.fill(names, candidates, count)
+        self._why, self._first = self._reason(rows), rows[0]
         return Choice(tuple(names), self._why)
 
     def explain(self, candidates: Candidates, /) -> dict[str, object]:
@@ -279,8 +277,7 @@ class _CacheReading(Reading):
 
     def taken(self, endpoint: str, /) -> None:
         self.costs = ()
-        if self._holding is not None:
-            self._withdraw()
+        self._withdraw()
         index = self._strategy.index
         self._is_open = True
         self._holding = index.holding(endpoint)
@@ -330,7 +327,7 @@ class _CacheReading(Reading):
 
     def _reason(self, rows: Sequence[CostRow]) -> Reason:
         first, chain = rows[0], self._chain
-        best = first.blocks if len(rows) == 1 else max([row.blocks for row in rows])
+        best = max([row.blocks for row in rows])
         if first.blocks < best:
             return SPILL
         if chain.answered and first.match_bytes >= chain.answered:
