@@ -137,7 +137,7 @@ ONE_POOL: Final = Board(
             (
                 Panel(
                     "Answers that failed",
-                    "Share of each endpoint's: 5xx, no connection, broken off.",
+                    "Share of each endpoint's: 5xx, no connection, cut off.",
                     (Query(f"pool_endpoint:extproc_answers_failed:ratio_rate5m{{{POOLS}}}", "{{endpoint}}"),),
                     "percentunit",
                     doubtful=0.05,

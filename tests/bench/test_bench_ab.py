@@ -195,7 +195,7 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
 
 
 async def test_interrupted_comparison_says_how_far_it_came() -> None:
-    """The run that was broken off is kept, as a partial one, and is no trial; no run comes after it."""
+    """The run that was cut off is kept, as a partial one, and is no trial; no run comes after it."""
     world, between, kept = World(), World(), []
 
     async def run(seeded: Spec, title: str) -> RunResult:

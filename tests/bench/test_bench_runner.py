@@ -258,7 +258,7 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int
     bad, allowed = call("run", strict, "--quiet"), call("run", strict, "--allow-client-limited")
 
     assert (good.exit_code, bad.exit_code, allowed.exit_code) == (0, DOES_NOT_HOLD, 0), good.output
-    assert "20 asked, 20 completed, 0 failed, 0 broken off" in good.stdout
+    assert "20 asked, 20 completed, 0 failed, 0 cut off" in good.stdout
     assert "figures of the steady window" in good.stdout
     assert "Successful requests:                     20" in (output / "report.txt").read_text()
     assert "invalid: client-limited" in bad.stderr

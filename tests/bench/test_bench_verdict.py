@@ -125,7 +125,7 @@ def broken_off(run: RunResult) -> RunResult:
             without_cap(build_run(), Window(5.0, 7.0)),
             "short window: its 2.0 s are 4.0 times as long as a request",
         ),
-        (broken_off(build_run()), "20 requests were broken off when graceful-stop was over"),
+        (broken_off(build_run()), "20 requests were cut off when graceful-stop was over"),
         (with_info(build_run(), prompts=40), "40 prompts began again: 60% of the requests are repeats"),
         (
             with_info(build_run(), spec=build_spec(**{"max-concurrency": 50, "warm-up": 2})),

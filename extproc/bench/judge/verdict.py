@@ -277,7 +277,7 @@ def _find_surprises(result: RunResult) -> Iterator[str]:
         yield "warm-up and cool-down are not used: with a cap the schedule is a queue, measured as a whole"
     broken = sum(record.failure == INTERRUPTED for record in result.records)
     if broken and info.interrupted_s is None:
-        yield f"{broken:,} requests were broken off when graceful-stop was over"
+        yield f"{broken:,} requests were cut off when graceful-stop was over"
     spike, end_s = traffic.traffic_spike, max(info.schedule_s, default=0.0)
     if spike is not None and spike.covers(end_s):
         yield "the traffic spike lasted the whole run: it is the same as a higher req-rate"

@@ -130,7 +130,7 @@ class LoadGenerator:
             self._note_unsent()
 
     def stop(self) -> None:
-        """Ends the run now; what is in flight is broken off, what was not yet due is not sent."""
+        """Ends the run now; what is in flight is cut off, what was not yet due is not sent."""
         self._stopped_s = self._clock()
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time())

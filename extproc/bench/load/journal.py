@@ -161,7 +161,7 @@ def _finish(info: RunInfo, end: _End | None, records: Sequence[Record]) -> RunIn
 
 
 def find_end(records: Iterable[Record]) -> float:
-    """When the last request ended, those broken off included."""
+    """When the last request ended, those cut off included."""
     return max((record.end_s for record in records if record.end_s is not None), default=0.0)
 
 

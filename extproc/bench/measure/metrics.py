@@ -95,7 +95,7 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many requests, and what became of them. `unfinished` ones were broken off by the run's end."""
+    """How many requests, and what became of them. `unfinished` ones were cut off by the run's end."""
 
     offered: int
     sent: int

@@ -176,7 +176,7 @@ def _lines(said: Report) -> Iterator[str]:
     yield _line(
         "requests, whole run",
         f"{counts.offered:,} asked, {counts.completed:,} completed, {counts.failed:,} failed, "
-        f"{counts.unfinished:,} broken off",
+        f"{counts.unfinished:,} cut off",
     )
     for cause, count in counts.failures.items():
         yield _line("  failed", f"{cause} {count:,}")

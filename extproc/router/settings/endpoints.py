@@ -61,7 +61,8 @@ class _AddressSettings(OneOf):
     file: Annotated[str, Field(min_length=1)] | None = None
     """A watched YAML file: a list of {name, address, port}. Relative to the configuration file."""
     dns: HostPort | None = None
-    """`name:port`: every address the name resolves to, as of a headless Service."""
+    """`name:port`: every address the name resolves to, as of a headless Service. A name server is asked,
+    /etc/hosts is not read."""
 
     @field_validator("static")
     @classmethod

@@ -79,7 +79,7 @@ class PoolSettings(Section):
     fairness: bool = False
     """At `max_in_flight`, refuse who has more than its share first, and let the others in up to a quarter
     more; by `x-gateway-inference-fairness-id` (or `x-llm-d-…`). For gateways that write this header
-    themselves: a client that names itself anew has a new share."""
+    themselves: a client that changes its id gets a new share."""
     hold: HoldSettings | None = None
     """Hold requests of a full pool (`max_in_flight`), or of one without a ready endpoint, until there is
     room; `{}` for the defaults. Omitted: they are refused at once."""

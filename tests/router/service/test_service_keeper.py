@@ -66,7 +66,7 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
 
     assert caplog.messages == [
         "pool llama (no_service): Service default/vllm has no EndpointSlice",
-        "pool llama: no list for 0 s (file_invalid), none so far: endpoints.yaml: not YAML",
+        "pool llama: no list yet (file_invalid): endpoints.yaml: not YAML",
     ]
 
 
@@ -85,7 +85,7 @@ async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(caplog: pytes
             keeper.confirm()
 
     lines = [(record.levelno, record.getMessage()) for record in caplog.records]
-    first = "pool a: no list for 0 s (connection), none so far: no route"
+    first = "pool a: no list yet (connection): no route"
     assert lines[0] == (logging.WARNING, first)
     assert 9 <= len([line for level, line in lines if level == logging.WARNING]) <= 10
     assert 9 <= len([line for level, line in lines if level == logging.ERROR]) <= 10
