@@ -23,7 +23,7 @@ $(RUN_READY): pyproject.toml constraints.txt install.sh
 
 .PHONY: help
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: $(READY)  ## Make the virtual environment, with a real Envoy in it
@@ -33,11 +33,11 @@ run: $(RUN_READY)  ## Start Envoy, the service and four simulated vLLM endpoints
 	@PYTHONPATH=$(CURDIR) exec $(RUN)/bin/python envoy/run.py
 
 .PHONY: demo
-demo: $(RUN_READY)  ## The same with a small load, and keys: another strategy, an endpoint killed and back
+demo: $(RUN_READY)  ## The same under load, with keys: another strategy, kill an endpoint
 	@PYTHONPATH=$(CURDIR) exec $(RUN)/bin/python envoy/demo.py
 
 .PHONY: lock
-lock: $(READY)  ## Write constraints.txt: every version with the hashes of all its files, from PyPI; UPGRADE=--upgrade for newer ones
+lock: $(READY)  ## Write constraints.txt, with hashes; UPGRADE=--upgrade for newer versions
 	@$(BIN)/python -m pip install -qq --group tools
 	@printf 'pip\nsetuptools>=77\n' | $(BIN)/uv pip compile pyproject.toml - --all-extras --group dev --group tools --group docs --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --no-emit-index-url --quiet $(UPGRADE) --output-file constraints.txt >/dev/null
@@ -47,11 +47,11 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' extproc/__init__.py)
 IMAGE_ARGS = $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 
 .PHONY: image
-image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,events,operator,tokenizers for the operator's
+image:  ## Build IMAGE; needs Docker. The operator's wants more EXTRAS (docs/how-to/kubernetes.md)
 	docker build $(IMAGE_ARGS) --tag $(IMAGE) .
 
 .PHONY: image-push
-image-push:  ## Build the image for amd64 and arm64 and push it as IMAGE; needs buildx, and to be logged in there
+image-push:  ## Build and push IMAGE for amd64 and arm64; needs buildx and a login
 	docker buildx inspect release >/dev/null 2>&1 || docker buildx create --name release
 	@mkdir -p build
 	docker buildx build --builder release --platform linux/amd64,linux/arm64 $(IMAGE_ARGS) --metadata-file build/image.json --push --tag $(IMAGE) .
@@ -94,15 +94,15 @@ sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment
 	@rm -rf build/sbom build/cyclonedx && echo build/sbom.json
 
 .PHONY: test
-test: $(READY)  ## The gate: lint, types, layers, generated files and all quick tests, in about six minutes
+test: $(READY)  ## The gate: `make check` and all quick tests, about six minutes
 	@$(BIN)/python -m tests.gate
 
 .PHONY: test-slow
-test-slow: $(READY)  ## The rest: other Envoys' modes, foreign clients, browsers, NATS, Prometheus, faults, many examples
+test-slow: $(READY)  ## The rest: foreign clients, browsers, NATS, Prometheus, faults
 	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" $(PYTEST_ARGS)
 
 .PHONY: unit
-unit: $(READY)  ## One room's tests: make unit PYTEST_ARGS=tests/router/wire
+unit: $(READY)  ## One package's tests: make unit PYTEST_ARGS=tests/router/wire
 	@$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses 2 --dist loadgroup -m "not slow" --ignore tests/slow)
 
 .PHONY: check
@@ -112,16 +112,16 @@ check: lint types layers generated-check  ## Lint, types, layers, generated file
 generated-check: protos-check monitoring-check crd-check
 
 .PHONY: lint
-lint: $(READY)
+lint: $(READY)  ## Format and lint, without a change
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 
 .PHONY: types
-types: $(READY)
+types: $(READY)  ## mypy, all of it
 	$(BIN)/mypy
 
 .PHONY: layers
-layers: $(READY)
+layers: $(READY)  ## Who may import whom (contracts.toml)
 	@for contracts in extproc/contracts.toml extproc/*/contracts.toml; do $(BIN)/lint-imports --no-cache --config $$contracts || exit 1; done
 
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
@@ -191,19 +191,19 @@ bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside i
 	$(BIN)/python -m tests.benchmarks --out build/bench seed
 
 .PHONY: bench-cost
-bench-cost: $(READY)  ## CPU, memory and latency of the service at the sizes that other routers published (5 minutes)
+bench-cost: $(READY)  ## CPU, memory and latency at other routers' published sizes (5 minutes)
 	$(BIN)/python -m tests.benchmarks --out build/bench cost
 
 .PHONY: bench-events
-bench-events: $(READY)  ## What hearing KV events costs, and how long a flood of them holds up picks (4 minutes)
+bench-events: $(READY)  ## What hearing KV events costs, and a flood of them (4 minutes)
 	$(BIN)/python -m tests.benchmarks --out build/bench events
 
 .PHONY: bench-gateways
-bench-gateways: $(READY)  ## One gateway, two that share their picks, two that do not: real Envoys, hit rate and TTFT
+bench-gateways: $(READY)  ## One gateway, two that share picks, two that do not: hits and TTFT
 	$(BIN)/python -m tests.benchmarks --out build/bench gateways
 
 .PHONY: test-vllm
-test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
+test-vllm: $(READY)  ## Compare the simulated vLLM with a real one, set up in .vllm/ (4 GB)
 	$(BIN)/python tests/slow/real/install.py .vllm
 	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/slow/real
 
@@ -212,7 +212,7 @@ test-envoys: $(READY)  ## Run on every supported Envoy what versions might do di
 	$(BIN)/python tests/slow/stack/envoys.py $(ENVOYS)
 
 .PHONY: test-compose
-test-compose: $(READY)  ## Build the image, run the composed stack and break its parts under load; needs a Docker engine, or root to start one
+test-compose: $(READY)  ## Break the parts of a composed stack under load; needs Docker, or root
 	$(BIN)/python -m pytest -s -m slow tests/slow/compose
 
 .PHONY: fuzz
@@ -226,7 +226,7 @@ fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded convers
 	$(BIN)/python -m tests.slow.fuzz.fuzz --target blocks --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
 
 .PHONY: soak
-soak: $(READY)  ## Two gateways that share their picks under load and faults for MINUTES; does all add up, is memory flat?
+soak: $(READY)  ## Gateways that share picks, under load and faults for MINUTES
 	$(BIN)/python -m tests.slow.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1) --carrier $(or $(CARRIER),nats)
 
 .PHONY: clean
