@@ -35,8 +35,7 @@ def test_measure_follows_its_definition() -> None:
         ("e2e", {"end_s": None}),
         ("tpot", {"output_tokens": 1}),
         ("tpot", {"chunk_s": [4.0]}),
-        ("ntpot", {"output_tokens": 0}),
-        ("time_per_token", {"output_tokens": 0}),
+        *((name, {"output_tokens": 0}) for name in ("ntpot", "time_per_token")),
         ("lag", {"started_s": None}),
     ],
 )

@@ -29,10 +29,18 @@ def told(*messages: tuple[int, bytes]) -> EventLog:
         ([stored(5), stored(70, **CPU), removed(3, **CPU), stored(9, **GROUP), removed(1, **GROUP)], 80),
         ([stored(5), {"type": "NewInAnotherRelease", "block_hashes": [1]}], 80),
         ([stored(2, session_id="x", block_hashes=[None, {"a": 1}])], 32),
+        ([stored(3, block_hashes=[5, 5, -1.5], parent_block_hash=5), stored(1, parent_block_hash=[{}])], 64),
     ],
 )
 def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens: int) -> None:
     assert told((0, payload(*events))).cached_tokens == tokens
+
+
+def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> None:
+    blocks, clocks = stored(0, block_hashes=[None] * 200_000), (0.0, float("nan"), float("-inf"), 1e300, -5.0)
+    messages = [msgspec.msgpack.encode([clock, [blocks], 0]) for clock in clocks * 10]
+
+    assert told(*enumerate(messages)).cached_tokens == 10_000_000 * 16
 
 
 def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:

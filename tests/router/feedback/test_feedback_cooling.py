@@ -51,15 +51,8 @@ class Bench:
 @table(
     ("story", "cools"),
     [
-        ("ff", False),
-        ("fff", True),
-        ("ffa" * 10, False),
-        ("flflf", True),
-        ("ffuf", True),
-        ("a" * 100, False),
-        ("b" * 100, False),
-        ("u" * 100, False),
-        ("xaxxx", True),
+        *((story, True) for story in ("fff", "flflf", "ffuf", "xaxxx")),
+        *((story, False) for story in ("ff", "ffa" * 10, "a" * 100, "b" * 100, "u" * 100)),
     ],
 )
 def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(story: str, cools: bool) -> None:

@@ -21,14 +21,8 @@ from tests.hostile import CHAT, HONEST, HOSTILE, Body, content
 from tests.tables import table
 
 PATHS = [
-    CHAT,
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/score",
-    "/v1/systemone",
-    "/invocations",
-    "/x",
+    *(CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/score", "/v1/systemone"),
+    *("/invocations", "/x"),
 ]
 WHOLE = replace(LIMITS, small_bytes=1 << 40)
 LARGE = replace(LIMITS, small_bytes=0)

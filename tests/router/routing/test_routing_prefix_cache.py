@@ -212,6 +212,17 @@ def test_an_endpoint_that_went_or_began_anew_is_cold(event: str, reason: Reason)
     assert fleet.pick(*said).reason is reason
 
 
+def test_a_process_whose_start_was_heard_keeps_what_it_read_since() -> None:
+    fleet, said = Fleet("a"), (words("Why?", 1_000), "Because.", "How?")
+    for started_s in (1e9, 2e9):
+        sense(fleet, "a", replace(SAID, kv_tokens=84_000, started_s=started_s))
+        fleet.strategy.forget_cache("a", keeps_open=True)
+        assert fleet.visit(*said[:1]).reason is COLD
+    sense(fleet, "a", replace(SAID, kv_tokens=84_000, started_s=3e9))
+
+    assert fleet.pick(*said).reason is SESSION
+
+
 @table("is_open", [False, True])
 @table(("status", "is_known"), [(200, True), (400, True), (503, False), (None, True)])
 def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known: bool, is_open: bool) -> None:

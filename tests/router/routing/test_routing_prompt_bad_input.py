@@ -12,14 +12,8 @@ from tests.tables import table
 
 CHAT = "/v1/chat/completions"
 PATHS = [
-    CHAT,
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/score",
-    "/v1/audio/translations",
-    "/x",
-    "",
+    *(CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/score", "/v1/audio/translations"),
+    *("/x", ""),
 ]
 CONTENT_TYPES = ["application/json", "multipart/form-data; boundary=X", "multipart/form-data", ""]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

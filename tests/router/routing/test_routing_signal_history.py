@@ -109,13 +109,18 @@ def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
     ],
 )
 @table("was_away", [False, True])
-def test_one_that_began_anew_lost_all(later: EndpointSignals, is_lost: bool, was_away: bool) -> None:
-    sense = SignalHistory()
-    assert [sense.take(FIRST).is_lost for _ in range(2)] == [False, False]
-    if was_away:
-        sense.miss()
+def test_one_that_began_anew_lost_all_unless_that_is_known(
+    later: EndpointSignals, is_lost: bool, was_away: bool
+) -> None:
+    for is_known in (False, True):
+        sense = SignalHistory()
+        assert [sense.take(FIRST).is_lost for _ in range(2)] == [False, False]
+        sense.is_emptied = is_known
+        if was_away:
+            sense.miss()
 
-    assert [sense.take(later).is_lost for _ in range(2)] == [is_lost, False]
+        assert [sense.take(later).is_lost for _ in range(2)] == [is_lost and not is_known, False]
+        assert sense.take(replace(later, started_s=2e9)).is_lost
 
 
 @table(

@@ -4,6 +4,7 @@ The tokenizer is a byte-level BPE trained on the standard library's sources: tex
 """
 
 import json
+import shutil
 import sysconfig
 from pathlib import Path
 from sys import argv
@@ -14,29 +15,14 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-VOCABULARY = 2000
+CONFIG = Path(__file__).with_name("config.json")
+VOCABULARY = json.loads(CONFIG.read_text())["vocab_size"]
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 # What `extproc/simulator/http/apis/fields.py` renders, so that both servers read the same tokens.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "float32",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "head_dim": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "eos_token_id": 1,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
 
 
 def train_tokenizer() -> Tokenizer:
@@ -57,7 +43,7 @@ def train_tokenizer() -> Tokenizer:
 def main() -> None:
     directory = Path(argv[1])
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    shutil.copy(CONFIG, directory)
     train_tokenizer().save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

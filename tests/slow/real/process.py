@@ -1,6 +1,7 @@
 """A real vLLM server as a child process."""
 
 import os
+import random
 import signal
 import subprocess
 import time
@@ -31,6 +32,30 @@ ENVIRONMENT = {
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # as the simulator does
     "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
 }
+
+
+class Talks:
+    """Interleaved conversations that share system prompts, of which the `latest` so many go on.
+
+    The models' own answers become part of them: three tokens each, for what random weights say does not
+    become the same tokens when it is read again.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.latest, self.rng = 8, random.Random(seed)
+        self._systems = [self.write(20, 400) for _ in range(6)]
+        self._talks: list[list[dict[str, str]]] = []
+
+    def ask(self) -> list[dict[str, str]]:
+        """A conversation, new or old, with one more question."""
+        if is_new := self.rng.random() < 0.3 or not self._talks:
+            self._talks.append([{"role": "system", "content": self.rng.choice(self._systems)}])
+        talk = self._talks[-1] if is_new else self.rng.choice(self._talks[-self.latest :])
+        talk.append({"role": "user", "content": self.write(5, 120)})
+        return talk
+
+    def write(self, least: int, most: int) -> str:
+        return " ".join(self.rng.choice(WORDS) for _ in range(self.rng.randint(least, most)))
 
 
 @contextmanager

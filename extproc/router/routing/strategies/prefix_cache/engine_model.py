@@ -133,6 +133,11 @@ class EngineModel:
         waiting_there = foreign_requests(waiting, in_flight(), running, self._gateways.times)
         self.others_ms = {name: count * self._mean_ms for name, count in waiting_there.items()}
 
+    def note_emptied(self, endpoint: str) -> None:
+        """Its cache is empty, and was forgotten: metrics of a new process will be no news."""
+        if endpoint in self._histories:
+            self._histories[endpoint].is_emptied = True
+
     def predict(self, endpoint: str, size: float, missing: float, reason: Reason) -> None:
         history, per_token = self._histories[endpoint], self.bytes_per_token
         cached = (size - missing) / per_token

@@ -15,7 +15,7 @@ Nothing here decides. Time comes in as an argument.
 #   and that costs more (measured: a quarter too small, 24 % more time to the first token; half, five times).
 #   So blocks of open requests never take all the room: a tenth of it is always the others'.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import exp, inf, log1p
 from typing import Final
 
@@ -97,12 +97,16 @@ class PrefixIndex:
         """Forgets what an endpoint holds: it did, too. `keeps_open`: but for what open requests take."""
         holding = self._holdings.get(name)
         if holding is not None and keeps_open:
-            for block in [*holding.idle]:
-                self._evict(holding, block)
+            self.evict(holding, holding.idle)
         elif holding is not None and len(holding):
             self._forget(holding)
             self._holdings[name] = Holding(name, holding.address, holding.capacity)
             self._measure()
+
+    def evict(self, holding: Holding, blocks: Iterable[int]) -> None:
+        """Forgets those of the blocks that an endpoint holds, but for what open requests take."""
+        for block in [*filter(holding.idle.__contains__, blocks)]:
+            self._evict(holding, block)
 
     def resize(self, name: str, capacity: int) -> None:
         """Takes the size of one endpoint's cache, in bytes of prompts."""
@@ -184,8 +188,7 @@ class PrefixIndex:
         had = holding.pin(chain, holding.depth(hashes, len(hashes)))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
-            for block in [*filter(holding.idle.__contains__, hashes[had:stop])]:
-                self._evict(holding, block)  # a faulty peer sent it without what leads to it
+            self.evict(holding, hashes[had:stop])  # a faulty peer sent them without what leads to them
             holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
             holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
             self._make_room(holding)

@@ -102,13 +102,17 @@ class SignalChange(Struct, frozen=True):
 
 
 class SignalHistory:
-    """The metrics of one endpoint over time. `waiting` is smoothed; `None` without a figure."""
+    """The metrics of one endpoint over time. `waiting` is smoothed; `None` without a figure.
+
+    `is_emptied`: that its cache was, was heard elsewhere since the last metrics came.
+    """
 
     __slots__ = (
         "_last",
         "_sized",
         "_was_sent",
         "_was_sized",
+        "is_emptied",
         "kv_tokens",
         "sent",
         "signals",
@@ -121,6 +125,7 @@ class SignalHistory:
         self.trust = Trust()
         self.signals: EndpointSignals | None = None
         self.waiting: float | None = None
+        self.is_emptied = False
         self.kv_tokens: int | None = None
         self._last = self._sized = EndpointSignals()
         self._was_sent = self._was_sized = SentTotals()
@@ -131,6 +136,7 @@ class SignalHistory:
 
     def take(self, signals: EndpointSignals) -> SignalChange:
         before, is_first = self._last, self._last == EndpointSignals()
+        is_known, self.is_emptied = self.is_emptied, False
         self.signals = self._last = signals
         self.kv_tokens = signals.kv_tokens or self.kv_tokens
         smoothed = signals.waiting if self.waiting is None else self.waiting
@@ -139,7 +145,7 @@ class SignalHistory:
         if is_first or not signals.is_after(before):
             self._sized = signals
             self._was_sent, self._was_sized = _copy(self.sent), _copy(self.sent)
-            return SignalChange(is_lost=not is_first)
+            return SignalChange(is_lost=not (is_first or is_known))
         return SignalChange(self._judge(before, signals), self._size(signals), _prefill(before, signals))
 
     def _judge(self, before: EndpointSignals, signals: EndpointSignals) -> bool:

@@ -155,6 +155,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
 
     def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
         self.index.lose(endpoint, keeps_open=keeps_open)
+        self.engine.note_emptied(endpoint)
 
     def set_peers(self, peers: PeerCounts, /) -> None:
         self.gateways.set_peers(peers, self._clock())
