@@ -253,17 +253,8 @@ def test_listener_hears_of_stored_blocks_with_parents_and_tokens() -> None:
 
 Names = TypeVar("Names", bound=Sized)
 
-TIGHT = Profile(
-    name="tight",
-    base_ms=10,
-    kv_us_per_ctx_token=500,
-    prefill_ms_per_token=1,
-    kv_tokens=80,
-    block_size=4,
-    max_num_batched_tokens=24,
-    max_num_seqs=5,
-    max_model_len=64,
-)
+TIGHT = replace(PROFILE, kv_us_per_ctx_token=500, prefill_ms_per_token=1, kv_tokens=80, max_model_len=64)
+TIGHT = replace(TIGHT, max_num_batched_tokens=24, max_num_seqs=5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_peers_are_no_strategies_of_the_service() -> None:
     assert not PEERS.keys() & STRATEGIES.kinds.keys()
 
 
-@table("name", [name for name in PEERS if name not in {"llmd_exact", "dynamo"}])
+@table("name", [name for name in PEERS if name not in {"llmd_exact", "dynamo", "oracle"}])
 def test_peer_keeps_a_prompt_where_it_was_until_that_is_gone_and_names_every_fallback_once(name: str) -> None:
     fleet = Fleet(peer(name))
     first = fleet.ask(essay("x"))
@@ -252,3 +252,16 @@ def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:
 
     assert fresh.failed == old.failed == 0
     assert fresh.ttft.mean_ms < old.ttft.mean_ms
+
+
+def test_oracle_goes_where_the_text_is_whoever_sent_it_there() -> None:
+    signals, text = Told(), essay("x", 8_000)
+    fleet = Fleet(peer("oracle", signals))
+    for place in "bca":
+        signals.said = {place: Signal(text=1.0)}
+        assert {fleet.ask(text) for _ in range(3)} == {place}
+    signals.said = {"b": Signal(text=0.5), "c": Signal(text=0.4)}
+
+    assert fleet.ask(text) == "b"
+    turn = planned(1, (100, 10), (200, 10)).turns[1]
+    assert [turn.text_share(tokens) for tokens in (0, 110, 500)] == [0, pytest.approx(0.55, abs=0.1), 1]

@@ -142,7 +142,7 @@ class MatrixCell:
     def _options(self, arm: FleetArm) -> Mapping[str, object]:
         """`prefix_cache` is configured with the workload's engine, unless the arm names another."""
         engine = self.profile_names[0]
-        if arm.strategy == "prefix_cache" and not self.profiles and engine in ENGINES:
+        if arm.strategy in {"prefix_cache", "oracle"} and not self.profiles and engine in ENGINES:
             return {"engine": engine, **arm.options}
         return arm.options
 

@@ -17,6 +17,7 @@ class Kind(StrEnum):
     CRASH = "crash"  # loses its requests and its cache at once
     FLUSH = "flush"  # drops every cached block that is not in use
     SLOW = "slow"  # takes `amount` times as long for every step
+    FOREIGN = "foreign"  # gets its part of the sessions that, `amount` of all, go past the gateways in turns
     RESTART = "restart"  # drains for `amount` seconds, loses what is left, comes back with an empty cache
 
 
@@ -107,6 +108,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         "churn": _churn,
         "restart": _one_by_one(Kind.RESTART),
         "flush": _one_by_one(Kind.FLUSH),
+        "foreign": lambda _endpoints, _start_s, _end_s: [FleetChange(0.0, Kind.FOREIGN, 0, 0.3)],
         "join": _join,
         "crash": _crash,
     }

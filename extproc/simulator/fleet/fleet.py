@@ -105,6 +105,8 @@ class _Fleet:
         self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
         self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
+        self._strangers = Routing("round_robin").build_gateways(self._ready, outsides[:1], scrapes[:1])
+        self._foreign = 0.0
         self._numbers = count(setup.endpoints)
         self._starting: list[int] = []
         self._draining: dict[str, Node] = {}
@@ -174,9 +176,13 @@ class _Fleet:
             self._watch(len(self._flights) / self._turns)
         if self._gateway_count > 1:
             flight.gateway = self._spread.randrange(self._gateway_count)
+        is_foreign = flight.session.owner % 10 < 10 * self._foreign
         try:
-            body = write_body(flight.plan) if self._gateways.needs_body else None
-            pick = self._gateways.pick(flight.gateway, body)
+            if is_foreign:
+                pick = self._strangers.pick(0, None)
+            else:
+                body = write_body(flight.plan) if self._gateways.needs_body else None
+                pick = self._gateways.pick(flight.gateway, body)
         except (NoEndpoint, Overloaded):
             flight.is_failed = True
             self._timeline.at(self._timeline.now, self._client.ended, flight)
@@ -210,6 +216,8 @@ class _Fleet:
                 self._nodes[endpoint.name].slow_down(change.amount)
             case Kind.FLUSH:
                 self._nodes[endpoint.name].forget()
+            case Kind.FOREIGN:
+                self._foreign = change.amount
             case Kind.JOIN:
                 self._join(change.endpoint)
             case _:
@@ -235,6 +243,7 @@ class _Fleet:
     def _tell_gateways(self, ready: list[Endpoint]) -> None:
         self._ready = ready
         self._gateways.replace(tuple(ready))
+        self._strangers.replace(tuple(ready))
         self._count_heads()
 
     def _let_go(self, name: str) -> None:

@@ -127,7 +127,8 @@ class Node:
         cached, shared = self._engine.cached_tokens(path, prompt)
         active = round(used * self._healthy.kv_tokens) + sum(self._queued.values()) + prompt - shared
         waiting, pending = len(self._queued), sum(self._missing.values())
-        return Signal(self.in_flight - waiting, waiting, used, prompt, cached, pending, active)
+        text = flight.plan.text_share(cached and cached + self._healthy.block_size)
+        return Signal(self.in_flight - waiting, waiting, used, prompt, cached, pending, active, text)
 
     def slow_down(self, factor: float) -> None:
         """Makes every step take `factor` times as long as a healthy endpoint's, from the next one on."""

@@ -46,6 +46,16 @@ class PlannedTurn(Struct, frozen=True):
     output_tokens: int
     think_s: float = 0.0
 
+    def text_share(self, tokens: int) -> float:
+        """The share of the prompt's characters that its first `tokens` tokens are."""
+        said = self.messages[:-1]
+        starts = accumulate((message.tokens for message in said), initial=0)
+        there = (
+            one.chars * min(1, max(0, tokens - at) / one.tokens)
+            for one, at in zip(said, starts, strict=False)
+        )
+        return sum(there) / sum(message.chars for message in said)
+
 
 class Transcript(Struct, frozen=True):
     """The messages of a prompt so far. `seed` makes the texts of two runs differ."""

@@ -96,38 +96,30 @@ class Strand:
         return NewText(text, usage, escape_json(self.echo), self.generation.job.prompt)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Answering:
     """Waits for a request's generations. Leave it by `close`, however it ends."""
 
-    def __init__(
-        self,
-        request: ApiRequest,
-        strands: Sequence[Strand],
-        wake: asyncio.Event,
-        driver: Driver,
-        *,
-        shows_cached: bool,
-    ) -> None:
-        self._request = request
-        self._strands = strands
-        self._wake = wake
-        self._driver = driver
-        self._shows_cached = shows_cached
+    request: ApiRequest
+    strands: Sequence[Strand]
+    wake: asyncio.Event
+    driver: Driver
+    shows_cached: bool
 
     def close(self) -> None:
         """Aborts what has not finished."""
-        for strand in self._strands:
-            self._driver.abort(strand.generation)
+        for strand in self.strands:
+            self.driver.abort(strand.generation)
 
     @property
     def is_finished(self) -> bool:
-        return all(strand.generation.is_finished for strand in self._strands)
+        return all(strand.generation.is_finished for strand in self.strands)
 
     async def collect(self) -> list[FinishedAnswer]:
         """Returns all answers when the last one is complete."""
         while not self.is_finished:
             await self._next()
-        return [FinishedAnswer(one.script.text, one.script.reason, one.echo) for one in self._strands]
+        return [FinishedAnswer(one.script.text, one.script.reason, one.echo) for one in self.strands]
 
     async def stream(self, frames: Frames) -> AsyncIterator[bytes]:
         """Yields what is ready to send after each step that brought this request something."""
@@ -143,7 +135,7 @@ class Answering:
                 yield ready
 
     def _frame(self, frames: Frames) -> Iterator[bytes]:
-        for index, strand in enumerate(self._strands):
+        for index, strand in enumerate(self.strands):
             generation = strand.generation
             if strand.sent == generation.emitted:
                 continue
@@ -154,19 +146,19 @@ class Answering:
                 yield frames.piece(index, new)
 
     async def _next(self) -> None:
-        await self._wake.wait()
-        self._wake.clear()
+        await self.wake.wait()
+        self.wake.clear()
 
     @property
     def usage(self) -> TokenUsage:
         """Tokens so far. Of several prompts vLLM reports the last one's cached tokens."""
-        last = self._strands[-1].generation
-        block_size = self._driver.engine.profile.block_size
+        last = self.strands[-1].generation
+        block_size = self.driver.engine.profile.block_size
         full_tokens = len(last.job.prompt) // block_size * block_size
         return TokenUsage(
-            prompt_tokens=self._request.prompt_tokens,
-            completion_tokens=sum(strand.generation.emitted for strand in self._strands),
-            cached_tokens=last.cached_tokens if self._shows_cached else None,
+            prompt_tokens=self.request.prompt_tokens,
+            completion_tokens=sum(strand.generation.emitted for strand in self.strands),
+            cached_tokens=last.cached_tokens if self.shows_cached else None,
             created_tokens=max(0, full_tokens - last.cached_tokens),
         )
 

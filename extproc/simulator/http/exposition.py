@@ -85,28 +85,21 @@ class EndpointReading:
     waiting_adapters: str = ""
 
 
+@dataclass(frozen=True, eq=False)
 class EndpointCollector(Collector):
     """Collects an endpoint's gauges and counters. `started_at` and `now()` are seconds since the epoch."""
 
-    def __init__(
-        self,
-        model: str,
-        profile: Profile,
-        read: Callable[[], EndpointReading],
-        started_at: float,
-        now: Callable[[], float],
-    ) -> None:
-        self._model = model
-        self._profile = profile
-        self._read = read
-        self._started_at = started_at
-        self._now = now
+    model: str
+    profile: Profile
+    read: Callable[[], EndpointReading]
+    started_at: float
+    now: Callable[[], float]
 
     def collect(self) -> Iterator[Metric]:
-        reading = self._read()
+        reading = self.read()
         yield from self._collect_gauges(reading)
         yield from self._collect_counters(reading)
-        yield self._info(self._profile)
+        yield self._info(self.profile)
         if reading.max_loras:
             yield self._adapters(reading)
 
@@ -143,7 +136,7 @@ class EndpointCollector(Collector):
         yield self._family(CounterMetricFamily, "request_success", reading.ended, "finished_reason")
         rejections = CounterMetricFamily("vllm:admission_rejections", _HELP, labels=["model_name", "reason"])
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            rejections.add_metric([self._model, reason], 0, created=self._started_at)
+            rejections.add_metric([self.model, reason], 0, created=self.started_at)
         yield rejections
 
     def _family(
@@ -157,9 +150,9 @@ class EndpointCollector(Collector):
         labels = ["model_name", "engine", *filter(None, [label])]
         family = kind(f"vllm:{name}", _HELP, labels=labels)
         for key, value in values.items() if isinstance(values, Mapping) else [("", values)]:
-            named = [self._model, "0", *filter(None, [key])]
+            named = [self.model, "0", *filter(None, [key])]
             if isinstance(family, CounterMetricFamily):
-                family.add_metric(named, value, created=self._started_at)
+                family.add_metric(named, value, created=self.started_at)
             else:
                 family.add_metric(named, value)
         return family
@@ -185,7 +178,7 @@ class EndpointCollector(Collector):
             labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
         )
         adapters = [str(reading.max_loras), reading.waiting_adapters, reading.running_adapters]
-        family.add_metric(adapters, self._now())
+        family.add_metric(adapters, self.now())
         return family
 
 

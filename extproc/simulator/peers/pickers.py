@@ -1,14 +1,18 @@
 """After GIE's, llm-d's, AIBrix's and Dynamo's routers, as of 2026. Each class says where its rule is."""
 
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Final
+from typing import Any, Final
+
+from msgspec import structs
 
 from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.balanced import LEAST_LOAD
-from extproc.router.routing.strategies.base import Candidates, Outside, Reason
-from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX
+from extproc.router.routing.strategies.base import Candidates, CostRow, Outside, Reason
+from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, PrefixCache
 from extproc.simulator.peers.signals import Signal, Signals
 from extproc.simulator.peers.whole import WholePrompt, hash_text
 
@@ -199,3 +203,23 @@ class Dynamo(WholePrompt[None]):
         }
         names.sort(key=costs.__getitem__)
         return names, PREFIX if signals[names[0]].cached else COLD
+
+
+class Oracle(PrefixCache):
+    """Our own rule, but what each cache has of a prompt is looked up before its pick, and not inferred."""
+
+    def __init__(self, outside: Outside, signals: Signals, **options: Any) -> None:
+        super().__init__(outside, **options)
+        self._signals = signals
+
+    def costs(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
+        for name in candidates.names:
+            holding = self.index.holding(name)
+            there = bisect_right(chain.reaches, self._signals.read(name).text * chain.size)
+            head = structs.replace(chain, hashes=chain.hashes[:there])
+            if holding is not None:
+                known = holding.depth(head.hashes, there)
+                self.index.evict(holding, chain.hashes[known:])
+                if known < there:
+                    self.index.apply_peer_pick(holding, head, self._clock(), is_new=False)
+        return super().costs(chain, candidates, count)

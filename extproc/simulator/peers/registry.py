@@ -11,7 +11,7 @@ from typing import Final
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.simulator.peers.pickers import AibrixPrefixCache, Dynamo, Gie, LlmdExact
+from extproc.simulator.peers.pickers import AibrixPrefixCache, Dynamo, Gie, LlmdExact, Oracle
 from extproc.simulator.peers.sglang import SglangCacheAware
 from extproc.simulator.peers.signals import Scrape
 
@@ -40,6 +40,7 @@ PEERS: Final[Mapping[str, Build]] = MappingProxyType(
         "sglang_cache_aware": _blind(SglangCacheAware),
         "aibrix": _blind(AibrixPrefixCache),
         "dynamo": _exact(Dynamo),
+        "oracle": _exact(Oracle),
     }
 )
 

@@ -12,7 +12,7 @@ class Signal(Struct, frozen=True):
 
     What no metric says is there for those that read without delay, in tokens: of the `prompt` that is routed
     `cached` ones are in the cache, `pending` ones of others are not prefilled yet, and with it `active` ones
-    would be in use.
+    would be in use. `text` is the share of its characters that is cached, to one block.
     """
 
     running: int = 0
@@ -22,6 +22,7 @@ class Signal(Struct, frozen=True):
     cached: int = 0
     pending: int = 0
     active: int = 0
+    text: float = 0.0
 
 
 class Signals(Protocol):

@@ -65,13 +65,10 @@ class Chat(Api):
 class ChatFrames:
     """Chunks of one stream; all but the text is encoded once."""
 
+    kind = "chat.completion.chunk"
+
     def __init__(self, head: AnswerHead, request: ApiRequest) -> None:
-        opening = {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "model": head.model,
-        }
+        opening = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
         self._head = b"data: " + orjson.dumps(opening)[:-1]
         self._answers = request.n
         self._prompt_tokens = request.prompt_tokens
@@ -142,15 +139,8 @@ def running_usage(usage: TokenUsage) -> bytes:
 
 
 def _describe(index: int, choice: FinishedAnswer) -> dict[str, Any]:
-    message = {
-        "role": "assistant",
-        "content": choice.text,
-        "refusal": None,
-        "annotations": None,
-        "audio": None,
-        "function_call": None,
-        "reasoning": None,
-    }
+    absent = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+    message = {"role": "assistant", "content": choice.text, **absent}
     return {
         "index": index,
         "message": message,

@@ -7,7 +7,7 @@ import orjson
 
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
 from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
-from extproc.simulator.http.apis.chat import running_usage
+from extproc.simulator.http.apis.chat import ChatFrames
 from extproc.simulator.http.apis.fields import SamplingFields, Token
 from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
@@ -62,14 +62,10 @@ class Completions(Api):
         }
 
 
-class CompletionFrames:
+class CompletionFrames(ChatFrames):
     """Chunks of one stream; all but the text is encoded once."""
 
-    def __init__(self, head: AnswerHead, request: ApiRequest) -> None:
-        opening = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
-        self._head = b"data: " + orjson.dumps(opening)[:-1]
-        self._wants_usage = request.wants_usage
-        self._wants_continuous_usage = request.wants_continuous_usage
+    kind = "text_completion"
 
     def opening(self) -> bytes:
         return b""
@@ -82,9 +78,6 @@ class CompletionFrames:
         if not self._wants_usage:
             end += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
         return self._frame(index, new, b'"%b"' % reason.encode(), end)
-
-    def _end(self, new: NewText) -> bytes:
-        return running_usage(new.usage) if self._wants_continuous_usage else b""
 
     def closing(self, usage: TokenUsage) -> bytes:
         done = b"data: [DONE]\n\n"
@@ -135,9 +128,7 @@ def _describe(index: int, choice: FinishedAnswer) -> dict[str, Any]:
         "text": choice.echo + choice.text,
         "logprobs": None,
         "finish_reason": choice.reason,
-        "stop_reason": None,
-        "token_ids": None,
-        "prompt_logprobs": None,
-        "prompt_token_ids": None,
-        "routed_experts": None,
+        **dict.fromkeys(
+            ("stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids", "routed_experts")
+        ),
     }
