@@ -256,12 +256,11 @@ def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:
 
 def test_oracle_goes_where_the_text_is_whoever_sent_it_there() -> None:
     signals, text = Told(), essay("x", 8_000)
-    fleet = Fleet(peer("oracle", signals))
+    fleet, turn = Fleet(peer("oracle", signals)), planned(1, (100, 10), (200, 10)).turns[1]
     for place in "bca":
         signals.said = {place: Signal(text=1.0)}
         assert {fleet.ask(text) for _ in range(3)} == {place}
     signals.said = {"b": Signal(text=0.5), "c": Signal(text=0.4)}
 
     assert fleet.ask(text) == "b"
-    turn = planned(1, (100, 10), (200, 10)).turns[1]
     assert [turn.text_share(tokens) for tokens in (0, 110, 500)] == [0, pytest.approx(0.55, abs=0.1), 1]

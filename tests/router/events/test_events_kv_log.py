@@ -77,12 +77,8 @@ def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
     assert describe_logs([], 9.0)["state"] == "inferred"
     assert describe_logs([well, well], 9.0)["cached_tokens"] == 64
     said = describe_logs([well, deaf], 9.0)
-    assert (said["state"], said["why"], said["for_s"], said["cached_tokens"]) == (
-        "degraded",
-        "silent",
-        8.5,
-        None,
-    )
+    found = said["state"], said["why"], said["for_s"], said["cached_tokens"]
+    assert found == ("degraded", "silent", 8.5, None)
 
 
 TIME = msgspec.msgpack.encode(1.5)

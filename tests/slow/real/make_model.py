@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 CONFIG = Path(__file__).with_name("config.json")
-VOCABULARY = json.loads(CONFIG.read_text())["vocab_size"]
+SIZE = json.loads(CONFIG.read_text())["vocab_size"]
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 # What `extproc/simulator/http/apis/fields.py` renders, so that both servers read the same tokens.
 CHAT_TEMPLATE = (
@@ -30,10 +30,7 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIAL,
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=SIZE, special_tokens=SPECIAL, initial_alphabet=ByteLevel.alphabet(), show_progress=False
     )
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-e]*.py"))
     tokenizer.train([str(source) for source in sources], trainer)

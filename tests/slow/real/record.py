@@ -23,6 +23,5 @@ async def record(url: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     recorded = asyncio.run(record(sys.argv[1]))
-    Path(sys.argv[2]).write_bytes(
-        orjson.dumps(recorded, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    )
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    Path(sys.argv[2]).write_bytes(orjson.dumps(recorded, option=options))
