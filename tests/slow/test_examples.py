@@ -42,7 +42,7 @@ def test_commands_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
         words, env = ["nsenter", f"--net=/proc/{process.pid}/ns/net", "bash", "-c", block], os.environ | PATHS
         done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode in {0, 1, 3}, (block, done.stdout, done.stderr)
-        return done.stdout
+        return done.stdout + done.stderr
 
     try:
         process.start()
