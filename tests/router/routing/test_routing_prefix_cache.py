@@ -126,7 +126,7 @@ def test_a_backlog_is_done_in_time_and_of_an_endpoint_that_is_not_there_there_is
         backlogs.add(name, 800, now)
 
     assert [backlogs.ms("a", now) for now in (10.5, 11.0, 12.0, 99.0)] == [1_200, 800, 0, 0]
-    assert (backlogs.ms("b", 10.0), backlogs.of("ab", 11.0)) == (0, {"a": 800, "b": 0})
+    assert backlogs.ms("b", 10.0) == 0
 
 
 def test_who_is_cheapest_for_sure_is_compared_with_nobody_until_too_much_waits_there() -> None:

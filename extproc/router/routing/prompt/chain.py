@@ -75,10 +75,7 @@ class Chain(Struct, frozen=True):
         return self.reaches[blocks - 1] if blocks else 0
 
     def bytes_between(self, start: int, stop: int) -> int:
-        return self._end(stop) - self._end(start)
-
-    def _end(self, blocks: int) -> int:
-        return self.ends[blocks - 1] if blocks else 0
+        return (self.ends[stop - 1] if stop else 0) - (self.ends[start - 1] if start else 0)
 
 
 _NOTHING: Final = Chain((), (), (), 0, 0, 0)

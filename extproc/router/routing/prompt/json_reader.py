@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from math import isfinite
 from typing import Any, Final, Literal
 
@@ -124,9 +124,9 @@ class Object:
             self._values[name] = self._load(raw) if len(raw) else None
         return self._values[name]
 
-    def written(self, name: str) -> bytes:
-        """A member as it was written; empty if there is none, or none but what was read."""
-        return bytes(self._members.get(name, b""))
+    def written(self, names: Iterable[str]) -> list[bytes]:
+        """Members as they were written; empty where there is none, or none but what was read."""
+        return [*map(bytes, map(self._members.get, names, repeat(b"")))]
 
     def numbers(self, name: str, chars: int) -> str | None:
         """The head of an array of numbers, joined by commas; `None` if it does not start as one. O(chars)."""

@@ -7,11 +7,16 @@
 # The seed, tools and what else the model reads before the messages are hashed, too. Not kept are large
 # bodies, of which only parts are read, and chats that end with an answer: it may go on.
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final
 
+from msgspec import Struct
+from msgspec.json import Decoder
 from xxhash import xxh3_64_intdigest
 
 from extproc.router.routing.prompt.chain import Chain, chain_of
+from extproc.router.routing.prompt.json_reader import LIMITS, MAX_ELEMENTS
 from extproc.router.routing.prompt.parse import Prompt
 
 # Each of two generations has so many blocks, of about 100 bytes; a chat counts as six more.
@@ -34,9 +39,10 @@ class KnownChats:
         end = messages.rfind(b"}") + 1
         if messages[end:].strip() != b"]" or len(messages) + sum(map(len, heads)) > chars:
             return chain_of(prompt.turns(chars), seed)
-        seed_of_messages = seed
-        for head in heads:
-            seed_of_messages = xxh3_64_intdigest(head, seed_of_messages)
+        seed_of_messages, has_heads = seed, any(heads)
+        if has_heads:
+            for head in heads:
+                seed_of_messages = xxh3_64_intdigest(head, seed_of_messages)
         view = memoryview(messages)
         name = xxh3_64_intdigest(view[:end], seed_of_messages)
         known = self._find(name)
@@ -44,10 +50,12 @@ class KnownChats:
             return known
         start, stop = _last_answer(messages)
         before = self._find(xxh3_64_intdigest(view[:stop], seed_of_messages)) if start else None
-        if before is None:
-            chain = chain_of(prompt.turns(chars), seed)
+        if before is not None:
+            later = b"[" + messages[start:]
+            chain = chain_of(_said(later) or prompt.later_turns(later, chars), seed, before)
         else:
-            chain = chain_of(prompt.later_turns(b"[" + messages[start:], chars), seed, before)
+            plain = None if has_heads else _said(messages)
+            chain = chain_of(plain or prompt.turns(chars), seed)
         if chain.ends and chain.ends[-1] == chain.size > chain.answered:
             self._keep(name, chain)
         return chain
@@ -60,6 +68,25 @@ class KnownChats:
         self._blocks += 6 + len(chain)
         if self._blocks >= _GENERATION:
             self._young, self._old, self._blocks = {}, self._young, 0
+
+
+class _Message(Struct, forbid_unknown_fields=True, gc=False):
+    role: str
+    content: str
+
+
+_MESSAGES: Final = Decoder(list[_Message])
+_TURN: Final = attrgetter("role", "content")
+
+
+def _said(messages: bytes) -> Iterable[tuple[str, str]] | None:
+    """The turns of messages that are not long, each of a role and a text and nothing else; else `None`."""
+    if len(messages) > LIMITS.small_bytes:
+        return None
+    try:
+        return map(_TURN, _MESSAGES.decode(messages)[:MAX_ELEMENTS])
+    except ValueError:
+        return None
 
 
 def _last_answer(messages: bytes) -> tuple[int, int]:

@@ -7,6 +7,8 @@ far as needed and never changed.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from operator import attrgetter
+from typing import Final
 
 from msgspec import Raw
 from xxhash import xxh3_64
@@ -18,6 +20,9 @@ from extproc.router.routing.prompt.multipart import is_form, open_form
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, read_turns, turns_of
 
 __all__ = ["Prompt", "parse", "reads_body"]
+
+
+_NAME: Final = attrgetter("name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Prompt:
     def written(self) -> list[bytes]:
         """A chat's fields as they were written, the messages last."""
         is_chat = bool(self._api) and self._api[-1].name == "messages"
-        return [self._fields.written(field.name) for field in self._api] if is_chat else [b""]
+        return self._fields.written(map(_NAME, self._api)) if is_chat else [b""]
 
     def later_turns(self, messages: bytes, chars: int) -> Iterator[tuple[str, str]]:
         """As `turns`, of messages that came after the others of a chat."""

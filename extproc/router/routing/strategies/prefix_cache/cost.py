@@ -76,14 +76,8 @@ class Backlogs:
         self._done_at = dict.fromkeys(self._done_at, -inf)
 
     def ms(self, name: str, now: float) -> float:
-        return max(0.0, self._done_at.get(name, -inf) - now) * _DRAIN_MS
-
-    def of(self, names: Iterable[str], now: float) -> dict[str, float]:
-        """As `ms`, by name."""
-        done_at = self._done_at
-        return {
-            name: (at - now) * _DRAIN_MS if (at := done_at.get(name, now)) > now else 0.0 for name in names
-        }
+        done_at = self._done_at.get(name, now)
+        return (done_at - now) * _DRAIN_MS if done_at > now else 0.0
 
 
 _KEEP: Final = 3.0
@@ -105,7 +99,8 @@ class Stretch(Struct, frozen=True):
 
     def missing(self, reach: int) -> float:
         """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
-        return self.weight * max(0, self.stop - max(self.start, reach))
+        start = max(reach, self.start)
+        return self.weight * (self.stop - start) if self.stop > start else 0.0
 
 
 class _Request(Struct, frozen=True):
@@ -150,7 +145,7 @@ class CostModel:
         Where `count` is 1, and one is cheapest for sure, that one alone.
         """
         request = self._see(chain, candidates)
-        sure = self._sure(request) if count == 1 else None
+        sure = self._sure(request) if count == 1 and request.matched else None
         if sure is not None:
             return [sure]
         warmest = self._warmest(request)
@@ -169,7 +164,10 @@ class CostModel:
         return _Request(chain, candidates, now, matched, stretches, homes, busy, {})
 
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
-        reach, gateways = chain.reach(matched), self._gateways
+        gateways = self._gateways
+        if gateways.is_alone and not gateways.is_cut:
+            return NO_HOMES
+        reach = chain.reach(matched)
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
             _, seen = next(self._index.holders(chain.hashes, matched))
             if len(seen) == 1:
@@ -179,9 +177,11 @@ class CostModel:
     def _stretches(self, chain: Chain, matched: int, now: float) -> list[Stretch]:
         stretches: list[Stretch] = []
         index, start = self._index, 0
-        for blocks in index.forks(chain.hashes, matched):
+        forks = index.forks(chain.hashes, matched)
+        life_s = index.life_s(now) if forks else 0.0
+        for blocks in forks:
             stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
-            uses = index.uses(fork, now) * index.life_s(now)
+            uses = index.uses(fork, now) * life_s
             weight = 1 / (1 + uses / (index.copies(fork) + 1))
             newness = exp(min(0.0, index.since(fork) - now) / _NEW_S)
             stretches.append(Stretch(start, stop, weight * (1 - _NEW * newness)))
@@ -193,10 +193,10 @@ class CostModel:
         """The one that holds most, if it costs less than the least that any other may cost."""
         chain, engine = request.chain, self._engine
         levels = self._index.holders(chain.hashes, request.matched)
-        _, holders = next(levels, (0, ()))
+        blocks, holders = next(levels)
         if len(holders) != 1 or request.homes is not NO_HOMES or engine.slow:
             return None
-        row = self._row(holders[0].name, request)
+        row = self._row(holders[0].name, request, blocks)
         elsewhere, _ = next(levels, (0, ()))
         lacking_ms = self._missing(chain.reach(elsewhere), _KEEP, request) * engine.ms_per_byte
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
@@ -211,12 +211,12 @@ class CostModel:
             missing += _KEEP * stretch.missing(reach)
         return missing * request.busy
 
-    def _row(self, name: str, request: _Request) -> CostRow:
+    def _row(self, name: str, request: _Request, blocks: int = 0) -> CostRow:
+        """As far as it is known, an endpoint has so many `blocks` of the prompt."""
         chain, holding, engine, homes = request.chain, self._index.holding(name), self._engine, request.homes
-        blocks = reach = 0
-        if holding is not None and request.matched:
+        if holding is not None and not blocks:
             blocks = holding.depth(chain.hashes, request.matched)
-            reach = chain.reach(blocks)
+        reach = chain.reaches[blocks - 1] if blocks else 0
         keep, is_home = _KEEP, False
         if homes is not NO_HOMES:
             reach = max(reach, homes.presumed.get(name, 0))
@@ -224,22 +224,26 @@ class CostModel:
         missing = self._missing(reach, keep, request)
         if holding is not None:
             missing += holding.evicts(chain.size - reach, request.now)
-        if name not in request.waits:
-            self._weigh((name,), request)
+        self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
         waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
         return CostRow(name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home)
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
-        engine, in_flight = self._engine, request.candidates.in_flight
+        engine, waits, in_flight = self._engine, request.waits, request.candidates.in_flight
+        backlog_ms, now, per_request = self._backlogs.ms, request.now, engine.ms_per_request
         crowding = _uncrowded if engine.learner else self._index.crowding
-        backlogs, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
-        waits = {name: ms + in_flight(name) * per_request * crowding(name) for name, ms in backlogs.items()}
-        if engine.slow or engine.others_ms:
-            for name, ms in waits.items():
-                waits[name] = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
-        request.waits.update(waits)
+        has_more = engine.slow or engine.others_ms
+        for name in names:
+            if name in waits:
+                continue
+            ms = backlog_ms(name, now)
+            if count := in_flight(name):
+                ms += count * per_request * crowding(name)
+            if has_more:
+                ms = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
+            waits[name] = ms
 
     def _warmest(self, request: _Request) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""

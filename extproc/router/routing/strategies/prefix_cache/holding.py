@@ -46,7 +46,9 @@ class Holding:
     def depth(self, hashes: Sequence[int], matched: int) -> int:
         """How many blocks of a chain it holds, of the first `matched` ones. O(log matched)."""
         idle, pinned = self.idle, self.pinned
-        low, high = 0, matched
+        if matched and (hashes[matched - 1] in idle or hashes[matched - 1] in pinned):
+            return matched
+        low, high = 0, matched - 1
         while low < high:
             middle = (low + high) // 2
             if hashes[middle] in pinned or hashes[middle] in idle:

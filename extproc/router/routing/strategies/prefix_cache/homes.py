@@ -81,22 +81,23 @@ def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -
 class GatewayCount:
     """How many gateways route the conversations without sharing picks: configured, or estimated from turns.
 
-    Gateways that share their picks count as one here; `gateways` counts each of them.
+    Gateways that share their picks count as one here; `gateways` counts each of them. `is_cut`: so many of
+    these fell silent that homes count again.
     """
 
-    __slots__ = ("_configured", "_cut_s", "_is_cut", "_ours", "_peers", "_seen")
+    __slots__ = ("_configured", "_cut_s", "_ours", "_peers", "_seen", "is_cut")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._configured = gateways
         self._ours = 1.0
         self._seen = _Conversations()
         self._peers = PeerCounts()
-        self._is_cut = False
+        self.is_cut = False
         self._cut_s = 0.0  # when we were last cut off
 
     @property
     def is_alone(self) -> bool:
-        return self.count == 1
+        return self._ours >= _ALONE if self._configured is None else self.count == 1
 
     @property
     def count(self) -> float:
@@ -121,24 +122,24 @@ class GatewayCount:
 
     def set_peers(self, peers: PeerCounts, now: float) -> None:
         """Takes how many peers share their picks."""
-        was_cut = self._is_cut
+        was_cut = self.is_cut
         self._peers = peers
         # Too many peers are late or lost to count as alone.
-        self._is_cut = peers.untimely > (1 - _ALONE) * (1 + peers.active + peers.lost)
-        if self._is_cut and not was_cut:
+        self.is_cut = peers.untimely > (1 - _ALONE) * (1 + peers.active + peers.lost)
+        if self.is_cut and not was_cut:
             self._cut_s = now
 
     def is_whole_at_one(self, chain: Chain, reach: int, since: float) -> bool:
         """Whether an endpoint with `reach` bytes, not its home, has all of a conversation from `since`."""
-        was_active = self._is_cut and since < self._cut_s - _NOTICED_S
+        was_active = self.is_cut and since < self._cut_s - _NOTICED_S
         # A shared system prompt is no sign of a conversation.
         return was_active and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
     def take(self, chain: Chain, reach: int) -> None:
         """Takes a prompt, and how much of it we have seen."""
-        answers = self._seen.swap(chain.question, chain.answers)
-        if chain.answered:
-            is_ours = reach >= chain.answered or answers >= chain.answers - 1
+        before, answered = self._seen.swap(chain.question, chain.answers), chain.answered
+        if answered:
+            is_ours = reach >= answered or before >= chain.answers - 1
             self._ours += _WEIGHT * (is_ours - self._ours)
 
 

@@ -156,6 +156,8 @@ class PrefixIndex:
     def forks(self, hashes: Sequence[int], matched: int) -> list[int]:
         """How many blocks lead to each fork on a chain's way: what stands before is shared with others."""
         forks = self._forks
+        if forks.keys().isdisjoint(hashes):
+            return []
         return [block + 1 for block in range(matched) if hashes[block] in forks]
 
     def copies(self, block: int) -> int:
@@ -181,11 +183,11 @@ class PrefixIndex:
         """Whether blocks are evicted within the time that rates are averaged over."""
         return self.life_s(now) < _RATE_S
 
-    def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
-        """Writes a chain down as one open request's, as far as there is room for it."""
+    def take(self, holding: Holding, chain: Chain, now: float, matched: int | None = None) -> Taken:
+        """Writes a chain down as one open request's, as far as there is room; `matched` of it is anywhere."""
         hashes = chain.hashes
         self._use_forks(hashes, now)
-        had = holding.pin(chain, holding.depth(hashes, len(hashes)))
+        had = holding.pin(chain, holding.depth(hashes, len(hashes) if matched is None else matched))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             self.evict(holding, hashes[had:stop])  # a faulty peer sent them without what leads to them
@@ -202,7 +204,7 @@ class PrefixIndex:
         hashes, idle = chain.hashes, holding.idle
         if is_new:
             self._use_forks(hashes, now)
-        had = len(hashes) if hashes[-1] in idle else holding.depth(hashes, len(hashes))
+        had = holding.depth(hashes, len(hashes))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             # The tail first: it is evicted before the head.
@@ -237,8 +239,9 @@ class PrefixIndex:
                 parent.heir = 0
 
     def _use_forks(self, hashes: Sequence[int], now: float) -> None:
-        for fork in filter(self._forks.__contains__, hashes):
-            self._forks[fork].add(1, now)
+        if not self._forks.keys().isdisjoint(hashes):
+            for fork in filter(self._forks.__contains__, hashes):
+                self._forks[fork].add(1, now)
 
     def _insert(self, holding: Holding, chain: Blocks, start: int, stop: int, now: float) -> int:
         """Adds the holding to the blocks from `start` to `stop`; returns their bytes."""
@@ -268,10 +271,11 @@ class PrefixIndex:
 
     def _make_room(self, holding: Holding) -> None:
         """Evicts idle blocks until the bound holds."""
-        room = max(holding.capacity - holding.pinned_bytes, holding.capacity // 10)
-        idle = holding.idle
-        while idle and (holding.idle_bytes > room or len(holding) > holding.most_entries):
-            self._evict(holding, next(iter(idle)))
+        idle, room = holding.idle, holding.capacity - holding.pinned_bytes
+        if room < holding.idle_bytes or len(idle) + len(holding.pinned) > holding.most_entries:
+            room = max(room, holding.capacity // 10)
+            while idle and (holding.idle_bytes > room or len(holding) > holding.most_entries):
+                self._evict(holding, next(iter(idle)))
 
     def _evict(self, holding: Holding, block: int) -> None:
         del holding.idle[block]

@@ -199,7 +199,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         self.gateways.take(chain, found)
         if self._shedding is not None and chain.answered:
             self._shedding.take(chain.answered, found)
-        taken = self.index.take(holding, chain, now)
+        taken = self.index.take(holding, chain, now, matched)
         to_do = chain.size - chain.reach(taken.had)
         start = _Start(taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do)
         self._backlogs.add(holding.name, to_do * self.engine.ms_per_byte, now)
@@ -267,10 +267,12 @@ class _CacheReading(Reading):
 
     def choose(self, candidates: Candidates, count: int, /) -> Choice:
         self.costs = rows = self._strategy.costs(self._chain, candidates, count)
+        self._why, self._first = self._reason(rows), rows[0]
+        if count == 1:
+            return Choice((rows[0].endpoint,), self._why)
         names = [row.endpoint for row in rows[:count]]
         if len(names) < min(count, len(candidates)):
             names = self._strategy.fill(names, candidates, count)
-        self._why, self._first = self._reason(rows), rows[0]
         return Choice(tuple(names), self._why)
 
     def explain(self, candidates: Candidates, /) -> dict[str, object]:
@@ -278,7 +280,8 @@ class _CacheReading(Reading):
 
     def taken(self, endpoint: str, /) -> None:
         self.costs = ()
-        self._withdraw()
+        if self._holding is not None:
+            self._withdraw()
         index = self._strategy.index
         self._is_open = True
         self._holding = index.holding(endpoint)
@@ -328,7 +331,7 @@ class _CacheReading(Reading):
 
     def _reason(self, rows: Sequence[CostRow]) -> Reason:
         first, chain = rows[0], self._chain
-        best = max([row.blocks for row in rows])
+        best = first.blocks if len(rows) == 1 else max([row.blocks for row in rows])
         if first.blocks < best:
             return SPILL
         if chain.answered and first.match_bytes >= chain.answered:
