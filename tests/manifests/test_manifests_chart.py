@@ -37,8 +37,8 @@ else:
 json.dump(result, sys.stdout)
 """
 CHART = MANIFESTS.parent / "charts" / "extproc-router"
-# The overlays scale by CPU, name a class and say how many routers there are.
-SAME = ("autoscaling.enabled=true", "priorityClassName=llm-gateway", "pool.strategy.gateways=2")
+# The overlays scale by CPU and name a class. `gateways` follows the autoscaler's least number.
+SAME = ("autoscaling.enabled=true", "priorityClassName=llm-gateway")
 AS_OVERLAYS = "".join(f",router.epp.{value}" for value in SAME)
 LABELS = r"router.modelServers.matchLabels.app\.kubernetes\.io/name=vllm"
 STANDALONE = "modelServers.service=vllm"
