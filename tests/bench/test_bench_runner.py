@@ -373,7 +373,7 @@ def test_parts_together_are_the_schedule(count: int, processes: int, prompts: in
 @pytest.mark.slow
 async def test_merged_report_counts_what_one_machine_counts(null_server: int, tmp_path: Path) -> None:
     """Both parts are ready long before they begin, whatever else the machine does."""
-    spec, start_at = Spec.model_validate(tree(null_server)), time.time() + 20
+    spec, start_at = Spec.model_validate(tree(null_server)), time.time() + 40
     parts = [Part(number, 2, start_at) for number in range(2)]
     results = await asyncio.gather(
         *(run(spec, progress=Silence(), part=each, journal=tmp_path / each.journal) for each in parts)
@@ -405,7 +405,7 @@ def start_part(folder: Path, number: int, start_at: float) -> "subprocess.Popen[
 def test_part_that_is_killed_is_named_in_the_verdict(null_server: int, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(tree(null_server, **{"total-prompts": 400})))
     journals = [tmp_path / f"run.part-{number}-of-2.jsonl" for number in range(2)]
-    start_at = time.time() + 20
+    start_at = time.time() + 40
     with start_part(tmp_path, 0, start_at) as stopped, start_part(tmp_path, 1, start_at) as killed:
         for journal in journals:
             wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 10)  # noqa: B023

@@ -330,7 +330,7 @@ async def test_a_drain_sends_what_waits_and_ends(tmp_path: Path, receiver: Recei
         await decide(service)
         assert receiver.spans == []
         service.send(signal.SIGTERM)
-        assert await asyncio.to_thread(service.wait, 30) == 0
+        assert await asyncio.to_thread(service.wait, 60) == 0
 
     assert [span.trace for span in receiver.spans] == ([] if hangs else [TRACE])
 
@@ -344,7 +344,7 @@ async def test_spans_leave_over_grpc_where_the_variable_says_so(tmp_path: Path) 
         await decide(service)
         [span] = await asyncio.to_thread(until_spans, receiver, 1, TRACE, 60)
         service.send(signal.SIGTERM)
-        assert await asyncio.to_thread(service.wait, 30) == 0
+        assert await asyncio.to_thread(service.wait, 60) == 0
 
     assert (span.service, span.name, span.parent) == ("extproc", SPAN, CALLER)
     assert span.attributes["extproc.pool"] == "vllm"
