@@ -107,10 +107,6 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, tra
             assert health_at(health, "liveness") == "SERVING"
 
 
-def exit_status(service: Service) -> int:
-    return service.wait(60)
-
-
 async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Service) -> None:
     async with grpc.aio.insecure_channel(service.listen) as channel:
         held = await open_stream(service, channel)
@@ -123,7 +119,7 @@ async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Servic
         assert not held.done()
 
         await held.done_writing()
-        assert await asyncio.to_thread(exit_status, service) == 0
+        assert await asyncio.to_thread(service.wait, 60) == 0
 
 
 @pytest.mark.parametrize(("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)])
@@ -136,7 +132,7 @@ async def test_a_drain_that_is_cut_says_so(service: Service, drain_s: int, signa
             service.send(signal.SIGTERM)
             await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
 
-        assert await asyncio.to_thread(exit_status, service) == 1
+        assert await asyncio.to_thread(service.wait, 60) == 1
 
 
 async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) -> None:
@@ -148,7 +144,7 @@ async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) ->
 
         assert await watch.read() == b"\x08\x02"
         assert await watch.code() == grpc.StatusCode.UNAVAILABLE
-        assert await asyncio.to_thread(exit_status, service) == 0
+        assert await asyncio.to_thread(service.wait, 60) == 0
 
 
 def test_a_service_without_endpoints_yet_is_not_serving_and_says_why(service: Service) -> None:
@@ -193,7 +189,7 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         first.wait_ready()
         second.start()
 
-        assert exit_status(second) == 2
+        assert second.wait(60) == 2
         said = "socket is in use by another process" if listen else f".{which}: cannot listen on {taken}"
         assert said in second.log.read_text()
         assert first.is_ready()
