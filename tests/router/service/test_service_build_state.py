@@ -49,6 +49,7 @@ class Stage:
         self.feedback = PoolFeedback(self.pool, cooling)
         keeper = SimpleNamespace(pool=self.pool, age_s=3.0, fault=None)
         running = SimpleNamespace(pool=self.pool, keeper=keeper, feedback=self.feedback, name="llama")
+        running.describe_events = lambda: {"e1": {"state": "degraded", "why": "7 lost"}}
         self.pools = RunningPools([running])
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
@@ -90,6 +91,7 @@ def test_shares_reasons_and_refusals_are_those_since_somebody_looks() -> None:
 
     assert [row.share for row in state.pools[0].endpoints] == [0.3333, 0.3333, 0.3333]
     assert [row.in_flight for row in state.pools[0].endpoints] == [2, 2, 2]
+    assert [row.events for row in state.pools[0].endpoints] == [None, "degraded: 7 lost", None]
     assert state.pools[0].balance == 1.0
     assert state.reasons == {"llama": {"turn": 6}}
     stage.recording.refuse("llama", "overloaded")

@@ -17,7 +17,6 @@ from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
-from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.live.least_load import LeastLoadEstimate
 from extproc.router.service.live.recorder import RecordedDecision, Recording
 from extproc.router.service.live.service_state import (
@@ -29,6 +28,7 @@ from extproc.router.service.live.service_state import (
     State,
 )
 from extproc.router.service.pools import Pools
+from extproc.router.service.running_pool import RunningPool
 
 # The window of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
@@ -86,8 +86,7 @@ class StateBuilder:
         faults = service.faults()
         seen = [
             _read_pool(
-                each.keeper,
-                each.feedback,
+                each,
                 counts[each.name],
                 then.get(each.name, _NO_COUNTS),
                 self._recording.least_load[each.name],
@@ -148,15 +147,13 @@ class _PoolMoment(Struct, frozen=True):
     left_s: Mapping[str, float]
     now: EndpointCounts
     then: EndpointCounts
+    events: Mapping[str, str]
 
 
 def _read_pool(
-    keeper: PoolKeeper,
-    feedback: PoolFeedback,
-    now: EndpointCounts,
-    then: EndpointCounts,
-    estimate: LeastLoadEstimate,
+    running: RunningPool, now: EndpointCounts, then: EndpointCounts, estimate: LeastLoadEstimate
 ) -> _PoolMoment:
+    keeper, feedback = running.keeper, running.feedback
     pool = keeper.pool
     states = list(pool.states())
     in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()
@@ -180,7 +177,11 @@ def _read_pool(
         saved_s=None if cache is None else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
         estimate=estimate.shares(),
     )
-    return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then)
+    events = {
+        name: ": ".join(filter(None, (said["state"], said["why"])))
+        for name, said in running.describe_events().items()
+    }
+    return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then, events)
 
 
 def _build_pool(seen: _PoolMoment) -> PoolState:
@@ -209,6 +210,7 @@ def _build_row(seen: _PoolMoment, endpoint: Endpoint, state: str) -> EndpointRow
         _mean(now.found, then.found, name),
         endpoint.zone,
         seen.elsewhere.get(name, 0),
+        seen.events.get(name),
     )
 
 

@@ -426,10 +426,10 @@ function gauge(td, value, text) {
 }
 
 function drawRow(tr, row, pool, most, share) {
-  const [name, address, state, inFlight, part, left, firstToken, predicted, found, zone] = row;
+  const [name, address, state, inFlight, part, left, firstToken, predicted, found, zone, , events] = row;
   const [th, ...cells] = tr.children, bound = known(pool.bound) ? pool.bound : pool.max_in_flight;
   put(th.children[0], name);
-  put(th.children[1], [name === address ? "" : address, zone].filter(Boolean).join(" · "));
+  put(th.children[1], [name === address ? "" : address, zone, events && `KV events ${events}`].filter(Boolean).join(" · "));
   const shown = cells[0].firstElementChild;
   mark(shown, "state", state);
   put(shown, left ? `${state}, ${Math.ceil(left)} s` : state === "cooling" ? "on trial" : state);

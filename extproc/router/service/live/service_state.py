@@ -14,7 +14,7 @@ class EndpointRow(Struct, frozen=True, array_like=True):
 
     `elsewhere` of those in flight are other gateways'. `share` is of the pool's picks. `left_s` is how long
     it is left alone yet. `predicted` is how much of its prompts it was believed to hold, `found` how much it
-    found, as it says.
+    found, as it says. `events`: how its KV events come, and why not.
     """
 
     name: str
@@ -28,6 +28,7 @@ class EndpointRow(Struct, frozen=True, array_like=True):
     found: float | None
     zone: str | None
     elsewhere: int = 0
+    events: str | None = None
 
 
 class DecisionRow(Struct, frozen=True, array_like=True):
