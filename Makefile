@@ -46,6 +46,7 @@ IMAGE ?= extproc-router:local
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' extproc/__init__.py)
 IMAGE_ARGS = $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 
+# The operator's image has more: EXTRAS=kubernetes,otel,nats,events,operator,tokenizers
 .PHONY: image
 image:  ## Build IMAGE; needs Docker. The operator's wants more EXTRAS (docs/how-to/kubernetes.md)
 	docker build $(IMAGE_ARGS) --tag $(IMAGE) .
