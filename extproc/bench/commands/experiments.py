@@ -352,7 +352,7 @@ def _end(
     """Says whether an experiment holds, on the terminal and to a program, and by the exit status."""
     write_brief(brief, build_brief(bad if faults else good, not faults, faults, remarks, figures))
     print_faults(faults, remarks, Console(stderr=True), good=good, bad=bad)
-    told = f"invalid: {CLIENT_LIMITED}"
-    is_excused = all(told in fault and f"{told}," not in fault for fault in faults)
+    limited = f"invalid: {CLIENT_LIMITED}"
+    is_excused = all(limited in fault and f"{limited}," not in fault for fault in faults)
     if faults and not (allow_client_limited and is_excused):
         sys.exit(NOT_COMPARABLE)

@@ -52,9 +52,9 @@ class KnownChats:
         before = self._find(xxh3_64_intdigest(view[:stop], seed_of_messages)) if start else None
         if before is not None:
             later = b"[" + messages[start:]
-            chain = chain_of(_said(later) or prompt.later_turns(later, chars), seed, before)
+            chain = chain_of(_read_plain(later) or prompt.later_turns(later, chars), seed, before)
         else:
-            plain = None if has_heads else _said(messages)
+            plain = None if has_heads else _read_plain(messages)
             chain = chain_of(plain or prompt.turns(chars), seed)
         if chain.ends and chain.ends[-1] == chain.size > chain.answered:
             self._keep(name, chain)
@@ -70,6 +70,7 @@ class KnownChats:
             self._young, self._old, self._blocks = {}, self._young, 0
 
 
+# Most chats are roles and texts alone: typed, they are read without a dictionary for each message.
 class _Message(Struct, forbid_unknown_fields=True, gc=False):
     role: str
     content: str
@@ -79,7 +80,7 @@ _MESSAGES: Final = Decoder(list[_Message])
 _TURN: Final = attrgetter("role", "content")
 
 
-def _said(messages: bytes) -> Iterable[tuple[str, str]] | None:
+def _read_plain(messages: bytes) -> Iterable[tuple[str, str]] | None:
     """The turns of messages that are not long, each of a role and a text and nothing else; else `None`."""
     if len(messages) > LIMITS.small_bytes:
         return None

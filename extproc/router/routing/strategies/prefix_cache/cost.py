@@ -11,6 +11,9 @@
 #   The last part is its own, and A is 1 there. The part before a fork is shared with others: prefilled
 #   once more it becomes another copy, of use to all of them. With k copies now, used u times a second, and
 #   a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
+#   Of a prefix that came a moment ago u says little, while hundreds may be about to come and would wait for
+#   its one copy. So a shared part's A is also times 1 - 2/3 · exp(-age / 2 s), by which KEEP counts once at
+#   first (simulated: without it jobs that begin at once wait a tenth longer).
 # - KEEP is 3: the conversation's next turn will need the prompt's own part again, in one place or the other;
 #   moving it costs the prefill now, and evicts blocks that others would have found.
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8 of
@@ -81,6 +84,7 @@ class Backlogs:
 
 
 _KEEP: Final = 3.0
+# Newness: takes KEEP back to 1 at first, and is gone after a few of these seconds.
 _NEW: Final = 2 / 3
 _NEW_S: Final = 2.0
 _BUSY: Final = 0.02

@@ -97,7 +97,7 @@ class GatewayCount:
 
     @property
     def is_alone(self) -> bool:
-        return self._ours >= _ALONE if self._configured is None else self.count == 1
+        return self.count == 1
 
     @property
     def count(self) -> float:
