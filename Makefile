@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt install.sh
 	@touch $@
 
 $(RUN_READY): pyproject.toml constraints.txt install.sh
-	@echo "setting up $(RUN): about a minute, once"
+	@echo "setting up $(RUN): about half a minute, once"
 	@PYTHON=$(PYTHON) ./install.sh $(RUN) simulator,envoy,bench
 	@touch $@
 
