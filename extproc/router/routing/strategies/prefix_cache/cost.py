@@ -2,8 +2,8 @@
 
 # The rule. All in milliseconds of engine time, for one request and one endpoint e:
 #
-#   cost(e) = KEEP · busy · prefill · Σ A(part) · missing(e, part)
-#           + evicted(e) + backlog(e) + w · in flight(e) · crowding(e)
+#   cost(e) = KEEP · busy · prefill · (Σ A(part) · missing(e, part) + evicted(e))
+#           + backlog(e) + w · in flight(e) · crowding(e)
 #
 # and the least cost wins.
 #
@@ -21,8 +21,10 @@
 # - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it. Without it
 #   a pool near its capacity copies prefixes to idle endpoints, evicts others for them, and tips over
 #   (simulated).
-# - evicted(e) is prefill · missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
-#   next was last used `age` ago. Blocks used a moment ago will soon be needed, and prefilled, again.
+# - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted next was
+#   last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled again then, and push
+#   out others; so they weigh as much as what the request lacks (simulated: with a third of that weight, agents
+#   whose contexts outgrow the caches wait a third longer).
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
 #   prefill. On a fast engine a step is short, while an agent's context keeps a cache filled. Each weighs w
 #   over the share of e's cache that was free when it came: where it is full, the next one waits for an end.
@@ -227,7 +229,7 @@ class CostModel:
             keep, is_home = 1.0 if name == homes.own else _KEEP, name in homes.names
         missing = self._missing(reach, keep, request)
         if holding is not None:
-            missing += holding.evicts(chain.size - reach, request.now)
+            missing += _KEEP * request.busy * holding.evicts(chain.size - reach, request.now)
         self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
         waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
