@@ -22,8 +22,8 @@
 #   a pool near its capacity copies prefixes to idle endpoints, evicts others for them, and tips over
 #   (simulated).
 # - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted next was
-#   last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled again then, and push
-#   out others; so they weigh as much as what the request lacks (simulated: with a third of that weight, agents
+#   last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled again then, and
+#   push out others; so they weigh as much as what the request lacks (simulated: with a third of it, agents
 #   whose contexts outgrow the caches wait a third longer).
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
 #   prefill. On a fast engine a step is short, while an agent's context keeps a cache filled. Each weighs w
