@@ -24,7 +24,7 @@
 # - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted next was
 #   last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled again then, and
 #   push out others; so they weigh as much as what the request lacks (simulated: with a third of it, agents
-#   whose contexts outgrow the caches wait a third longer).
+#   whose contexts outgrow the caches wait a third longer at load .75).
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
 #   prefill. On a fast engine a step is short, while an agent's context keeps a cache filled. Each weighs w
 #   over the share of e's cache that was free when it came: where it is full, the next one waits for an end.
