@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from extproc.router.cluster.reason import describe_error
@@ -139,7 +140,7 @@ class PoolKeeper:
             # Another strategy before the first list: an empty pool is not the news.
             return
         self.synced.set()
-        log.info(
-            "pool %s: %d ready, %d draining", self.pool.name, len(snapshot.names), len(snapshot.draining)
-        )
+        states = Counter(state for _, state in self.pool.states())
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        log.info("pool %s: %s", self.pool.name, counts or "no endpoints")
         self._on_change(self.pool.name, endpoints)
