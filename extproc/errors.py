@@ -16,7 +16,7 @@ class MissingExtra(SettingsError):
     """A package is not installed; `user` is what needs it, `extra` brings it."""
 
     def __init__(self, user: str, extra: str) -> None:
-        super().__init__(f"{user} needs the extra `{extra}`: pip install 'extproc-router[{extra}]'")
+        super().__init__(f"{user} needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'")
 
 
 class AddressError(ExtprocError, ValueError):

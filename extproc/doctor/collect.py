@@ -173,7 +173,7 @@ class _Look:
                 found = await _Kube(client, self.unseen).see(settings, namespace or theirs, theirs)
             self.looked.append(f"Kubernetes, namespace {namespace or theirs}")
         except ModuleNotFoundError:
-            self.unseen.append("Kubernetes: pip install 'extproc-router[kubernetes]'")
+            self.unseen.append("Kubernetes: in the checkout, pip install '.[kubernetes]'")
         except (TimeoutError, WatchLost, *_FOREIGN) as error:
             self.unseen.append(f"Kubernetes: {str(error) or 'no answer in time'}")
         return found
