@@ -16,8 +16,8 @@ class ServiceSettings(Section):
 
     service: Name = Field(description="The Service's name; headless or not.")
     port: Name | PortNumber | Annotated[list[Name | PortNumber], Field(min_length=1, max_length=8)]
-    """The port's name or number in the EndpointSlices (the container's port, not the Service's). A list where
-    a pod has several that serve, as data-parallel ranks do: each is an endpoint of its own."""
+    """The port's name or number in the EndpointSlices (the container's port, not the Service's). Give a list
+    if a Pod serves at several ports, as data-parallel ranks do. Each is then an endpoint of its own."""
 
     @model_validator(mode="after")
     def _are_ports(self) -> Self:
@@ -36,11 +36,11 @@ class _ClusterSection(Section):
     """How a Kubernetes cluster is reached, and where in it."""
 
     namespace: Name | None = None
-    """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
+    """Omitted: the namespace of the service's own Pod; outside a cluster `default`."""
     kubeconfig: str | None = None
     """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
     address_family: Literal["IPv4", "IPv6"] = "IPv4"
-    """Which address of a dual-stack pod is used; the other serves where this one is missing."""
+    """Which address of a dual-stack Pod is used. If a Pod lacks it, the other one is used."""
 
 
 class KubernetesSettings(ServiceSettings, _ClusterSection):
@@ -61,8 +61,8 @@ class _AddressSettings(OneOf):
     file: Annotated[str, Field(min_length=1)] | None = None
     """A watched YAML file: a list of {name, address, port}. Relative to the configuration file."""
     dns: HostPort | None = None
-    """`name:port`: every address the name resolves to, as of a headless Service. A name server is asked,
-    /etc/hosts is not read."""
+    """`name:port`, such as a headless Service's: every address of this name is an endpoint. We ask a name
+    server and do not read /etc/hosts."""
 
     @field_validator("static")
     @classmethod
@@ -89,7 +89,7 @@ class EndpointsSettings(_AddressSettings):
     kubernetes: KubernetesSettings | None = None
     """The EndpointSlices of a Service, watched."""
     inference_pool: InferencePoolSettings | None = None
-    """The pods of an InferencePool (Gateway API Inference Extension), both watched."""
+    """The Pods of an InferencePool (Gateway API Inference Extension). Both are watched."""
 
     @property
     def kind(self) -> str:

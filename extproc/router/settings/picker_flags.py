@@ -87,7 +87,7 @@ def picker_flags(command: Command) -> Command:
             type=lambda text: int(text.removeprefix("=")),
             default="2",
             metavar="LEVEL",
-            help="4 or more logs DEBUG; -v=4, as Go has it, is read too.",
+            help="4 or more logs DEBUG. Go's spelling -v=4 works, too.",
         ),
         click.option(
             "--max-in-flight",

@@ -8,17 +8,17 @@ from extproc.router.settings.sections import HeaderName, Listen, Section
 
 
 class TlsSettings(Section):
-    """Certificates of the gRPC listener: files, read again when they change, or one of our own."""
+    """Certificates of the gRPC listener: files, read again when they change, or one that we make."""
 
     certificate: str | None = None
     """PEM file with the server's certificate chain."""
     key: str | None = None
     """PEM file with its private key."""
     client_ca: str | None = None
-    """PEM file with the authorities of client certificates; given, a client must have one (mTLS)."""
+    """PEM file with the authorities of client certificates. With it clients need one (mTLS)."""
     self_signed: bool = False
-    """A certificate made at start, kept in memory and replaced in time, for gateways that want TLS and check
-    no certificate."""
+    """Make a certificate at the start, keep it in memory, replace it in time. For gateways that want TLS and
+    check no certificate."""
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:
@@ -33,35 +33,35 @@ class ServerSettings(Section):
     """Where we listen, and our limits. A change of this section takes effect with a restart."""
 
     listen: Listen = "0.0.0.0:9002"
-    """ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
+    """The port of ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
     admin: Listen = "127.0.0.1:9090"
-    """A page, /live, /metrics, /healthz, /readyz, /pools, /config and /explain over HTTP, without
-    authentication, so the default is this machine alone. In a container 0.0.0.0, and a network policy."""
+    """The admin port (HTTP): a page, /live, /metrics, /healthz, /readyz, /pools, /config, /explain. It has no
+    authentication, so the default is for this machine only. In a container: 0.0.0.0 and a NetworkPolicy."""
     health: Listen | None = None
-    """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
-    picker: 0.0.0.0:9003). Omitted: on `listen` only."""
+    """A second port with gRPC health alone, in plain text. With `tls`, kubelets and load balancers need it
+    (upstream's picker: 0.0.0.0:9003). Omitted: health is on `listen` only."""
     max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
-    """The largest request body; Envoy's buffer limit should be the same. 48 MiB: audio of 25 MiB, the most
-    that vLLM takes, is 33 MiB as base64, and there is room for the conversation around it."""
+    """The largest request body; give Envoy's buffer limit the same size. Why 48 MiB: vLLM takes 25 MiB of
+    audio at most, which is 33 MiB as base64. The rest is for the conversation around it."""
     budget_bytes: int | None = Field(default=None, ge=65_536)
-    """What all bodies on their way may hold at once; a request beyond it is routed without its body.
-    Omitted: three of the largest."""
+    """The most bytes of bodies that are read at a time. A request beyond it is routed without its body.
+    Omitted: three times `max_body_bytes`."""
     transport: Literal["native", "grpcio"] = "native"
-    """Our own HTTP/2, or grpcio's: the reference, and the way back. Both answer alike."""
+    """The code for HTTP/2: ours, or grpcio's if ours makes trouble. Both give the same answers."""
     drain_s: float = Field(default=30, ge=0)
     """How long open requests may go on after SIGTERM, seconds."""
     clear_route_cache: bool = False
-    """Tell Envoy to choose the route again after ours; needed where routes match `x-extproc-pool`."""
+    """Tell Envoy to choose the route again after our answer: needed if routes match `x-extproc-pool`."""
     xds: bool = False
-    """Serve clusters and endpoints to Envoy over xDS (ADS), on the same port."""
+    """Send Envoy its clusters and endpoints over xDS (ADS), on the port of `listen`."""
     tls: TlsSettings | None = None
-    """Certificates for the gRPC listener; omitted, it speaks plain text."""
+    """Certificates for the port of `listen`. Omitted: it is plain text."""
     pass_headers: list[HeaderName] = Field(default=[])
-    """Headers of clients that go on to the endpoint although they instruct a picker, as all that begin
-    with `x-gateway-inference-`, `x-gateway-model-`, `x-gateway-destination-`, `x-llm-d-` or `x-extproc-`."""
+    """Headers of clients that go on to the endpoint. We remove all others that are instructions to a picker:
+    `x-gateway-{inference,model,destination}-…`, `x-llm-d-…`, `x-extproc-…`."""
     unseen_s: float = Field(default=10, ge=0)
-    """How long a request counts, seconds, where a gateway never sends its response (NGINX Gateway Fabric).
-    The mean time of your requests makes the loads right on average."""
+    """How long a request counts as load, seconds, if the gateway never says that it ended (NGINX Gateway
+    Fabric). Take the mean time of your requests: then loads are right on average."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG writes one line per request; no level ever writes a prompt."""
 

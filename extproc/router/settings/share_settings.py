@@ -32,13 +32,13 @@ class SecretSettings(OneOf):
 
 
 class MeshSettings(Section):
-    """Every gateway has a line to every other one."""
+    """Every gateway has a connection to every other one."""
 
     listen: Listen = "0.0.0.0:9004"
-    """Where the others' lines come in, `host:port`."""
+    """The port for the other gateways, `host:port`."""
     peers: PeersSettings
-    """Where the gateways' addresses come from, with or without this one: in Kubernetes a headless Service of
-    their own."""
+    """Where the gateways' addresses come from; this gateway may be among them. In Kubernetes use a headless
+    Service of their own."""
 
     @model_validator(mode="after")
     def _are_gateways(self) -> Self:
@@ -55,7 +55,7 @@ class NatsSettings(Section):
     credentials: str | None = None
     """A file with a user's JWT and seed (`.creds`). Relative to the configuration file."""
     user: str | None = None
-    """Our user name at the server; with `password`."""
+    """The user name at the server. Give `password`, too."""
     password: SecretSettings | None = None
     """Where that user's password is."""
     ca: str | None = None
@@ -72,13 +72,13 @@ class ShareSettings(Section):
     """Exchange of picks with other gateways. A change takes effect with a restart."""
 
     cluster: Name
-    """Gateways of one name and secret share; those of another installation are not understood."""
+    """Gateways with the same name and secret share their picks. Messages of others are ignored."""
     secret: SecretSettings
-    """16 bytes or more that nobody can guess, the same for all: messages are sealed with it."""
+    """16 bytes or more that nobody can guess, the same for all gateways. It encrypts their messages."""
     mesh: MeshSettings | None = None
-    """Without a broker, for up to a dozen gateways or so."""
+    """Direct connections, without a broker. For up to about a dozen gateways."""
     nats: NatsSettings | None = None
-    """For many."""
+    """A NATS server. For many gateways."""
 
     @model_validator(mode="after")
     def _has_a_carrier(self) -> Self:

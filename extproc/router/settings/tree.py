@@ -23,7 +23,7 @@ class Settings(Section):
     server: ServerSettings = ServerSettings()
     pools: list[PoolSettings] = Field(min_length=1)
     share: ShareSettings | None = None
-    """Sharing of picks among gateways; omitted: each sees only its own."""
+    """Share picks with other gateways. Omitted: each gateway knows only its own picks."""
 
     @model_validator(mode="after")
     def _are_unique(self) -> Self:

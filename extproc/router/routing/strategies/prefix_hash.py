@@ -42,16 +42,16 @@ class PrefixHashSettings(StrategySettings):
 
     name: Literal["prefix_hash"]
     key: list[str] = Field(default=[*_KEYS], min_length=1)
-    """What is hashed; the first one that the request has. `first_user_message` (KubeAI's), `prompt_head`,
-    `conversation`, `header:<name>`, `field:<name>`. Omitted: an agent's name for its session goes first."""
+    """What to hash: the first of these that a request has. `first_user_message` (KubeAI's), `prompt_head`,
+    `conversation`, `header:<name>`, `field:<name>`. Omitted: the session names of agents come first."""
     prefix_chars: int = Field(default=100, ge=1, le=1_000_000)
-    """How many characters of it. Shorter gathers more on one endpoint, longer scatters (KubeAI: 100)."""
+    """How many characters to hash (KubeAI: 100). With fewer, more prompts go to the same endpoint."""
     load_factor: float = Field(default=1.25, ge=1, le=100)
-    """An endpoint may have this many times the mean load before its prefixes spill."""
+    """If an endpoint has this many times the mean load, its prefixes go to the next endpoint."""
     load_floor: int = Field(default=4, ge=0, le=100_000)
-    """An endpoint with fewer requests in flight is never over its bound; 0 is KubeAI's rule."""
+    """With fewer requests in flight, `load_factor` does not limit an endpoint. 0 is KubeAI's rule."""
     positions: int = Field(default=256, ge=1, le=4_096)
-    """Positions on the ring per endpoint; more spread keys more evenly and cost memory."""
+    """Positions on the ring per endpoint. More of them spread keys more evenly, and take more memory."""
 
     @field_validator("key", mode="before")
     @classmethod

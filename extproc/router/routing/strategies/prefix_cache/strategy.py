@@ -80,19 +80,19 @@ class PrefixCacheSettings(StrategySettings):
 
     name: Literal["prefix_cache"] = "prefix_cache"
     engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
-    """Engine and GPU whose constants make the costs. The nearest will do: only proportions matter."""
+    """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter."""
     learn: bool = False
-    """Learn the constants, beginning with those of `engine`, from the time to the first token: by the
-    access log (see docs/how-to/plain-envoy.md), else by `signals`. Finds slow endpoints, too."""
+    """Learn the costs from the time to the first token, beginning with those of `engine`. The times come from
+    the access log (see docs/how-to/plain-envoy.md), else from `signals`. This finds slow endpoints, too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
-    """Tokens in an endpoint's KV cache, as vLLM says when it starts; omitted: the engine's. `signals` correct
-    it. Too few costs hits; too many costs agents with long contexts most."""
+    """Tokens in an endpoint's KV cache, which vLLM prints at its start. Omitted: that of `engine`. `signals`
+    correct it. Too small loses hits; too large is worst for agents with long contexts."""
     gateways: int | None = Field(default=None, ge=1, le=1_000)
-    """How many of these services serve the pool without sharing their picks, the least number behind an
-    autoscaler: with more than one, conversations have homes. Omitted: estimated from their turns."""
+    """How many replicas of this service serve the pool and do not share picks; with an autoscaler the least
+    number. With more than one, each conversation has a home endpoint. Omitted: estimated."""
     shed_cold: bool = False
-    """Answer new conversations with 429, as many as necessary, where those that go on outgrow the caches:
-    else none of them finds anything there. For one gateway, or several that share their picks (`share`)."""
+    """If the open conversations outgrow the caches, answer as many new ones as necessary with 429. Else none
+    finds its prefix cached. For one gateway, or several that share their picks (`share`)."""
 
 
 class PrefixCache(Strategy, SharesPicks, ReadsSignals):
