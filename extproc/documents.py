@@ -169,7 +169,7 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
             inside = "".join(f"{parent}." for parent in parents)
             beside = {one.removeprefix(inside).partition(".")[0] for one in known if one.startswith(inside)}
-            why = f"there is no such setting{_suggest(name, beside)}"
+            why = f"there is no such setting{suggest(name, beside)}"
         case "missing":
             why = "is missing"
         case "string_pattern_mismatch":
@@ -177,19 +177,19 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
             why = f"{fault['input']!r} {form}"
         case "union_tag_invalid":
             choices = given["expected_tags"].replace("'", "")
-            nearest = _suggest(given["tag"], choices.split(", "))
+            nearest = suggest(given["tag"], choices.split(", "))
             why = f"there is no {given['tag']}{nearest} (choose from {choices})"
         case "union_tag_not_found":
             why = "its name is missing"
         case "literal_error":
             choices = given["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            why = f"{fault['input']!r} is none of {given['expected']}{_suggest(str(fault['input']), choices)}"
+            why = f"{fault['input']!r} is none of {given['expected']}{suggest(str(fault['input']), choices)}"
         case kind if expected and kind.endswith("_type"):
             why = f"expected {expected}"
     return f"{place}: {why}"
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Asks for the nearest name, where one is near."""
     nearest = get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean {nearest[0]}?" if nearest else ""

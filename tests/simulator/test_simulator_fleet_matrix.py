@@ -47,7 +47,7 @@ def nothing(_share: float, _row: matrix.Row) -> None:
 @table(
     ("text", "fault"),
     [
-        ("best", "is no strategy: choose from"),
+        ("prefix-cache", "oracle; did you mean prefix_cache?"),
         ("prefix_hash:[", "is no arm"),
         ("prefix_hash:foo=1", "foo"),
         ("prefix_hash:load_factor=.nan", "no number"),

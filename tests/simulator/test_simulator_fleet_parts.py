@@ -121,8 +121,8 @@ def test_documentation_has_every_workload(name: str) -> None:
 def test_held_out_stands_for_the_twenty_and_an_unknown_workload_lists_the_known_ones() -> None:
     assert len(expand_names(["held-out"])) == 20
     assert expand_names(["C", "swe"]) == ["C", "swe"]
-    with pytest.raises(SettingsError, match=r"replay \(A\), sessions \(C\)"):
-        draw_sessions("nope", Demand(1), 0)
+    with pytest.raises(SettingsError, match=r"replay \(A\), sessions \(C\).*; did you mean sessions\?"):
+        draw_sessions("session", Demand(1), 0)
 
 
 class Answerer:
