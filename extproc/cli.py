@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 # Commands of other rooms: the module that has one of that name, and what it does: help imports none of them.
 _ROOMS: Final = {
     "simulate": ("extproc.simulator.commands", "Simulate vLLM: a server, or a whole fleet."),
-    "bench": ("extproc.bench.commands", "Measure what routing does, at an honest load."),
-    "operate": ("extproc.operator.commands", "Run the Benchmarks that are objects of Kubernetes."),
+    "bench": ("extproc.bench.commands", "Measure what routing does to latency and throughput."),
+    "operate": ("extproc.operator.commands", "Run the Benchmark objects of a Kubernetes cluster."),
 }
 
 # The extras that whole rooms need.
@@ -106,9 +106,9 @@ def cli() -> None:
 def serve(context: click.Context, /, file: Path | None, config: Path | None, **flags: Any) -> None:
     """Run the ext_proc service.
 
-    It runs until SIGTERM or SIGINT; a second signal forces the end. What it serves is in a configuration
-    FILE, or it is one InferencePool, which --pool-name names. All flags but --config and --max-in-flight
-    are those of the endpoint picker of Kubernetes' Inference Extension.
+    It runs until SIGTERM or SIGINT; a second signal ends it at once. Give a configuration FILE, or with
+    --pool-name one InferencePool. --config and --max-in-flight are our own flags. All others are those of the
+    endpoint picker of Kubernetes' Inference Extension.
     """
     import uvloop  # noqa: PLC0415
 
@@ -139,7 +139,7 @@ def serve(context: click.Context, /, file: Path | None, config: Path | None, **f
 def check(file: Path | None, config: Path | None) -> None:
     """Check a configuration FILE.
 
-    Exits with 0 if it can be used, with 2 and every fault and its line if it cannot.
+    Exits with 0 if it can be used. If not, it prints every fault with its line, and exits with 2.
     """
     from extproc.router.service.check import check_file  # noqa: PLC0415
 
@@ -168,31 +168,40 @@ def init(context: click.Context) -> None:
         click.echo(write_configuration(), nl=False)
 
 
+class _ServicePort(click.IntRange):
+    """A port's number. A name is refused with what to write instead: routes of gateways take numbers only."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is no number; a port's name goes with --target-port", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @init.command("kubernetes")
 @click.option("--service", required=True, metavar="NAME", help="The Service of your vLLM Pods.")
-@click.option("--port", required=True, type=click.IntRange(1, 65_535), help="The Service's port.")
+@click.option("--port", required=True, type=_ServicePort(1, 65_535), help="The Service's port, a number.")
 @click.option("--target-port", metavar="PORT", help="The Pods' port, a number or a name. [default: --port]")
-@click.option("--model", required=True, help="The model that they serve.")
-@click.option("--namespace", default="default", show_default=True, help="Where they are.")
+@click.option("--model", required=True, help="The model that these Pods serve.")
+@click.option("--namespace", default="default", show_default=True, help="The namespace of these Pods.")
 @click.option("--image", metavar="IMAGE", help="The image of this service, with its tag.")
 @click.option(
     "--gateway",
     default="envoy",
     show_default=True,
     type=click.Choice(["envoy", "envoy-gateway", "istio", "existing"]),
-    help="Who asks it: an Envoy of its own, a Gateway of its own, or one that is there already.",
+    help="What asks the service: a new Envoy, a new Gateway, or a Gateway that you have already.",
 )
 @click.option(
     "--output",
     default="extproc-kubernetes",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="A new folder.",
+    help="The new folder to write.",
 )
 def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None:
     """Write a folder for `kubectl apply -k`.
 
-    It puts the service before the vLLM Pods of a Service that is there already, and names them in one place.
+    It puts the router before the vLLM Pods of a Service that you have already. One line names this Service.
     """
     from extproc.kubernetes_folder import KubernetesFolder  # noqa: PLC0415
 
@@ -242,15 +251,15 @@ def explain(
 ) -> None:
     """Say where a request would go, and why.
 
-    The request's body is read from standard input. The running service is asked, with all that it knows of
-    caches and loads. With a configuration FILE a new picker is asked, which has seen no request yet.
+    It reads the request's body from standard input. It asks the running service, which knows what is cached
+    and how busy the endpoints are. With a configuration FILE it asks a new picker without such knowledge.
     """
     from extproc.router.service.explain import explain_once, fetch_explanation  # noqa: PLC0415
     from extproc.router.settings.reading import load_settings  # noqa: PLC0415
 
     config = _one_file(file, config)
     if config is not None and url is not None:
-        raise click.UsageError("--url asks the running service, a FILE none: give one of the two")
+        raise click.UsageError("--url asks the running service, FILE does not: give one of the two")
     if sys.stdin.isatty():
         click.echo("type or paste the request's body, then press Ctrl-D", err=True)
     body = sys.stdin.buffer.read()
@@ -277,9 +286,9 @@ def explain(
 @click.option(
     "--url", metavar="URL", help=f"The running service's admin port. [default: FILE's, {ADMIN_URL}]"
 )
-@click.option("--envoy", metavar="URL", help="The admin port of an Envoy that asks it.")
-@click.option("--namespace", metavar="NAME", help="Where it runs in Kubernetes. [default: the engines']")
-@click.option("--seconds", default=5.0, show_default=True, help="For how long requests are counted.")
+@click.option("--envoy", metavar="URL", help="The admin port of an Envoy that asks the service.")
+@click.option("--namespace", metavar="NAME", help="The service's namespace. [default: the engines']")
+@click.option("--seconds", default=5.0, show_default=True, help="How long to count requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     *,
@@ -291,11 +300,11 @@ def doctor(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Look for what is wrong, and say what mends it.
+    """Find what is wrong, and say how to fix it.
 
     It looks at the running service, its configuration (FILE's, if one is given), the engines, Envoy and
     Kubernetes, and changes nothing. Exits with 0 if nothing is wrong, 1 if something is (notes do not count),
-    2 if it knows of no configuration to go by. docs/how-to/doctor.md has every finding.
+    2 if it finds no configuration. docs/how-to/doctor.md has every finding.
     """
     from extproc.doctor.checks import write_report  # noqa: PLC0415
     from extproc.doctor.collect import look_around  # noqa: PLC0415

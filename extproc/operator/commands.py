@@ -69,20 +69,20 @@ async def find_own_image(clients: KubeClients, environment: Mapping[str, str] = 
 
 @click.command("operate")
 @click.option("--image", help="The image of the runs' Pods. [default: that of this operator's own Pod]")
-@click.option("--namespace", "namespaces", multiple=True, help="Look after these namespaces; else after all.")
+@click.option("--namespace", "namespaces", multiple=True, help="Only these namespaces. [default: all]")
 @click.option("--kubeconfig", help="A kubeconfig. [default: the service account, else ~/.kube/config]")
 @click.option(
     "--look",
     type=click.FloatRange(0.1),
     default=10.0,
     show_default=True,
-    help="Seconds after which each Benchmark is looked at again without any event.",
+    help="Look at each Benchmark again after so many seconds, also without an event.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Serve the page, metrics and health here.")
 @click.option(
     "--reports",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with NAMESPACE/CLAIM: the page links the reports in it.",
+    help="A folder with NAMESPACE/CLAIM in it: the page links to the reports there.",
 )
 @click.option("--print-crd", is_flag=True, help="Print the CustomResourceDefinition and end.")
 def operate(
@@ -95,7 +95,7 @@ def operate(
     reports: Path | None,
     print_crd: bool,
 ) -> None:
-    """Run the Benchmarks that are objects of Kubernetes.
+    """Run the Benchmark objects of a Kubernetes cluster.
 
     Needs the extra `operator`. Run one replica. Ends on SIGTERM or SIGINT; runs go on without it.
     """

@@ -100,12 +100,12 @@ arms_option = click.option(
     show_default=True,
     callback=check_names("check_arms", parse_arm),
     metavar="NAME[:OPTION=VALUE,…]",
-    help=f"A strategy with its settings, or a peer: {', '.join(PEERS)}. All get the same arrivals.",
+    help=f"A strategy with its settings, or another router's rule: {', '.join(PEERS)}.",
 )
-csv_option = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
-warmup_option = click.option("--warmup-s", type=SECONDS, help="Not measured. [default: the workload's]")
+csv_option = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write a line per run.")
+warmup_option = click.option("--warmup-s", type=SECONDS, help="Warm-up time. [default: the workload's]")
 measured_option = click.option(
-    "--measured-s", type=RATE, help="Measured after that. [default: the workload's]"
+    "--measured-s", type=RATE, help="Time that is measured. [default: the workload's]"
 )
 
 
@@ -161,19 +161,19 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
     "loads",
     type=RATE,
     multiple=True,
-    help="Share of the workload's capacity; each one is a run. [default: 0.75]",
+    help="Share of the workload's capacity. Several make several runs. [default: 0.75]",
 )
 @click.option("--rate", type=RATE, help="Requests per second instead.")
-@click.option("--users", type=POSITIVE, help="Closed loop instead: so many sessions at a time.")
-@click.option("--trace", type=click.Path(dir_okay=False), help="Instead: a trace in Mooncake's format.")
-@click.option("--trace-speed", type=RATE, default=1.0, show_default=True, help="Times as fast.")
-@click.option("--requests", type=POSITIVE, help="So many instead of a measured time.")
-@click.option("--think-s", type=SECONDS, help="Mean pause before a next turn. [default: the workload's]")
+@click.option("--users", type=POSITIVE, help="Closed loop instead: this many sessions at a time.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="A trace in Mooncake's format instead.")
+@click.option("--trace-speed", type=RATE, default=1.0, show_default=True, help="So many times as fast.")
+@click.option("--requests", type=POSITIVE, help="This many, instead of a measured time.")
+@click.option("--think-s", type=SECONDS, help="Mean pause before the next turn. [default: the workload's]")
 @click.option(
     "--profile",
     "profiles",
     multiple=True,
-    help="A profile's name or YAML file; endpoints get several in turns. [default: the workload's]",
+    help="A profile's name or YAML file; several go round the endpoints. [default: the workload's]",
 )
 @arms_option
 @_take_axes(multiple=False)
@@ -182,7 +182,7 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
     default="",
     callback=_check_spike,
     metavar=SPIKE_SYNTAX,
-    help="For a while so many times the load; seconds from the start of the run, warm-up included.",
+    help="For BURST_S seconds, TIMES the load. AFTER_S counts from the start, with warm-up.",
 )
 @click.option(
     "--autoscale",
@@ -191,19 +191,19 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
     default=[_NO_SCALER],
     callback=_check_scalings,
     metavar=autoscaler.SYNTAX,
-    help=f"Kubernetes' HPA by {', '.join(autoscaler.Metric)}; each one is a run, {_NO_SCALER} too.",
+    help=f"Kubernetes' HPA by {', '.join(autoscaler.Metric)}; each one is a run, also {_NO_SCALER}.",
 )
 @click.option(
     "--slo-ttft-s",
     type=RATE,
     default=1.0,
     show_default=True,
-    help="With a spike or an autoscaler: a second is missed in which more than 5 % wait longer.",
+    help="With a spike or an autoscaler: a second is bad if more than 5 % wait longer.",
 )
 @warmup_option
 @measured_option
-@click.option("--seed", "seeds", type=Seeds(), default="0", show_default=True, help="3, 1,5 or 1-8.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="All figures and all settings.")
+@click.option("--seed", "seeds", type=Seeds(), default="0", show_default=True, help="As 3, 1,5 or 1-8.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures and settings here.")
 @csv_option
 def fleet(
     *, preset: str | None, seeds: Sequence[int], json_path: Path | None, csv_path: Path | None, **options: Any
@@ -342,7 +342,7 @@ def matrix(
 ) -> None:
     """Simulate every combination, on all cores.
 
-    FOLDER keeps the figures. What it has is not run again: a command that was stopped continues, and one
+    FOLDER keeps the figures. Runs that it has are not done again. So a stopped command continues, and one
     with more arms, loads or seeds adds to it.
     """
     kinds = [(name,) if name else () for name in profiles]

@@ -42,11 +42,9 @@ def read_ports(text: str) -> list[int]:
 @click.option("--port", type=click.IntRange(0, 65535), help="One port; 0 for a free one.")
 @click.option("--ports", help="Several endpoints in one process, as in 8001-8008.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--name", default="vllm", show_default=True, help="The endpoint's name. Several add -0, -1, …")
 @click.option(
-    "--name", default="vllm", show_default=True, help="The endpoint's; of several, -0 and so on follow."
-)
-@click.option(
-    "--model", "models", multiple=True, default=["simulated"], show_default=True, help="Served names."
+    "--model", "models", multiple=True, default=["simulated"], show_default=True, help="The model's names."
 )
 @click.option("--adapter", "adapters", multiple=True, help="A LoRA adapter that is loaded at the start.")
 @click.option(
@@ -68,7 +66,7 @@ def read_ports(text: str) -> list[int]:
 )
 @click.option("--force-include-usage", is_flag=True, help="Streams end with usage, requested or not.")
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens.")
-@click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events there, as in tcp://*:5557.")
+@click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events here, as tcp://*:5557.")
 @click.option("--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events.")
 @click.option(
     "--fail", "faults", multiple=True, metavar="NAME=VALUE", help=f"One of {', '.join(Faults.model_fields)}."

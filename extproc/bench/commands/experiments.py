@@ -62,7 +62,7 @@ def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
             "--board",
             metavar="HOST:PORT",
             hidden=True,
-            help="Serve progress, and the arm that is wanted, here.",
+            help="Serve progress and the wanted arm here.",
         ),
         brief_option,
         click.option("--quiet", is_flag=True, help="No live display."),
@@ -120,14 +120,14 @@ def run_with_status(
     type=click.FloatRange(0),
     default=0.03,
     show_default=True,
-    help="By what share the loads may differ.",
+    help="The share by which the loads may differ.",
 )
 def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: float) -> None:
     """Compare two reports, or folders of repeats.
 
-    A and B are a report.json each, or folders with several: repeats, paired by seed. With repeats a figure is
-    called better or worse, if the interval of its change says so. Exit 3 if the two cannot be compared:
-    unequal load, another schedule, a run that is not valid.
+    A and B are a report.json each, or a folder of repeats each, which are paired by seed. With repeats, a
+    figure is better or worse only if the interval of its change excludes zero. Exit 3 if the two cannot be
+    compared: unequal load, another schedule, a run that is not valid.
     """
     if b is None:
         raise SettingsError("compare with one table was removed in 0.2: use `bench page TABLE.csv`")
@@ -175,8 +175,8 @@ def ab(
 ) -> None:
     """Compare strategies or servers at equal load.
 
-    All get the same schedule. Each arm is switched to live, caches are emptied, then it is measured; again
-    with other seeds. Exit 3 if the arms are not comparable.
+    All get the same schedule. For each arm it switches the running service, empties the caches and measures,
+    again with each seed. Exit 3 if the arms are not comparable.
     """
     spec = read_spec_or_flags(spec_file, urls, rate, duration)
     if output is not None:
@@ -194,7 +194,7 @@ def ab(
 
 @click.command("sweep")
 @click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
-@click.option("--output", type=FOLDER, required=True, help="Folder that keeps what is done, and the page.")
+@click.option("--output", type=FOLDER, required=True, help="Folder that keeps the runs and the page.")
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @display_options
@@ -210,8 +210,8 @@ def sweep_command(
 ) -> None:
     """Measure every strategy at every concurrency.
 
-    With every dataset, in every repeat. What the folder has is not done again: the same command goes on after
-    it was stopped, and more arms, loads or repeats add to what is there. Exit 3 if runs are missing or bad.
+    With every dataset, in every repeat. Runs that the folder has are not done again. So a stopped command
+    continues, and one with more arms, loads or repeats adds to it. Exit 3 if runs are missing or not valid.
     """
     spec = read_spec(spec_file)
     tasks = sweep.list_tasks(spec)
@@ -280,10 +280,10 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 def saturate_command(
     *, spec_file: Path, output: Path | None, quiet: bool, brief: Path | None, board: str | None
 ) -> None:
-    """Find the highest rate that is still served.
+    """Find the highest rate that the server can keep up with.
 
-    Beyond it more requests bring latency and no throughput. Exit 3 if the client was the limit before the
-    server was.
+    Beyond it, more requests only add latency. Exit 3 if the client reached its limit before the server
+    did.
     """
     spec = read_spec(spec_file)
     if output is not None:
@@ -313,7 +313,7 @@ def saturate_command(
     type=click.FloatRange(0, min_open=True),
     default=5.0,
     show_default=True,
-    help="Seconds that a request may take, assumed.",
+    help="Seconds that a request takes, as a guess.",
 )
 def plan_command(spec_file: Path, latency: float) -> None:
     """Say what a run would do; exit 2 if it cannot be done."""

@@ -89,20 +89,20 @@ THRESHOLD_MISSED = 4
 
 @click.group(cls=CommandGroup)
 def bench() -> None:
-    """Measure what routing does, at an honest load."""
+    """Measure what routing does to latency and throughput."""
 
 
 @bench.command("run")
 @click.argument("spec_file", metavar="[SPEC.yaml]", type=FILE, required=False)
-@click.option("--url", help="Without a spec: the server. Conversations are made up, a fifth is warm-up.")
+@click.option("--url", help="Without a spec: the server. Prompts are generated, a fifth is warm-up.")
 @click.option("--rate", type=parse_rate, metavar="RATE", help="With --url: requests per second.")
 @click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: how long, such as 60s.")
 @click.option("--trace", type=FILE, help="With --url: this trace at its own times, or at --rate.")
-@click.option("--output", type=FOLDER, help="Folder for every report, and for each request as it ends.")
+@click.option("--output", type=FOLDER, help="Folder for all reports, and for a line per request.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
-@click.option("--linger", type=parse_duration, default="0s", hidden=True, help="Metrics so much longer.")
+@click.option("--linger", type=parse_duration, default="0s", hidden=True, help="Metrics so long after.")
 @removed_option("--pushgateway", "scrape --metrics-port, see docs/how-to/benchmark.md")
-@click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
+@click.option("--part", metavar="I/N", help="Send part I (from 0) of N equal ones; needs --output.")
 @click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @display_options
@@ -125,8 +125,8 @@ def run_command(
 ) -> None:
     """Run a benchmark.
 
-    Exit 2 if it cannot be done, 3 if the result does not hold, 4 if it misses a threshold. A first Ctrl-C or
-    SIGTERM ends it early and reports what was done, as partial. Of a part `bench report` makes the report.
+    Exit 2 if it cannot be done, 3 if the result is not valid, 4 if it misses a threshold. The first Ctrl-C or
+    SIGTERM ends it early, with partial reports. For a part, `bench report` makes the report.
     """
     spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration, trace)
     if part is None and start_at is not None:
@@ -178,8 +178,8 @@ def _end(said: Report, *, is_excused: bool) -> None:
 def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path | None) -> None:
     """Make a run's reports again, from its journal.
 
-    Even if it was killed. The journals of a run's parts are merged into one report; a part that is missing
-    makes it invalid.
+    It also works for a run that was killed. The parts of a run make one report. If a part is missing, it is
+    not valid.
     """
     result = read_run(journals)
     said = build_report(result)
@@ -194,7 +194,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
 @click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here.")
 @click.option("--endpoints", type=click.IntRange(1), help="How many there are. [default: those in `scrape`]")
-@click.option("--json", "as_json", is_flag=True, help="The account as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json: bool) -> None:
     """Prepare a spec's dataset, and say what is in it."""
     spec = read_spec(spec_file)
@@ -221,16 +221,16 @@ _TIMEOUT_S = 6 * 60 * 60
 @click.option("--request-rate", type=float, default=float("inf"))
 @click.option("--max-concurrency", type=int)
 @click.option("--num-prompts", type=click.IntRange(1), default=1000)
-@click.option("--max-conversations", type=int, help="So many prompts, in the file's order.")
+@click.option("--max-conversations", type=int, help="This many prompts, in the file's order.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for all reports.")
-@click.option("--print-spec", is_flag=True, help="Print the spec that this is, and run nothing.")
+@click.option("--print-spec", is_flag=True, help="Print this run as a spec, and run nothing.")
 @click.pass_context
 def serve_command(
     context: click.Context, /, *, output: Path | None, print_spec: bool, **flags: object
 ) -> None:
-    """Run a published benchmark by its own flags.
+    """Run a published benchmark with its own flags.
 
-    Those of KubeAI's jobs; prints vLLM's text. Exit 3 if the result does not hold.
+    It takes the flags of KubeAI's jobs, and prints vLLM's text. Exit 3 if the result is not valid.
     """
     if context.args:
         name = context.args[0].partition("=")[0]

@@ -213,8 +213,8 @@ class Stack(SpecSection):
 class Watching(SpecSection):
     """Looks at the endpoints every few seconds: how many are ready, what waits, how full KV caches are.
 
-    `every` is how often. The endpoints are those that the router at `admin` (`ip:port`) says are ready, in
-    its `pool` or its first; without `admin` those of `scrape`, ready as long as they answer.
+    `every` is how often. With `admin` (`ip:port` of the router's admin port) it looks at the ready endpoints
+    of `pool`, or of the first pool. Without it looks at those of `scrape`; they are ready if they answer.
     """
 
     every: Seconds = Field(default=5.0, ge=0.1)
