@@ -173,7 +173,7 @@ class _ServicePort(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).isdecimal():
-            self.fail(f"{value!r} is no number; a port's name goes with --target-port", param, ctx)
+            self.fail(f"{value!r} is not a number. (A port's name goes with --target-port.)", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -166,7 +166,7 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
 @click.option("--rate", type=RATE, help="Requests per second instead.")
 @click.option("--users", type=POSITIVE, help="Closed loop instead: this many sessions at a time.")
 @click.option("--trace", type=click.Path(dir_okay=False), help="A trace in Mooncake's format instead.")
-@click.option("--trace-speed", type=RATE, default=1.0, show_default=True, help="So many times as fast.")
+@click.option("--trace-speed", type=RATE, default=1.0, show_default=True, help="Speed of the replay.")
 @click.option("--requests", type=POSITIVE, help="This many, instead of a measured time.")
 @click.option("--think-s", type=SECONDS, help="Mean pause before the next turn. [default: the workload's]")
 @click.option(

@@ -148,7 +148,7 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
         (["--service", "Qwen"], "'Qwen' is no name that Kubernetes takes"),
         (["--target-port", "a}b"], "'a}b' is no name that Kubernetes takes"),
         (["--target-port", "70000"], "extproc.yaml:8: pools.0.endpoints.kubernetes.port"),
-        (["--port", "http"], "'http' is no number; a port's name goes with --target-port"),
+        (["--port", "http"], "'http' is not a number. (A port's name goes with --target-port.)"),
         (["--target-port", "0"], "extproc.yaml:8: pools.0.endpoints.kubernetes.port"),
         (["--target-port", "²"], "'²' is no name that Kubernetes takes"),
         (["--service", "on"], "'on' is no name to YAML: take another one"),
