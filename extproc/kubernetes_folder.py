@@ -35,8 +35,8 @@ _FORWARD: Final = {
 }
 
 _CONFIGURATION: Final = """\
-# Where requests go, and the one place that names vLLM. After `kubectl apply -k` the running service takes a
-# change within a minute or so (the kubelet's delay). `extproc init` prints every other setting.
+# Where requests go. Only this file names vLLM. After a change run `kubectl apply -k`: the running service has it
+# within about a minute, because the kubelet copies it late. `extproc init` prints every other setting.
 pools:
 - name: {pool}
   # models: [{model}]  # with a second pool: the requests for these come here
@@ -46,8 +46,8 @@ pools:
   fallbacks: 2  # further endpoints, for the gateway's retries
   strategy:
     name: prefix_cache
-    engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` finds out
-    gateways: 2  # replicas that share no picks; behind an autoscaler its minReplicas
+    engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` measures yours
+    gateways: 2  # replicas that share no picks; with an autoscaler its minReplicas
 """
 _READ: Final = "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
 _KUSTOMIZATION: Final = """\
@@ -90,7 +90,7 @@ _ROUTED_PORT: Final = "- path: manifests/replacements/port.yaml\n"
 _WRITTEN: Final = """Written: {output}/
   extproc.yaml        the pool: Service {service}, port {target_port}
   kustomization.yaml  namespace {namespace}, image {image}
-  manifests/          what these two change
+  manifests/          our manifests, which these two change
 {joining}
 Run:
 {image_steps}  kubectl apply -k {output}
@@ -110,11 +110,11 @@ _NAMING: Final = """\
   write into {output}/kustomization.yaml, with your registry: newName: REGISTRY/extproc-router
 """
 _JOINING: Final = """
-Three files join a Gateway of Envoy Gateway to it. Write your Gateway's name into the first two, and uncomment
+Three files make your Gateway of Envoy Gateway ask the service. Write its name into the first two, and uncomment
 `components` in kustomization.yaml:
   gateway/route.yaml     HTTPRoute: the requests for vLLM
   gateway/policies.yaml  EnvoyExtensionPolicy: asks the service; BackendTrafficPolicy: goes where it says;
-                         ClientTrafficPolicy: of the whole Gateway, so join it with yours if it has one
+                         ClientTrafficPolicy: for the whole Gateway. If yours has one, merge the two
   gateway/network.yaml   NetworkPolicy: lets Envoy Gateway's Envoys reach the service
 The Gateway's EnvoyProxy needs an access log to the service, too: docs/how-to/existing-gateway.md.
 """

@@ -15,9 +15,9 @@ from extproc.router.routing.strategies.base import (
     StrategySettings,
 )
 
-TURN: Final = Reason("turn", "its turn (`round_robin`), or by chance (`random`)", "yellow")
-LEAST_LOAD: Final = Reason("least_load", "the least loaded", "cyan")
-NO_PREFIX: Final = Reason("no_prefix", "nothing to hash: the least loaded", "grey")
+TURN: Final = Reason("turn", "it was its turn (`round_robin`), or chance (`random`)", "yellow")
+LEAST_LOAD: Final = Reason("least_load", "it had the least load", "cyan")
+NO_PREFIX: Final = Reason("no_prefix", "the request has no prompt. This endpoint had the least load", "grey")
 
 
 class _Blind(Strategy, Reading):

@@ -26,9 +26,11 @@ from extproc.router.routing.strategies.base import (
 _WALK_LENGTH: Final = 16
 
 
-HOME: Final = Reason("home", "the first endpoint of the prefix's walk", "magenta")
+HOME: Final = Reason("home", "it is the usual endpoint for this prefix", "magenta")
 SPILL: Final = Reason(
-    "spill", "home was over its bound, or the warmest had too much to do: the next one", "orange"
+    "spill",
+    "the usual endpoint, or the one with most of the prompt, was too busy. This is the next",
+    "orange",
 )
 
 

@@ -52,10 +52,10 @@ _FAILED: Final = 500
 
 _POSITIONS: Final = 64
 
-SESSION: Final = Reason("session", "where the conversation's earlier turns went (`prefix_cache`)", "green")
-PREFIX: Final = Reason("prefix", "none of those compared holds more of the prompt (`prefix_cache`)", "blue")
+SESSION: Final = Reason("session", "earlier turns of the conversation went there (`prefix_cache`)", "green")
+PREFIX: Final = Reason("prefix", "no compared endpoint holds more of the prompt (`prefix_cache`)", "blue")
 COLD: Final = Reason(
-    "cold", "none of those compared holds any of it: the cheapest (`prefix_cache`)", "yellow"
+    "cold", "no compared endpoint holds any of the prompt. This is the cheapest (`prefix_cache`)", "yellow"
 )
 _BY_PROMPT: Final = (SESSION, PREFIX, COLD, HOME, SPILL)
 
