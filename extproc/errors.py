@@ -13,10 +13,13 @@ class SettingsError(ExtprocError):
 
 
 class MissingExtra(SettingsError):
-    """A package is not installed; `user` is what needs it, `extra` brings it."""
+    """A package is not installed; `user` is what needs it, `extra` brings it.
+
+    The advice is for a checkout, because no package index has us.
+    """
 
     def __init__(self, user: str, extra: str) -> None:
-        super().__init__(f"{user} needs the extra `{extra}`: pip install 'extproc-router[{extra}]'")
+        super().__init__(f"{user} needs the extra `{extra}`; in a checkout: pip install '.[{extra}]'")
 
 
 class AddressError(ExtprocError, ValueError):
