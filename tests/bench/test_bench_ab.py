@@ -228,6 +228,17 @@ async def test_failed_runs_leave_figures_out_and_say_so() -> None:
         await compared(World(), comparing(baseline="fastest"))
 
 
+async def test_clients_limit_is_told_from_other_faults_by_its_kind() -> None:
+    """Not by a text, which an arm's name or a server's words may have."""
+    limited = await ab.run_trials(seeded := comparing(repeats=1), (world := World(started_s=None)).run, world)
+    failed = await ab.run_trials(seeded, (world := World(failure="timeout")).run, world)
+    renamed = [replace(trial, arm="invalid: client-limited") for trial in failed[:1]]
+
+    found = [ab.summarise_trials(each, seeded.ab) for each in (limited, [*limited[:1], *renamed])]
+    assert [one.is_client_limited_only for one in found] == [True, False]
+    assert "invalid: client-limited (repeat 1) is invalid: requests failed" in found[1].faults[1]
+
+
 async def test_table_has_every_figure_and_the_json_every_trial() -> None:
     summary = await compared(World(), comparing())
     text, fields = ab.ab_markdown(summary), json.loads(report.encode_report(summary))

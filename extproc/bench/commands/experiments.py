@@ -16,7 +16,6 @@ from extproc.bench.experiments.compare import compare, comparison_html, comparis
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
-from extproc.bench.judge.verdict import CLIENT_LIMITED
 from extproc.bench.progress import Pace, run_until_signal
 from extproc.bench.published.sweep_table import gather, sweep_html, sweep_markdown
 from extproc.bench.published.tables import read_published, write_rows
@@ -189,7 +188,8 @@ def ab(
     text, page = ab_markdown(compared), ab_html(compared)
     click.echo(text, nl=False)
     _write(output, {"ab.json": report.encode_report(compared).decode(), "ab.html": page, "ab.md": text})
-    _end(compared.faults, compared.remarks, brief=brief, allow_client_limited=allow_client_limited)
+    is_excused = allow_client_limited and compared.is_client_limited_only
+    _end(compared.faults, compared.remarks, brief=brief, is_excused=is_excused)
 
 
 @click.command("sweep")
@@ -241,9 +241,8 @@ def sweep_command(
         {"sweep.html": sweep_html(done), "sweep.csv": write_rows(cells), "sweep.md": sweep_markdown(done)},
     )
     good, bad = "every run is valid", "the sweep does not hold as a whole"
-    _end(
-        done.faults, done.remarks, brief=brief, allow_client_limited=allow_client_limited, good=good, bad=bad
-    )
+    is_excused = allow_client_limited and done.is_client_limited_only
+    _end(done.faults, done.remarks, brief=brief, is_excused=is_excused, good=good, bad=bad)
 
 
 def _run_all(
@@ -345,14 +344,12 @@ def _end(
     *,
     brief: Path | None = None,
     figures: Mapping[str, float | None] = MappingProxyType({}),
-    allow_client_limited: bool = False,
+    is_excused: bool = False,
     good: str = "comparable",
     bad: str = "not comparable",
 ) -> None:
     """Says whether an experiment holds, on the terminal and to a program, and by the exit status."""
     write_brief(brief, build_brief(bad if faults else good, not faults, faults, remarks, figures))
     print_faults(faults, remarks, Console(stderr=True), good=good, bad=bad)
-    limited = f"invalid: {CLIENT_LIMITED}"
-    is_excused = all(limited in fault and f"{limited}," not in fault for fault in faults)
-    if faults and not (allow_client_limited and is_excused):
+    if faults and not is_excused:
         sys.exit(NOT_COMPARABLE)

@@ -187,6 +187,12 @@ class AbReport:
     def is_valid(self) -> bool:
         return not self.faults
 
+    @property
+    def is_client_limited_only(self) -> bool:
+        """Whether no fault is of another kind than that the client was a run's limit."""
+        # Each such run is one fault, so that one more is of another kind.
+        return len(self.faults) == sum(one.report.verdict.is_client_limited_only for one in self.trials)
+
 
 def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """Builds the report of one or more trials per arm; the baseline is `ab.baseline`, else the first arm.

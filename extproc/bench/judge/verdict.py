@@ -21,6 +21,7 @@ MISSING = "share missing"
 CLIENT_LIMITED = "client-limited"
 NOT_OFFERED = "load not offered"
 CLOCKS = "clocks apart"
+VALID, DOUBTFUL, INVALID = "valid", "valid, with remarks", "invalid: "
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
@@ -95,7 +96,7 @@ def build_verdict(
     """A verdict is valid as long as nothing speaks against it; `doubts` are the first of its remarks."""
     against, doubts = tuple(reasons), tuple(doubts)
     kinds = tuple(dict.fromkeys(reason.kind for reason in against))
-    text = f"invalid: {', '.join(kinds)}" if against else "valid, with remarks" if doubts else "valid"
+    text = f"{INVALID}{', '.join(kinds)}" if against else DOUBTFUL if doubts else VALID
     return RunVerdict(
         not against,
         text,
@@ -105,6 +106,13 @@ def build_verdict(
         kinds,
         has_doubts=bool(doubts) and not against,
     )
+
+
+def parse_verdict(text: str) -> RunVerdict:
+    """Reads a verdict from its text, as a table has it; another text than ours is of a kind of its own."""
+    is_valid = text in {VALID, DOUBTFUL}
+    kinds = () if is_valid else tuple(text.removeprefix(INVALID).split(", "))
+    return RunVerdict(is_valid, text, (), (), Figures(), kinds, has_doubts=text == DOUBTFUL)
 
 
 def judge(result: RunResult) -> RunVerdict:
