@@ -124,6 +124,9 @@ def test_run_past_capacity_is_remarked_and_a_capped_schedule_measured_as_a_whole
     capped = said(result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5)))
 
     assert "past its capacity" in next(find_remarks([("B", said(slower(8)))], 0.03))
+    # Of 100 that were sent 15 end after the window; of 20, two: that is counting.
+    assert "past its capacity" in next(find_remarks([("B", said(steady(100)))], 0.03))
+    assert list(find_remarks([("B", said(steady(20, per_second=2)))], 0.03)) == []
     assert list(find_remarks([("A", said(steady(1000)))], 0.03)) == []
     assert capped.measured == capped.whole
     assert said(steady(100)).measured == said(steady(100)).steady
@@ -140,13 +143,13 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(bench, ["compare", *arguments])
 
 
-def test_compare_command_prints_ratios_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
+def test_compare_command_prints_changes_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", steady(100))
     fair = call(a, write(tmp_path / "b.json", slower(2)))
     unequal = call(a, write(tmp_path / "c.json", steady(100, per_second=20)))
 
     assert (fair.exit_code, unequal.exit_code) == (0, 3)
-    assert "2.000" in fair.output
+    assert "+100.0%" in fair.output
     assert "unequal load" in unequal.stderr
 
 
@@ -163,12 +166,14 @@ def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
 
 def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) -> None:
     page = tmp_path / "new" / "both.html"
-    sides = [write(tmp_path / f"{name}.json", steady(100)) for name in ("least_load", "prefix_cache")]
+    names = ("least_load", "prefix_cache")
+    sides = [write(tmp_path / name / "report.json", steady(100)) for name in names]
     told = call(*sides, "--output", str(page))
 
     assert told.exit_code == 0, told.output
     assert "prefix_cache sends the first token as soon as least_load" in told.stdout
-    assert "prefix_cache / least_load" in told.stdout
+    assert f"All figures: {page}." in told.stdout
+    assert ("TPOT p99" in told.stdout, "TPOT p99" in page.read_text()) == (False, True)
     assert "<title>least_load and prefix_cache</title>" in page.read_text()
     assert "sends the first token as soon as" in page.read_text()
 

@@ -130,13 +130,21 @@ def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: flo
     """
     if b is None:
         raise SettingsError("compare with one table was removed in 0.2: use `bench page TABLE.csv`")
-    names = (a.stem, b.stem) if a.stem != b.stem else (str(a), str(b))
-    comparison = compare(_read_reports(a), _read_reports(b), names=names, tolerance=tolerance)
-    click.echo(comparison_markdown(comparison), nl=False)
+    comparison = compare(_read_reports(a), _read_reports(b), names=_name_sides(a, b), tolerance=tolerance)
+    click.echo(comparison_markdown(comparison))
+    click.echo(f"All figures: {output}." if output else "`--output FILE.html` writes a page of all figures.")
     if output is not None:
         make_folder(output.parent)
         _write(output.parent, {output.name: comparison_html(comparison)})
     _end(comparison.faults, comparison.remarks)
+
+
+def _name_sides(a: Path, b: Path) -> tuple[str, str]:
+    """What tells two paths apart: of a `report.json` each their folders' names."""
+    a, b = a.resolve(), b.resolve()
+    while a.name == b.name and a != b:
+        a, b = a.parent, b.parent
+    return a.name.removesuffix(".json"), b.name.removesuffix(".json")
 
 
 def _read_reports(path: Path) -> list[report.Report]:
@@ -186,7 +194,9 @@ def ab(
 
     compared = summarise_trials(_run_all(board, Pace(count_runs(spec.ab)), work, quiet=quiet), spec.ab)
     text, page = ab_markdown(compared), ab_html(compared)
-    click.echo(text, nl=False)
+    click.echo(text)
+    rest = f"All figures: {output / 'ab.html'}, {output / 'ab.json'}." if output else None
+    click.echo(rest or "`--output DIR` writes a page of all figures, and every run's reports.")
     _write(output, {"ab.json": report.encode_report(compared).decode(), "ab.html": page, "ab.md": text})
     is_excused = allow_client_limited and compared.is_client_limited_only
     _end(compared.faults, compared.remarks, brief=brief, is_excused=is_excused)

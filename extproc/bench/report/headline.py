@@ -108,11 +108,12 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
 
 
 _SHOWN = (
-    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms"),
-    *("e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
+    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_mean_ms", "ttft_median_ms", "ttft_p99_ms"),
+    *("itl_mean_ms", "e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
+    *("total_tok_per_dollar", "output_tok_per_dollar"),
 )
-# Only where a price is known.
-_SPENT = ("total_tok_per_dollar", "output_tok_per_dollar")
+# A comparison has a row of several values for each: what says nearly the same as another row stays out.
+_OF_ONE_RUN = frozenset({"output_tok_per_s", "time_per_token_mean_ms", "output_tok_per_dollar"})
 SHARES = frozenset({"hit_rate", "goodput", "failed"})
 LATENCIES = {
     "TTFT": "ttft",
@@ -143,11 +144,18 @@ def name_part(said: Report) -> str:
 def headlines(said: Report) -> dict[str, str]:
     """Headings and figures of the measured part; failures are those of the whole run."""
     figures = read_figures(said)
-    figures_shown = [(name, value) for name in (*_SHOWN, *_SPENT) if (value := figures[name]) is not None]
+    figures_shown = [(name, value) for name in _SHOWN if (value := figures[name]) is not None]
     return {
         **{FIGURES[name].heading: show(name, value) for name, value in figures_shown},
         "failed, of the whole run": name_failed(said),
     }
+
+
+def pick_headlines(*sides: Mapping[str, float | None]) -> list[str]:
+    """The figures that a comparison shows first, of those that a side has; failures if there are some."""
+    names = [name for name in _SHOWN if name not in _OF_ONE_RUN]
+    known = [name for name in names if any(side.get(name) is not None for side in sides)]
+    return [*known, "failed"] if any(side.get("failed") for side in sides) else known
 
 
 def show(name: str, value: float | None) -> str:
