@@ -115,6 +115,11 @@ def test_dataset_is_laid_over_the_traffic_shape_and_named() -> None:
         ({"concurrency": []}, 1, "give the numbers of requests in flight"),
         ({"datasets": {"mine": {"req_rat": 3}}}, 1, "mine: "),
         ({"datasets": {"mine": {"preset": "none"}}}, 1, "no preset 'none'"),
+        (
+            {"datasets": {"mine": {"dataset": "randon"}}},
+            1,
+            "mine: .*no dataset 'randon'; did you mean random",
+        ),
         ({"concurrency": [1]}, 2, "2 processes cannot share a concurrency of 1"),
     ],
 )

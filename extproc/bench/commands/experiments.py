@@ -16,6 +16,7 @@ from extproc.bench.experiments.compare import compare, comparison_html, comparis
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
+from extproc.bench.load.registry import find_part_faults
 from extproc.bench.progress import Pace, run_until_signal
 from extproc.bench.published.sweep_table import gather, sweep_html, sweep_markdown
 from extproc.bench.published.tables import read_published, write_rows
@@ -70,6 +71,11 @@ def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
     return command
 
 
+def read_checked(path: Path) -> Spec:
+    """Reads a spec file, the names and options of its parts included."""
+    return read_spec(path, find_part_faults)
+
+
 def read_spec_or_flags(
     path: Path | None,
     urls: Sequence[str],
@@ -81,7 +87,7 @@ def read_spec_or_flags(
     if path is not None:
         if urls or rate is not None or duration is not None or trace is not None:
             raise SettingsError("give a spec file, or --url, --rate and --duration, not both")
-        return read_spec(path)
+        return read_checked(path)
     if not urls or (trace is None and (rate is None or duration is None)):
         raise SettingsError("give a spec file (`bench init` writes one), or --url, --rate and --duration")
     # Sessions would offer less in a short time: their turns wait for answers.
@@ -223,7 +229,7 @@ def sweep_command(
     With every dataset, in every repeat. What the folder has is not done again: the same command goes on after
     it was stopped, and more arms, loads or repeats add to what is there. Exit 3 if runs are missing or bad.
     """
-    spec = read_spec(spec_file)
+    spec = read_checked(spec_file)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
@@ -294,7 +300,7 @@ def saturate_command(
     Beyond it more requests bring latency and no throughput. Exit 3 if the client was the limit before the
     server was.
     """
-    spec = read_spec(spec_file)
+    spec = read_checked(spec_file)
     if output is not None:
         make_folder(output)
 
@@ -327,10 +333,10 @@ def saturate_command(
 def plan_command(spec_file: Path, latency: float) -> None:
     """Say what a run would do; exit 2 if it cannot be done."""
     try:
-        planned = plan_here(read_spec(spec_file), latency_s=latency)
+        planned = plan_here(read_checked(spec_file), latency_s=latency)
     except SettingsError as error:
         # What `run` refuses, in the words of `run`.
-        _end_plan([str(error)])
+        _end_plan(str(error).splitlines())
         return
     click.echo(plan_text(planned), nl=False)
     _end_plan(planned.faults, planned.remarks)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
-from extproc.bench.load.registry import DATASET_OPTIONS, Registry
+from extproc.bench.load.registry import DATASET_OPTIONS, Registry, list_option_faults
 from extproc.bench.load.shapes import Times, build_schedule, build_shape, count_due
 from extproc.bench.spec.section import SpecSection, list_faults
 from extproc.bench.spec.traffic import TrafficShape
@@ -141,9 +141,9 @@ def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, .
     try:
         return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
     except ValidationError as error:
-        fields = DATASET_OPTIONS.get(dataset.name, SpecSection).model_fields.values()
-        options = ", ".join(field.alias for field in fields if field.alias) or "none of its own"
-        raise SettingsError(f"dataset {dataset.name}: {list_faults(error)}; its options: {options}") from None
+        model = DATASET_OPTIONS.get(dataset.name, SpecSection)
+        faults = list_option_faults(("dataset", dataset.name), dataset, model, error)
+        raise SettingsError("\n".join(text for _, text in faults)) from None
 
 
 def _check_window(traffic: TrafficShape, workload: Workload) -> None:

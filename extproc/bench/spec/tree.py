@@ -5,6 +5,7 @@ or with underscores; the whole resource (`metadata` and `spec`) is accepted, too
 """
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -19,7 +20,7 @@ from extproc.bench.spec.inference_perf import is_inference_perf, translate
 from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
-from extproc.documents import Document, parse_document, read_document
+from extproc.documents import Document, Place, list_places, parse_document, read_document, refuse_faults
 
 
 class Ab(SpecSection):
@@ -335,12 +336,18 @@ def lend_load(spec: dict[str, object]) -> dict[str, object]:
     return {**spec, "performance": {**performance, name: {**shape, "vus": first}}}
 
 
-def read_spec(path: Path) -> Spec:
+def read_spec(path: Path, find_faults: Callable[[Spec], Iterable[tuple[Place, str]]] | None = None) -> Spec:
     """Reads a spec file, YAML or JSON, or a configuration of inference-perf.
 
-    Raises `SettingsError` that lists every fault and where it is.
+    Raises `SettingsError` that lists every fault and where it is. `find_faults` says what is wrong with a
+    spec whose fields are right, by places in it.
     """
-    return _build(read_document(path))
+    document = read_document(path)
+    spec = _build(document)
+    if found := [*find_faults(spec)] if find_faults else []:
+        inside = _find_inside(document)
+        raise refuse_faults(document.fault((*inside, *place), text) for place, text in found)
+    return spec
 
 
 def parse_spec(text: str) -> Spec:
@@ -357,5 +364,10 @@ def spec_text(spec: Spec) -> str:
 def _build(document: Document) -> Spec:
     if is_inference_perf(document.tree):
         document = replace(document, tree=translate(document, os.environ))
-    is_resource = isinstance(document.tree, dict) and isinstance(document.tree.get("spec"), dict)
-    return document.validate(Spec.model_validate, ("spec",) if is_resource else ())
+    return document.validate(Spec.model_validate, _find_inside(document), list_places(Spec))
+
+
+def _find_inside(document: Document) -> Place:
+    """Where the spec is in a document, which may be a whole resource."""
+    tree = document.tree
+    return ("spec",) if isinstance(tree, dict) and isinstance(tree.get("spec"), dict) else ()
