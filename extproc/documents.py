@@ -18,6 +18,8 @@ from pydantic_core import ErrorDetails
 from extproc.errors import SettingsError
 
 Place = tuple[str | int, ...]
+PlacedText = tuple[Place, str]
+"""Where in a tree a fault is, and its text with this place."""
 Fault = tuple[int, str]
 """The line that a fault is in, and its text with file and line."""
 T = TypeVar("T")
@@ -195,6 +197,25 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
         case kind if expected and kind.endswith("_type"):
             why = f"expected {expected}"
     return f"{place}: {why}"
+
+
+def describe_options(
+    error: ValidationError, place: Place, part: BaseModel, model: type[BaseModel]
+) -> Iterator[PlacedText]:
+    """The faults of the options that a part at `place` was given beside its own fields, by `model`'s error.
+
+    They are told in the spelling that they were given in, with those that there are.
+    """
+    given = {name.replace("-", "_"): name for name in part.model_extra or {}}
+    fields = {**model.model_fields, **type(part).model_fields}
+    options = [field.alias or name for name, field in fields.items() if name != "name"]
+    above = "".join(f"{step}." for step in place if isinstance(step, str))
+    for fault in error.errors():
+        first, *rest = fault["loc"]
+        loc = (*place, given.get(str(first).replace("-", "_"), first), *rest)
+        text = describe({**fault, "loc": loc}, [above + option for option in options])
+        is_strange = fault["type"] == "extra_forbidden" and not rest and options
+        yield loc, f"{text} (choose from {', '.join(options)})" if is_strange else text
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from extproc.bench.commands import bench
 from extproc.bench.experiments import sweep as sweeping
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import Task, list_tasks
-from extproc.bench.judge.verdict import parse_verdict
+from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.measure.stats import ratio_interval
 from extproc.bench.published import sweep_table
 from extproc.bench.published.tables import (
@@ -57,7 +57,7 @@ def sweep_spec(ab: Mapping[str, object] | None = None, **fields: object) -> Spec
 
 def cell(strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid", **figures: float) -> Cell:
     base = {"max_concurrency": cap, "requests": 1000, "duration_s": 10, "req_per_s": 100, "in_flight": 50}
-    return Cell(strategy, {**base, **figures}, "", repeat, parse_verdict(said))
+    return Cell(strategy, {**base, **figures}, "", repeat, RunVerdict.parse(said))
 
 
 def spot(sweep: sweep_table.SweepTable, strategy: str) -> sweep_table.Spot:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import click
+from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
@@ -23,7 +24,7 @@ from extproc.bench.published.tables import read_published, write_rows
 from extproc.bench.report import report
 from extproc.bench.report.brief import build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
-from extproc.bench.spec.section import parse_duration, parse_rate
+from extproc.bench.spec.section import list_faults, parse_duration, parse_rate
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.bench.status_server import StatusServer, split_location
 from extproc.errors import SettingsError
@@ -98,7 +99,10 @@ def read_spec_or_flags(
         shape["warm-up"] = duration / 5
     shape |= {"req-rate": rate, "duration": duration}
     tree = {"name": "quick", "endpoint": urls[0], "performance": {"traffic-shape": shape}}
-    return Spec.model_validate({**tree, "ab": {"urls": urls} if len(urls) > 1 else {}})
+    try:
+        return Spec.model_validate({**tree, "ab": {"urls": urls} if len(urls) > 1 else {}})
+    except ValidationError as error:
+        raise SettingsError(list_faults(error)) from None
 
 
 def run_with_status(
@@ -135,7 +139,9 @@ def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: flo
     unequal load, another schedule, a run that is not valid.
     """
     if b is None:
-        raise SettingsError("compare with one table was removed in 0.2: use `bench page TABLE.csv`")
+        raise SettingsError(
+            "give two reports, or two folders; of one table `bench page TABLE.csv` draws a page"
+        )
     comparison = compare(_read_reports(a), _read_reports(b), names=_name_sides(a, b), tolerance=tolerance)
     click.echo(comparison_markdown(comparison))
     click.echo(f"All figures: {output}." if output else "`--output FILE.html` writes a page of all figures.")

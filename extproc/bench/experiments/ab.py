@@ -310,7 +310,7 @@ def _present(report: AbReport) -> list[str]:
 
 def _show(name: str, interval: Interval | None) -> str:
     if interval is None or interval.low is None or interval.high is None:
-        return show(name, interval and interval.mean)
+        return show(name, None if interval is None else interval.mean)
     return f"{show(name, interval.mean)} [{show(name, interval.low)}, {show(name, interval.high)}]"
 
 

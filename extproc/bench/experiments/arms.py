@@ -93,7 +93,7 @@ def build_switch(ab: Ab, board: StatusServer | None = None) -> Switch:
     if ab.command:
         return CommandSwitch(ab.command)
     if board is None:
-        raise SettingsError("ab: give settings-file or command, to change the strategy with")
+        raise SettingsError("ab: give settings-file or command, to change the strategy with; or two urls")
     return BoardSwitch(board)
 
 

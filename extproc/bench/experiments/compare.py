@@ -17,15 +17,11 @@ _SAME = 0.02
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A figure of two sides: means, `ratio` b / a (`None` where one lacks it or a is 0), and the change.
-
-    `change` is as of `find_change`; with fewer than three runs of each it has no interval.
-    """
+    """A figure of two sides: means, and the change as of `find_change`; of few runs without an interval."""
 
     name: str
     a: float | None
     b: float | None
-    ratio: float | None
     change: Interval | None
     is_better_high: bool
 
@@ -74,6 +70,9 @@ def compare(
     if seeds[0] != seeds[1]:
         said = f"{names[0]} has the seeds {seeds[0]}, {names[1]} {seeds[1]}"
         faults.append(f"{said}: repeats are compared seed by seed")
+    for name, side in zip(names, (a, b), strict=True):
+        if len(arms := sorted({run.arm for run in side})) > 1:
+            faults.append(f"{name} has runs of {' and '.join(arms)}: give the reports of one arm")
     if len(pairs) < 2:
         remarks.append(
             "one run of each: a difference may be noise, so that none is called better or worse; "
@@ -92,8 +91,7 @@ def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confi
     both = [(x, y) for x, y in pairs if x is not None and y is not None]
     sides = [[pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1)]
     a, b = (sum(filter(None, side)) / len(side) if side else None for side in sides)
-    ratio = None if a is None or b is None or a == 0 else b / a
-    return FigureChange(name, a, b, ratio, find_change(name, both, confidence), FIGURES[name].is_better_high)
+    return FigureChange(name, a, b, find_change(name, both, confidence), FIGURES[name].is_better_high)
 
 
 def find_change(name: str, pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
@@ -201,31 +199,28 @@ def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterat
 
 def comparison_markdown(comparison: Comparison) -> str:
     """What is compared, and a row per headline figure."""
-    texts = [comparison.sentence, comparison.part, markdown_table(*_headlines(comparison))]
+    texts = [comparison.sentence, comparison.part, markdown_table(*_list_headlines(comparison))]
     return "\n\n".join(filter(None, texts))
 
 
 _Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
-def _headlines(comparison: Comparison) -> _Table:
+def _list_headlines(comparison: Comparison) -> _Table:
     sides = [{each.name: getattr(each, side) for each in comparison.changes} for side in ("a", "b")]
-    header, rows = _table(comparison, pick_headlines(*sides))
-    return (*header[:3], header[4]), [(*row[:3], " ".join(row[4:]).rstrip()) for row in rows]
+    return _list_figures(comparison, pick_headlines(*sides))
 
 
-def _table(comparison: Comparison, names: Collection[str]) -> _Table:
+def _list_figures(comparison: Comparison, names: Collection[str]) -> _Table:
     """A row per figure that at least one of the sides has."""
-    a, b = comparison.names
-    better = {None: "", True: "better", False: "worse"}
     rows = []
+    better = {None: "", True: " better", False: " worse"}
     for change in comparison.changes:
         if change.name in names and (change.a, change.b) != (None, None):
             shown = (show(change.name, value) for value in (change.a, change.b))
-            ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
-            shown_change = show_change(change.name, change.change)
-            rows.append((FIGURES[change.name].heading, *shown, ratio, shown_change, better[change.is_better]))
-    return ("", a, b, f"{b} / {a}", f"change, {CONFIDENCE:.0%} interval", ""), rows
+            told = f"{show_change(change.name, change.change)}{better[change.is_better]}"
+            rows.append((FIGURES[change.name].heading, *shown, told))
+    return ("", *comparison.names, f"change, {CONFIDENCE:.0%} interval"), rows
 
 
 def comparison_html(comparison: Comparison) -> str:
@@ -236,9 +231,9 @@ def comparison_html(comparison: Comparison) -> str:
             title, comparison.faults or [*filter(None, [comparison.sentence])], is_good=not comparison.faults
         ),
         page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
-        page.table("", *_headlines(comparison)),
+        page.table("", *_list_headlines(comparison)),
         '<details class="card"><summary>All figures</summary>',
-        page.table("", *_table(comparison, FIGURES)),
+        page.table("", *_list_figures(comparison, FIGURES)),
         "</details>",
     ]
     return page.html_page(f"{a} and {b}", "two sides of one load", parts)

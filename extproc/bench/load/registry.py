@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -21,7 +21,7 @@ from extproc.bench.processors.processor import Client, ClientFactory, Processor,
 from extproc.bench.spec.section import Component, SpecSection
 from extproc.bench.spec.traffic import StepsOptions
 from extproc.bench.spec.tree import Spec
-from extproc.documents import Place, describe, suggest_name
+from extproc.documents import Place, PlacedText, describe_options, suggest_name
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.registry import STRATEGIES
 
@@ -36,8 +36,10 @@ DATASET_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
         "kubeai-sharegpt": chats.KubeaiOptions,
     }
 )
-_SHAPE_OPTIONS = MappingProxyType({"ramp": RampOptions, "steps": StepsOptions})
-_PROCESSORS: Mapping[str, Processor] = MappingProxyType(
+_SHAPE_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
+    {"ramp": RampOptions, "steps": StepsOptions}
+)
+_PROCESSORS: Mapping[str, OpenAIChat | OpenAIResponses | AnthropicMessages] = MappingProxyType(
     {
         "openai-chat": OpenAIChat(),
         "openai-completions": OpenAICompletions(),
@@ -142,11 +144,7 @@ def build_schema() -> dict[str, Any]:
     return schema
 
 
-PartFaults = Iterator[tuple[Place, str]]
-"""Where in a spec's tree a fault is, and its text with this place."""
-
-
-def find_part_faults(spec: Spec) -> PartFaults:
+def find_part_faults(spec: Spec) -> Iterator[PlacedText]:
     """Says which part that a spec names there is not, and which of its options.
 
     With plugins nothing: they may bring any part, or replace one. It is told when the part is built.
@@ -154,7 +152,10 @@ def find_part_faults(spec: Spec) -> PartFaults:
     if spec.plugins:
         return
     registry, shape = build_registry(), ("performance", "traffic-shape")
-    apis = {name: _list_fields(processor) for name, processor in _PROCESSORS.items()}
+    apis: dict[str, type[BaseModel]] = {}
+    for name, api in _PROCESSORS.items():
+        options: dict[str, Any] = {each.name: (Any, None) for each in fields(api) if each.init}
+        apis[name] = create_model("ApiOptions", __base__=SpecSection, **options)
     yield from _check((*shape, "dataset"), spec.traffic.dataset, registry.dataset, DATASET_OPTIONS)
     if spec.traffic.shape.name != "trace":
         yield from _check((*shape, "shape"), spec.traffic.shape, registry.shape, _SHAPE_OPTIONS)
@@ -166,42 +167,18 @@ def find_part_faults(spec: Spec) -> PartFaults:
 
 
 def _check(
-    place: Place,
-    part: Component,
-    find: Callable[[str], object],
-    models: Mapping[str, type[BaseModel]],
-) -> PartFaults:
-    model = models.get(part.name, SpecSection)
+    place: Place, part: Component, find: Callable[[str], object], models: Mapping[str, type[BaseModel]]
+) -> Iterator[PlacedText]:
     try:
         find(part.name)
-        model.model_validate(part.section if "name" in model.model_fields else part.options)
     except SettingsError as error:
         yield (*place, "name"), f"{'.'.join(map(str, place))}: {error}"
+        return
+    model = models.get(part.name, SpecSection)
+    try:
+        model.model_validate(part.section if "name" in model.model_fields else part.options)
     except ValidationError as error:
-        yield from list_option_faults(place, part, model, error)
-
-
-def list_option_faults(
-    place: Place, part: Component, model: type[BaseModel], error: ValidationError
-) -> PartFaults:
-    """The faults of a part's options, spelt as they were given, and the options that there are."""
-    given = {name.replace("-", "_"): name for name in part.model_extra or {}}
-    fields = {**model.model_fields, **type(part).model_fields}
-    options = [field.alias or name for name, field in fields.items() if name != "name"]
-    above = "".join(f"{step}." for step in place if isinstance(step, str))
-    for fault in error.errors():
-        first, *rest = fault["loc"]
-        loc = (*place, given.get(str(first).replace("-", "_"), first), *rest)
-        text = describe({**fault, "loc": loc}, [above + option for option in options])
-        is_strange = fault["type"] == "extra_forbidden" and not rest
-        yield loc, f"{text} (choose from {', '.join(options)})" if is_strange and options else text
-
-
-def _list_fields(processor: Processor) -> type[SpecSection]:
-    """The options of a processor: its fields, by name alone."""
-    names = [field.name for field in fields(processor) if field.init] if is_dataclass(processor) else []
-    options: dict[str, Any] = dict.fromkeys(names, (Any, None))
-    return create_model("ApiOptions", __base__=SpecSection, **options)
+        yield from describe_options(error, place, part, model)
 
 
 def _configure(processor: Processor, api: Component) -> Processor:

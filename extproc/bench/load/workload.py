@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
-from extproc.bench.load.registry import DATASET_OPTIONS, Registry, list_option_faults
+from extproc.bench.load.registry import DATASET_OPTIONS, Registry
 from extproc.bench.load.shapes import Times, build_schedule, build_shape, count_due
 from extproc.bench.spec.section import SpecSection, list_faults
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec
+from extproc.documents import describe_options
 from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when the server's speed decides how many are made.
@@ -142,7 +143,7 @@ def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, .
         return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
     except ValidationError as error:
         model = DATASET_OPTIONS.get(dataset.name, SpecSection)
-        faults = list_option_faults(("dataset", dataset.name), dataset, model, error)
+        faults = describe_options(error, ("dataset", dataset.name), dataset, model)
         raise SettingsError("\n".join(text for _, text in faults)) from None
 
 

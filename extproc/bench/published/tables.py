@@ -6,14 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
-from extproc.bench.judge.verdict import (
-    CLIENT_LIMITED,
-    FaultReason,
-    Figures,
-    RunVerdict,
-    build_verdict,
-    parse_verdict,
-)
+from extproc.bench.judge.verdict import CLIENT_LIMITED, FaultReason, Figures, RunVerdict, build_verdict
 from extproc.bench.report.report import Report
 from extproc.bench.spec.tree import Limits, Load
 from extproc.errors import ExtprocError
@@ -116,7 +109,7 @@ def _read_cell(fields: Mapping[str, str]) -> Cell:
         ) from None
     if missing := _NEEDED - set(figures):
         raise PublishedError(f"the row {list(fields.values())} lacks {', '.join(sorted(missing))}")
-    said = parse_verdict(text) if (text := fields.get("verdict")) else None
+    said = RunVerdict.parse(text) if (text := fields.get("verdict")) else None
     return Cell(fields["strategy"], figures, fields.get("dataset") or "", repeat, said)
 
 

@@ -20,7 +20,7 @@ from extproc.bench.spec.inference_perf import is_inference_perf, translate
 from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
-from extproc.documents import Document, Place, list_places, parse_document, read_document, refuse_faults
+from extproc.documents import Document, PlacedText, list_places, parse_document, read_document, refuse_faults
 
 
 class Ab(SpecSection):
@@ -336,18 +336,13 @@ def lend_load(spec: dict[str, object]) -> dict[str, object]:
     return {**spec, "performance": {**performance, name: {**shape, "vus": first}}}
 
 
-def read_spec(path: Path, find_faults: Callable[[Spec], Iterable[tuple[Place, str]]] | None = None) -> Spec:
+def read_spec(path: Path, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()) -> Spec:
     """Reads a spec file, YAML or JSON, or a configuration of inference-perf.
 
     Raises `SettingsError` that lists every fault and where it is. `find_faults` says what is wrong with a
     spec whose fields are right, by places in it.
     """
-    document = read_document(path)
-    spec = _build(document)
-    if found := [*find_faults(spec)] if find_faults else []:
-        inside = _find_inside(document)
-        raise refuse_faults(document.fault((*inside, *place), text) for place, text in found)
-    return spec
+    return _build(read_document(path), find_faults)
 
 
 def parse_spec(text: str) -> Spec:
@@ -361,13 +356,12 @@ def spec_text(spec: Spec) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
-def _build(document: Document) -> Spec:
+def _build(document: Document, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()) -> Spec:
     if is_inference_perf(document.tree):
         document = replace(document, tree=translate(document, os.environ))
-    return document.validate(Spec.model_validate, _find_inside(document), list_places(Spec))
-
-
-def _find_inside(document: Document) -> Place:
-    """Where the spec is in a document, which may be a whole resource."""
-    tree = document.tree
-    return ("spec",) if isinstance(tree, dict) and isinstance(tree.get("spec"), dict) else ()
+    is_resource = isinstance(document.tree, dict) and isinstance(document.tree.get("spec"), dict)
+    inside = ("spec",) if is_resource else ()
+    spec = document.validate(Spec.model_validate, inside, list_places(Spec))
+    if faults := [document.fault((*inside, *place), text) for place, text in find_faults(spec)]:
+        raise refuse_faults(faults)
+    return spec
