@@ -81,6 +81,8 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
     assert "worse" in comparison_markdown(compare(usual, slow))
     others = compare([seeded(steady(100), 1)], [seeded(steady(100), 2)])
     assert others.faults == ("A has the seeds 1, B 2: repeats are compared seed by seed",)
+    mixed = compare([replace(run, arm=f"arm {run.seed}") for run in usual], same)
+    assert mixed.faults == ("A has runs of arm 1 and arm 2 and arm 3: give the reports of one arm",)
 
 
 @table(

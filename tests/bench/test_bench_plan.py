@@ -103,72 +103,19 @@ def test_plan_command_prints_and_refuses_a_latency_that_nobody_takes(latency: st
     assert CliRunner().invoke(bench, ["plan", path, "--latency", latency]).exit_code == 2
 
 
-def traffic(**fields: object) -> dict[str, object]:
-    shape = {"req-rate": 5, "duration": 10, "dataset": "random", **fields}
-    return {"performance": {"traffic-shape": shape}}
+REFUSED = yaml.safe_load((Path(__file__).parent / "data" / "refused.yaml").read_text())
+RIGHT = {"req-rate": 5, "duration": 10, "dataset": "random"}
 
 
-REFUSED = {
-    "api": ({"target": {"api": "smoke-signals"}}, "no api 'smoke-signals'"),
-    "api-option": (
-        {"target": {"api": {"name": "openai-chat", "force-length": 1}}},
-        "spec.yaml:10: target.api.force-length: there is no such setting; did you mean forces-length?",
-    ),
-    "plugins": (
-        {"plugins": ["json.tool"]},
-        "plugin json.tool: it has no function",
-    ),
-    "dataset": (
-        traffic(dataset={"name": "randm"}),
-        "spec.yaml:5: performance.traffic-shape.dataset: no dataset 'randm'; did you mean random? (choose",
-    ),
-    "dataset-option": (
-        traffic(dataset={"name": "random", "input-length": 300}),
-        (
-            "spec.yaml:5: performance.traffic-shape.dataset.input-length: there is no such setting; did you "
-            "mean input-tokens? (choose from prefix-tokens, input-tokens, output-tokens, path, turns,"
-        ),
-    ),
-    "nested-option": (
-        traffic(dataset={"name": "random", "input_tokens": {"value": 9, "men": 1}}),
-        "spec.yaml:6: performance.traffic-shape.dataset.input_tokens.men: there is no such setting",
-    ),
-    "shape-option": (
-        traffic(shape={"name": "ramp", "to": "x", "over": 5}),
-        "spec.yaml:10: performance.traffic-shape.shape.to: 'x' is not a rate",
-    ),
-    "field": (traffic(duraton=5), "traffic-shape.duraton: there is no such setting; did you mean duration?"),
-    "arm": (
-        {"ab": {"arms": ["least_loud"]}},
-        "ab.arms.0: no strategy 'least_loud'; did you mean least_load?",
-    ),
-    "arm-option": (
-        {"ab": {"arms": [{"name": "prefix_hash", "load-facto": 2}]}},
-        "spec.yaml:3: ab.arms.0.load-facto: there is no such setting; did you mean load_factor? (choose from",
-    ),
-    "removed": (
-        {"target": {"api": {"name": "tgi"}}},
-        "target.api: api tgi was removed in 0.2: write a processor",
-    ),
-    "key": ({"target": {"api-key-env": "EXTPROC_TEST_NO_SUCH_KEY"}}, "NO_SUCH_KEY is not set"),
-    "tokenizer": ({"target": {"tokenizer": "/no/such/tokenizer.json"}}, "not a tokenizer"),
-    "processes": (
-        {"processes": 9, "performance": {"traffic-shape": {"vus": 2, "duration": 5}}},
-        "cannot share",
-    ),
-    "port": ({"endpoint": "127.0.0.1:8001"}, "endpoint has port 8001, port says 8000"),
-    "scheme": ({"endpoint": "ftp://127.0.0.1"}, "neither host, host:port nor"),
-    "window": (
-        {"performance": {"traffic-shape": {"req-rate": 5, "duration": 10, "warm-up": 8, "cool-down": 2}}},
-        "leave nothing of 10.0 s",
-    ),
-}
-
-
-@pytest.mark.parametrize(("fields", "fault"), REFUSED.values(), ids=REFUSED)
-def test_plan_calls_impossible_what_run_does(fields: dict[str, object], fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "number"), [(kind, n) for kind in ("fields", "traffic") for n in range(len(REFUSED[kind]))]
+)
+def test_plan_calls_impossible_what_run_does(kind: str, number: int, tmp_path: Path) -> None:
+    fields, fault = REFUSED[kind][number]
+    traffic, own = ({**RIGHT, **fields}, {}) if kind == "traffic" else (RIGHT, fields)
     path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump({"endpoint": "127.0.0.1", "port": 8000, **traffic(), **fields}))
+    tree = {"endpoint": "127.0.0.1", "port": 8000, "performance": {"traffic-shape": traffic}, **own}
+    path.write_text(yaml.safe_dump(tree))
 
     planned = CliRunner().invoke(bench, ["plan", str(path)])
     run = CliRunner().invoke(bench, ["run", str(path), "--quiet"])
