@@ -109,6 +109,8 @@ async def test_summary_pairs_the_arms_by_repeat() -> None:
     change = arm.changes["ttft_mean_ms"]
 
     assert summary.is_valid
+    assert summary.remarks[-1].startswith("no cache was emptied, as scrape lists no endpoint")
+    assert not [each for each in (await compared(World(), comparing(flush=[]))).remarks if "cache" in each]
     assert summary.baseline == "round_robin"
     assert arm.label == "prefix_hash(load_factor=2)"
     assert arm.figures["ttft_mean_ms"].mean == pytest.approx(101, abs=0.01)

@@ -222,6 +222,9 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         faults += find_unfairness(runs, ab.tolerance)
         remarks += find_remarks(runs, ab.tolerance)
     first = trials[0].report
+    if ab.flush is None and not first.spec.get("scrape"):
+        unflushed = "no cache was emptied, as scrape lists no endpoint"
+        remarks.append(f"{unflushed}: who has had these prompts before, as of another run, is sooner")
     example = {trial.arm: trial.report for trial in reversed(trials)}
     sentences = (
         describe_difference(
@@ -334,7 +337,8 @@ def _parts(report: AbReport) -> Iterator[str]:
             for name in [name for name in _PLOTTED if name in _present(report)][:4]
         }
     )
-    yield from (page.table("", *each) for each in _headlines(report))
+    for title, each in zip(("Figures", "Changes"), _headlines(report), strict=False):
+        yield page.table(title, *each)
     figures, changes = _figures(report), _changes(report, _present(report))
     yield '<details class="card"><summary>All figures, and changes paired by repeat</summary>'
     yield from (page.table("", *each) for each in [figures, changes][: len(report.arms)])

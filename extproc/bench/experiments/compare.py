@@ -231,7 +231,7 @@ def comparison_html(comparison: Comparison) -> str:
             title, comparison.faults or [*filter(None, [comparison.sentence])], is_good=not comparison.faults
         ),
         page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
-        page.table("", *_list_headlines(comparison)),
+        page.table("Figures", *_list_headlines(comparison)),
         '<details class="card"><summary>All figures</summary>',
         page.table("", *_list_figures(comparison, FIGURES)),
         "</details>",

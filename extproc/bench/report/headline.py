@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import Elasticity, LoadPhase
-from extproc.bench.measure.words import DASH, fixed, markdown_table, milliseconds, percent
+from extproc.bench.measure.words import fixed, markdown_table, milliseconds, percent
 from extproc.bench.record import PartStats
 from extproc.bench.report.report import Report
 
@@ -73,7 +73,6 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
     figures = phase.figures
     ttft, per_token = (figures.latency_ms.get(name) for name in ("ttft", "time_per_token"))
     span_s = figures.window.end_s - figures.window.start_s
-    missed = phase.slo_seconds_missed
     return (
         phase.name,
         f"{figures.window.start_s:.0f} s",
@@ -85,7 +84,7 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
         milliseconds(per_token.mean if per_token else None),
         f"{figures.counts.failed:,}",
         percent(figures.goodput.share if figures.goodput else None),
-        DASH if missed is None else str(missed),
+        fixed(phase.slo_seconds_missed, 0),
         fixed(phase.ready, 1),
     )
 
