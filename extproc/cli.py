@@ -14,7 +14,7 @@ import click
 
 from extproc import __version__
 from extproc.command_help import CommandGroup, show_examples
-from extproc.errors import ExtprocError, MissingExtra
+from extproc.errors import ExtprocError, MissingExtra, SettingsError
 from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags, refuse_beside_file
 
 log = logging.getLogger(__name__)
@@ -251,11 +251,19 @@ def explain(
     config = _one_file(file, config)
     if config is not None and url is not None:
         raise click.UsageError("--url asks the running service, a FILE none: give one of the two")
+    if sys.stdin.isatty():
+        click.echo("type or paste the request's body, then press Ctrl-D", err=True)
     body = sys.stdin.buffer.read()
     if config is None:
         said = fetch_explanation(url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout)
     else:
-        settings = load_settings(config, os.environ)
+        try:
+            settings = load_settings(config, os.environ)
+        except SettingsError as error:
+            if "pools: is missing" not in str(error):
+                raise
+            hint = "FILE is a configuration; give a request's body so: extproc explain < body.json"
+            raise SettingsError(f"{error}\n{hint}") from None
         fresh = explain_once(
             settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout
         )

@@ -13,13 +13,10 @@ class SettingsError(ExtprocError):
 
 
 class MissingExtra(SettingsError):
-    """A package is not installed; `user` is what needs it, `extra` brings it.
-
-    The advice is for a checkout, because no package index has us.
-    """
+    """A package is not installed; `user` is what needs it, `extra` brings it."""
 
     def __init__(self, user: str, extra: str) -> None:
-        super().__init__(f"{user} needs the extra `{extra}`; in a checkout: pip install '.[{extra}]'")
+        super().__init__(f"{user} needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'")
 
 
 class AddressError(ExtprocError, ValueError):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from extproc.admin_ports import ClockOffset, EnvoySeen, PoolSeen, Tree, read_envoy, read_offset, read_pools
 from extproc.doctor import evidence as seen
-from extproc.errors import ExtprocError, MissingExtra
+from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
 from extproc.router.cluster.slices import EndpointSlice, read_slice
 from extproc.router.settings.pool_settings import ProbeSettings
@@ -173,7 +173,7 @@ class _Look:
                 found = await _Kube(client, self.unseen).see(settings, namespace or theirs, theirs)
             self.looked.append(f"Kubernetes, namespace {namespace or theirs}")
         except ModuleNotFoundError:
-            self.unseen.append(str(MissingExtra("Kubernetes", "kubernetes")))
+            self.unseen.append("Kubernetes: in the checkout, pip install '.[kubernetes]'")
         except (TimeoutError, WatchLost, *_FOREIGN) as error:
             self.unseen.append(f"Kubernetes: {str(error) or 'no answer in time'}")
         return found

@@ -81,7 +81,7 @@ def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault:
     [
         ("127.0.0.1:8000", 8000, "http://127.0.0.1:8000"),
         ("http://[::1]:8000/openai/", 8000, "http://[::1]:8000/openai"),
-        ("https://api.example.com/openai/", None, "https://api.example.com/openai"),
+        ("https://api.example.com/openai/v1/", None, "https://api.example.com/openai"),
     ],
 )
 def test_endpoint_may_be_a_url_and_its_port_said_twice(address: str, port: int | None, expected: str) -> None:

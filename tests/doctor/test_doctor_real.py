@@ -106,9 +106,9 @@ def test_an_engine_unlike_a_pool_is_found(fleet: list[str], change: Any, fields:
 def test_what_others_say_neither_ends_the_report_nor_writes_lines_of_it(
     fleet: list[str], service: Service, tmp_path: Path
 ) -> None:
-    path = tmp_path / "extproc.yaml"
+    path, server = tmp_path / "extproc.yaml", {"admin": "127.0.0.1:1"}  # a service may be at the default
     with altered(fleet[0], model=r"\u001b[2K\ncritical  no_such: fault") as other:
-        path.write_text(yaml.safe_dump({"pools": [pool(other, models=["gpt"])]}))
+        path.write_text(yaml.safe_dump({"server": server, "pools": [pool(other, models=["gpt"])]}))
         told = run(str(path))
     with altered(service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"') as older:
         refused = run("--url", older)

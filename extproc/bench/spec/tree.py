@@ -308,11 +308,11 @@ class Spec(SpecSection):
 
     @property
     def base_url(self) -> str:
-        """The server's URL without a trailing slash; `http` unless `endpoint` says otherwise."""
+        """The server's URL, without a `/v1` at its end; `http` unless `endpoint` says otherwise."""
         url = self._url
         has_port = self.port is None or url.port is not None
         host = url.netloc if has_port else f"{url.netloc}:{self.port}"
-        return f"{url.scheme}://{host}{url.path.rstrip('/')}"
+        return f"{url.scheme}://{host}{url.path.rstrip('/').removesuffix('/v1')}"
 
     @property
     def _url(self) -> SplitResult:

@@ -15,6 +15,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 from extproc.errors import ProtocolError
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.rounds import RoundPlan, Rounds, Sleep
+from extproc.router.logs import ONCE_A_MINUTE
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.signals import EndpointSignals
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 MAX_PAGE_BYTES: Final = 2_097_152
 _OK: Final = 200
 _IDLE_S: Final = 15.0
+_NOT_SHARED: Final = (
+    "pool %s: about %g services route it and share no picks: see docs/how-to/several-replicas.md"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Scraper:
         self._plan = plan
         self._rounds = Rounds(plan, rng, sleep)
         self._silent: frozenset[str] = frozenset()
+        self._is_alone = True
 
     async def run(self) -> None:
         limit = ClientTimeout(total=self._plan.timeout_s)
@@ -66,13 +71,17 @@ class Scraper:
         self._silent &= {endpoint.name for endpoint in endpoints}
         was_silent = bool(self._silent)
         await self._rounds.go(endpoints, lambda endpoint: self._scrape(fetch, endpoint))
-        if was_silent != bool(self._silent):
-            pool, count = self._feedback.pool.name, len(self._silent)
+        pool, count = self._feedback.pool.name, len(self._silent)
+        if was_silent != bool(count):
             if count:
                 first = min(self._silent)
                 log.warning("pool %s: %d endpoints give no metrics, %s for one", pool, count, first)
             else:
                 log.info("pool %s: every endpoint gives its metrics", pool)
+        was_alone, gateways = self._is_alone, self._feedback.pool.describe_engines().get("gateways", 1)
+        self._is_alone = gateways == 1
+        if was_alone and not self._is_alone:
+            log.warning(_NOT_SHARED, pool, gateways, extra=ONCE_A_MINUTE)
 
     async def _scrape(self, fetch: Fetch, endpoint: Endpoint) -> None:
         signals = await fetch(endpoint.address)

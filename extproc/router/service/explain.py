@@ -81,5 +81,5 @@ def fetch_explanation(
         ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
-        hint = "is the service running, and `server.admin` there? With a FILE none is needed"
+        hint = "is the service running, and is `server.admin` there? With a configuration FILE none is needed"
         raise ExtprocError(f"{base} does not explain it ({why}): {hint}") from None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
@@ -103,18 +103,17 @@ async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_u
     assert await scrape(f"127.0.0.1:{free_ports(1)[0]}") is None
 
 
-async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_silence_is_told_once_its_end_too_and_who_shares_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "extproc")
-    feedback = build("10.0.0.1:80")
+    feedback = build("10.0.0.1:80", strategy=PrefixCache(OUTSIDE, gateways=2))
     rounds = scraper(feedback, Sleeps())
     for signals in (EndpointSignals(), None, None, EndpointSignals(), None):
-
-        async def tell(_: str, signals: EndpointSignals | None = signals) -> EndpointSignals | None:
-            return signals
-
-        await rounds.scrape_all(tell)
+        await rounds.scrape_all(AsyncMock(return_value=signals))
 
     assert [record.getMessage() for record in caplog.records] == [
+        "pool llama: about 2 services route it and share no picks: see docs/how-to/several-replicas.md",
         "pool llama: 1 endpoints give no metrics, e0 for one",
         "pool llama: every endpoint gives its metrics",
         "pool llama: 1 endpoints give no metrics, e0 for one",

@@ -158,8 +158,7 @@ def test_explain_reads_the_endpoint_file_and_says_why_it_cannot_route(config: st
 
     assert json.loads(told.stdout).items() >= {"endpoint": "pod-1", "reason": "least_load"}.items()
     assert (unknown.returncode, unknown.stderr) == (2, "extproc: The model `gpt-9` does not exist.\n")
-    assert gone.returncode == 2
-    assert "pool qwen: no list of endpoints yet" in gone.stderr
+    assert (gone.returncode, "pool qwen: no list of endpoints yet" in gone.stderr) == (2, True)
 
 
 def test_explain_asks_the_running_service_for_what_it_knows(tmp_path: Path) -> None:
@@ -171,11 +170,12 @@ def test_explain_asks_the_running_service_for_what_it_knows(tmp_path: Path) -> N
         said = json.loads(run("explain", "--url", url, "--header", "X-A: 1", body=body).stdout)
         admin.shutdown()
     nobody = run("explain", "--url", url, body=body)
+    (tmp_path / "body.json").write_text(body)
 
     assert said == {"path": "/explain?path=%2Fv1%2Fchat%2Fcompletions", "x-a": "1", "size": len(body)}
-    assert nobody.returncode == 2
     assert f"http://{url} does not explain it" in nobody.stderr
-    assert "`server.admin`" in nobody.stderr
+    assert (nobody.returncode, "`server.admin`" in nobody.stderr) == (2, True)
+    assert "extproc explain < body.json" in run("explain", str(tmp_path / "body.json")).stderr
 
 
 def test_init_prints_every_setting_and_can_be_used_as_it_is_and_schema_is_json(tmp_path: Path) -> None:

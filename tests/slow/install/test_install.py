@@ -90,7 +90,7 @@ def test_a_command_says_in_one_line_which_extra_it_lacks(
     status, output = call(router, tmp_path, *words)
 
     assert (2, 1) == (status, len(output.splitlines())), output
-    assert output.endswith(f"needs the extra `{extra}`; in a checkout: pip install '.[{extra}]'\n")
+    assert output.endswith(f"needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'\n")
 
 
 def test_help_and_the_simulator_need_no_extra(router: Path, tmp_path: Path) -> None:

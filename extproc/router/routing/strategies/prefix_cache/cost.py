@@ -8,14 +8,16 @@
 # and the least cost wins.
 #
 # - A prompt falls into parts at its forks: places where others with the same beginning went on differently.
-#   The last part is its own, and A is 1 there. The part before a fork is shared with others: prefilled
-#   once more it becomes another copy, of use to all of them. With k copies now, used u times a second, and
-#   a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
+#   The last part is its own. A is 2/3 there, so that it counts twice: now, and in the conversation's next
+#   turn. The part before a fork is shared with others: prefilled once more it becomes another copy, of use
+#   to all of them. With k copies now, used u times a second, and a copy living for l seconds,
+#   A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
 #   Of a prefix that came a moment ago u says little, while hundreds may be about to come and would wait for
 #   its one copy. So a shared part's A is also times 1 - 2/3 · exp(-age / 2 s), by which KEEP counts once at
 #   first (simulated: without it jobs that begin at once wait a tenth longer).
-# - KEEP is 3: the conversation's next turn will need the prompt's own part again, in one place or the other;
-#   moving it costs the prefill now, and evicts blocks that others would have found.
+# - KEEP is 3: what is prefilled again evicts blocks that others would have found, and they prefill again. For
+#   the prompt's own part 3 is too much (simulated): where contexts outgrow the caches, agents wait for warm
+#   endpoints a fifth longer. For the other two 2 is too little: at the edge tenants wait half as long again.
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8 of
 #   real time. Without it a burst of new prompts meets on one endpoint.
 # - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it. Without it
@@ -86,6 +88,8 @@ class Backlogs:
 
 
 _KEEP: Final = 3.0
+# A of a prompt's own part: takes KEEP to 2.
+_OWN: Final = 2 / 3
 # Newness: takes KEEP back to 1 at first, and is gone after a few of these seconds.
 _NEW: Final = 2 / 3
 _NEW_S: Final = 2.0
@@ -192,7 +196,7 @@ class CostModel:
             newness = exp(min(0.0, index.since(fork) - now) / _NEW_S)
             stretches.append(Stretch(start, stop, weight * (1 - _NEW * newness)))
             start = stop
-        stretches.append(Stretch(start, chain.size, 1.0))
+        stretches.append(Stretch(start, chain.size, _OWN))
         return stretches
 
     def _sure(self, request: _Request) -> CostRow | None:

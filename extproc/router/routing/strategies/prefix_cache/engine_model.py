@@ -192,6 +192,7 @@ class EngineModel:
             "source": "access_log" if self._has_first_tokens else "signals" if learner else None,
             "samples": learner.samples if learner else 0,
             "lines": learner.lines if learner else 0,
+            "gateways": round(self._gateways.count, 1),
             "endpoints": {
                 name: self._describe_endpoint(name, history, index)
                 for name, history in self._histories.items()
