@@ -4,20 +4,22 @@ Whatever the bytes: a tree, or a `SettingsError` that says of every fault in whi
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from extproc.errors import SettingsError
 
 Place = tuple[str | int, ...]
+PlacedText = tuple[Place, str]
+"""Where in a tree a fault is, and its text with this place."""
 Fault = tuple[int, str]
 """The line that a fault is in, and its text with file and line."""
 T = TypeVar("T")
@@ -33,16 +35,23 @@ class Document:
     repeats: tuple[Fault, ...] = ()
     """Keys that a mapping has twice; the last one counts in `tree`."""
 
-    def validate(self, validate: Callable[[Any], T], inside: Place = ()) -> T:
-        """Returns what `validate`, pydantic's, makes of the tree; `inside` is where its part of it stands."""
+    def validate(self, validate: Callable[[Any], T], inside: Place = (), known: Iterable[str] = ()) -> T:
+        """Returns what `validate`, pydantic's, makes of the tree; `inside` is where its part of it stands.
+
+        `known` are the places that there are in this part.
+        """
         try:
             return validate(self.tree)
         except ValidationError as error:
-            raise self.refuse(error, inside) from None
+            raise self.refuse(error, inside, known) from None
 
-    def refuse(self, error: ValidationError, inside: Place = ()) -> SettingsError:
+    def refuse(self, error: ValidationError, inside: Place = (), known: Iterable[str] = ()) -> SettingsError:
+        above = "".join(f"{step}." for step in inside)
+        places = [above + place for place in known]
         named = ((self.name_place(inside + fault["loc"]), fault) for fault in list_errors(error))
-        return refuse_faults(self.fault(place, describe({**fault, "loc": place})) for place, fault in named)
+        return refuse_faults(
+            self.fault(place, describe({**fault, "loc": place}, places)) for place, fault in named
+        )
 
     def name_place(self, place: Place) -> Place:
         """Leaves out pydantic's names of a union's members: steps that no node has.
@@ -169,7 +178,7 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
             inside = "".join(f"{parent}." for parent in parents)
             beside = {one.removeprefix(inside).partition(".")[0] for one in known if one.startswith(inside)}
-            why = f"there is no such setting{suggest(name, beside)}"
+            why = f"there is no such setting{suggest_name(name, beside)}"
         case "missing":
             why = "is missing"
         case "string_pattern_mismatch":
@@ -177,22 +186,59 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
             why = f"{fault['input']!r} {form}"
         case "union_tag_invalid":
             choices = given["expected_tags"].replace("'", "")
-            nearest = suggest(given["tag"], choices.split(", "))
+            nearest = suggest_name(given["tag"], choices.split(", "))
             why = f"there is no {given['tag']}{nearest} (choose from {choices})"
         case "union_tag_not_found":
             why = "its name is missing"
         case "literal_error":
             choices = given["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            why = f"{fault['input']!r} is none of {given['expected']}{suggest(str(fault['input']), choices)}"
+            nearest = suggest_name(str(fault["input"]), choices)
+            why = f"{fault['input']!r} is none of {given['expected']}{nearest}"
         case kind if expected and kind.endswith("_type"):
             why = f"expected {expected}"
     return f"{place}: {why}"
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def describe_options(
+    error: ValidationError, place: Place, part: BaseModel, model: type[BaseModel]
+) -> Iterator[PlacedText]:
+    """The faults of the options that a part at `place` was given beside its own fields, by `model`'s error.
+
+    They are told in the spelling that they were given in, with those that there are.
+    """
+    given = {name.replace("-", "_"): name for name in part.model_extra or {}}
+    fields = {**model.model_fields, **type(part).model_fields}
+    options = [field.alias or name for name, field in fields.items() if name != "name"]
+    above = "".join(f"{step}." for step in place if isinstance(step, str))
+    for fault in error.errors():
+        first, *rest = fault["loc"]
+        loc = (*place, given.get(str(first).replace("-", "_"), first), *rest)
+        text = describe({**fault, "loc": loc}, [above + option for option in options])
+        is_strange = fault["type"] == "extra_forbidden" and not rest and options
+        yield loc, f"{text} (choose from {', '.join(options)})" if is_strange else text
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Asks for the nearest name, where one is near."""
-    nearest = get_close_matches(name, known, n=1, cutoff=0.7)
+    nearest = get_close_matches(name, known, n=1, cutoff=0.65)
     return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def list_places(section: type[BaseModel]) -> Iterator[str]:
+    """Yields the place of every setting of a section, as a file has it: `traffic-shape.dataset.path`."""
+    for name, field in section.model_fields.items():
+        below = [place for each in list_sections(field.annotation) for place in list_places(each)]
+        yield from (f"{field.alias or name}.{place}" for place in below)
+        if not below:
+            yield field.alias or name
+
+
+def list_sections(kind: object) -> Iterator[type[BaseModel]]:
+    """Yields the sections in an annotation such as `list[PoolSettings] | None`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for part in get_args(kind):
+        yield from list_sections(part)
 
 
 class _Loader(yaml.SafeLoader):

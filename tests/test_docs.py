@@ -27,6 +27,11 @@ def test_the_reference_is_what_the_code_gives() -> None:
     assert stale() == [], "run `make reference`"
 
 
+def test_nothing_advises_to_install_what_no_index_has() -> None:
+    texts = [*PAGES, *OTHERS, *(ROOT / "envoy").rglob("*.py"), *(ROOT / "extproc").rglob("*.py")]
+    assert [path for path in texts if re.search("pip install '?extproc", path.read_text())] == []
+
+
 def prose(page: Path) -> str:
     """The text without fenced blocks and code spans, which hold no links."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

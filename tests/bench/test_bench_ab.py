@@ -109,6 +109,8 @@ async def test_summary_pairs_the_arms_by_repeat() -> None:
     change = arm.changes["ttft_mean_ms"]
 
     assert summary.is_valid
+    assert summary.remarks[-1].startswith("no cache was emptied, as scrape lists no endpoint")
+    assert not [each for each in (await compared(World(), comparing(flush=[]))).remarks if "cache" in each]
     assert summary.baseline == "round_robin"
     assert arm.label == "prefix_hash(load_factor=2)"
     assert arm.figures["ttft_mean_ms"].mean == pytest.approx(101, abs=0.01)
@@ -135,6 +137,7 @@ async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> Non
     assert (change.low, change.high, change.count, change.excludes_zero) == (None, None, 1, False)
     assert "-75.0%" in ab.ab_markdown(single)
     assert broken.sentences == ()
+    assert "(90 %: 75 to 75 %)" in (await compared(World(), comparing(confidence=0.9))).sentences[0]
 
 
 @table(
@@ -150,7 +153,7 @@ def test_difference_is_told_in_a_line(ttft: tuple[float, float, float], tokens: 
     changes = {"ttft_mean_ms": Interval(*ttft, 3), "total_tok_per_s": Interval(tokens, tokens, tokens, 3)}
     example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
 
-    assert expected in str(describe_difference("a", "b", changes, example))
+    assert expected in str(describe_difference("a", "b", changes, 0.95, example))
 
 
 def test_two_repeats_say_that_they_are_too_few() -> None:
@@ -228,13 +231,38 @@ async def test_failed_runs_leave_figures_out_and_say_so() -> None:
         await compared(World(), comparing(baseline="fastest"))
 
 
-async def test_table_has_every_figure_and_the_json_every_trial() -> None:
-    summary = await compared(World(), comparing())
-    text, fields = ab.ab_markdown(summary), json.loads(report.encode_report(summary))
+async def test_clients_limit_is_told_from_other_faults_by_its_kind() -> None:
+    """Not by a text, which an arm's name or a server's words may have."""
+    limited = await ab.run_trials(seeded := comparing(repeats=1), (world := World(started_s=None)).run, world)
+    failed = await ab.run_trials(seeded, (world := World(failure="timeout")).run, world)
+    renamed = [replace(trial, arm="invalid: client-limited") for trial in failed[:1]]
 
-    for part in ("| TTFT mean", "101.0 ms [98.5 ms, 103.5 ms]", "-75.0% [-75.0, -75.0]*", "+0.0 points"):
-        assert part in text
-    assert "| hit rate" in text
+    found = [ab.summarise_trials(each, seeded.ab) for each in (limited, [*limited[:1], *renamed])]
+    assert [one.is_client_limited_only for one in found] == [True, False]
+    assert "invalid: client-limited (repeat 1) is invalid: requests failed" in found[1].faults[1]
+
+
+@table(("count", "rows"), [(1, 8), (2, 8), (4, 16)])
+async def test_terminal_has_the_headline_figures_in_a_hundred_columns(count: int, rows: int) -> None:
+    """Means beside their change, or in a table of their own where more than two arms are compared."""
+    arms = ["round_robin", "prefix_hash", *({"name": "prefix_hash", "x": x} for x in (1, 2))][:count]
+    text = ab.ab_markdown(await compared(World(), comparing(arms=arms)))
+
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == rows + 2 * (rows // 8)
+    assert max(map(len, table)) <= 100
+    assert (count > 1) == any("TTFT mean" in line and "-75.0% [-75.0, -75.0]*" in line for line in table)
+    assert "failed" in ab.ab_markdown(await compared(World(failure="timeout"), comparing(arms=arms)))
+
+
+async def test_page_has_every_figure_and_the_json_every_trial() -> None:
+    summary = await compared(World(), comparing(baseline="prefix_hash(load_factor=2)"))
+    page, fields = ab.ab_html(summary), json.loads(report.encode_report(summary))
+
+    for part in ("101.0 ms [98.5 ms, 103.5 ms]", "+300.0% [+300.0, +300.0]*", "+0.0 points", "TPOT p99"):
+        assert part in page
+    # The change is that of the second column to the first.
+    assert [arm.label for arm in summary.arms] == ["prefix_hash(load_factor=2)", "round_robin"]
     assert fields["schema"] == "extproc-bench-ab/2"
     assert [trial["repeat"] for trial in fields["trials"]] == [0, 0, 1, 1, 2, 2]
 

@@ -7,6 +7,7 @@ from click.testing import CliRunner, Result
 from extproc.bench.commands import bench
 from extproc.bench.commands.experiments import read_spec_or_flags
 from extproc.bench.experiments.compare import Comparison, compare, comparison_markdown, find_remarks
+from extproc.bench.measure.stats import Interval
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.headline import FIGURES
@@ -51,9 +52,9 @@ def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_w
 
     assert not comparison.faults
     assert list(changes) == list(FIGURES)
-    assert changes["ttft_mean_ms"].ratio == pytest.approx(2)
-    assert changes["tpot_median_ms"].ratio == pytest.approx(2)
-    assert changes["goodput"].ratio is None
+    for name in ("ttft_mean_ms", "tpot_median_ms"):
+        assert (changes[name].change or Interval(0, 0, 0, 0)).mean == pytest.approx(1)
+    assert changes["goodput"].change is None
     assert {change.is_better for change in comparison.changes} == {None}
     assert "worse" not in text
     assert "better" not in text
@@ -80,6 +81,8 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
     assert "worse" in comparison_markdown(compare(usual, slow))
     others = compare([seeded(steady(100), 1)], [seeded(steady(100), 2)])
     assert others.faults == ("A has the seeds 1, B 2: repeats are compared seed by seed",)
+    mixed = compare([replace(run, arm=f"arm {run.seed}") for run in usual], same)
+    assert mixed.faults == ("A has runs of arm 1 and arm 2 and arm 3: give the reports of one arm",)
 
 
 @table(
@@ -124,6 +127,9 @@ def test_run_past_capacity_is_remarked_and_a_capped_schedule_measured_as_a_whole
     capped = said(result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5)))
 
     assert "past its capacity" in next(find_remarks([("B", said(slower(8)))], 0.03))
+    # Of 100 that were sent 15 end after the window; of 20, two: that is counting.
+    assert "past its capacity" in next(find_remarks([("B", said(steady(100)))], 0.03))
+    assert list(find_remarks([("B", said(steady(20, per_second=2)))], 0.03)) == []
     assert list(find_remarks([("A", said(steady(1000)))], 0.03)) == []
     assert capped.measured == capped.whole
     assert said(steady(100)).measured == said(steady(100)).steady
@@ -140,13 +146,13 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(bench, ["compare", *arguments])
 
 
-def test_compare_command_prints_ratios_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
+def test_compare_command_prints_changes_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", steady(100))
     fair = call(a, write(tmp_path / "b.json", slower(2)))
     unequal = call(a, write(tmp_path / "c.json", steady(100, per_second=20)))
 
     assert (fair.exit_code, unequal.exit_code) == (0, 3)
-    assert "2.000" in fair.output
+    assert "+100.0%" in fair.output
     assert "unequal load" in unequal.stderr
 
 
@@ -163,12 +169,14 @@ def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
 
 def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) -> None:
     page = tmp_path / "new" / "both.html"
-    sides = [write(tmp_path / f"{name}.json", steady(100)) for name in ("least_load", "prefix_cache")]
+    names = ("least_load", "prefix_cache")
+    sides = [write(tmp_path / name / "report.json", steady(100)) for name in names]
     told = call(*sides, "--output", str(page))
 
     assert told.exit_code == 0, told.output
     assert "prefix_cache sends the first token as soon as least_load" in told.stdout
-    assert "prefix_cache / least_load" in told.stdout
+    assert f"All figures: {page}." in told.stdout
+    assert ("TPOT p99" in told.stdout, "TPOT p99" in page.read_text()) == (False, True)
     assert "<title>least_load and prefix_cache</title>" in page.read_text()
     assert "sends the first token as soon as" in page.read_text()
 
@@ -194,7 +202,8 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         (["run", "--url", "http://h:1"], "give a spec file"),
         (["ab", "--url", "http://h:1", "--rate", "2"], "give a spec file"),
         (["run", "FILE", "--rate", "2"], "not both"),
-        (["compare", "FILE"], "compare with one table was removed in 0.2"),
+        (["compare", "FILE"], "give two reports, or two folders; of one table `bench page"),
+        (["run", "--url", "ftp://h", "--rate", "2", "--duration", "1s"], "neither host, host:port nor"),
         (["run", "FILE", "--pushgateway", "http://gateway"], "--pushgateway was removed in 0.2"),
     ],
 )

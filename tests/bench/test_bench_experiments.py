@@ -69,6 +69,19 @@ def test_ab_excuses_the_client_as_run_does(null_server: int, tmp_path: Path) -> 
     assert "invalid: client-limited" in allowed.stderr
 
 
+@pytest.mark.slow
+def test_ab_excuses_no_fault_that_names_the_clients_limit(null_server: int, tmp_path: Path) -> None:
+    """An arm may be called so, and a server may answer so: here every request fails."""
+    ab = {"arms": ["invalid: client-limited"], "command": ["true"], "flush": [], "repeats": 1}
+    spec = write_spec(
+        tmp_path, null_server, {"total-prompts": 3, "vus": 1}, ab=ab, target={"model": "m", "timeout": 1e-6}
+    )
+    told = CliRunner().invoke(bench, ["ab", spec, "--allow-client-limited", "--quiet"])
+
+    assert told.exit_code == 3
+    assert "invalid: requests failed" in told.stderr
+
+
 def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(null_server: int, tmp_path: Path) -> None:
     result = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]})
 

@@ -247,6 +247,8 @@ async def test_settings_file_is_restored_with_comments_and_its_first_pool_is_swi
 
     await SettingsFileSwitch(router.path, None).put(ROUND_ROBIN)
     assert yaml.safe_load(router.path.read_text())["pools"][0]["strategy"] == {"name": "round_robin"}
+    with pytest.raises(SettingsError, match=r"none\.yaml: cannot be read: No such file"):
+        SettingsFileSwitch(router.path.with_name("none.yaml"), None)
 
 
 async def test_command_is_told_the_strategy_and_ends_the_comparison_where_it_fails(

@@ -14,6 +14,7 @@ from extproc.bench.commands import bench
 from extproc.bench.experiments import sweep as sweeping
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import Task, list_tasks
+from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.measure.stats import ratio_interval
 from extproc.bench.published import sweep_table
 from extproc.bench.published.tables import (
@@ -56,7 +57,7 @@ def sweep_spec(ab: Mapping[str, object] | None = None, **fields: object) -> Spec
 
 def cell(strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid", **figures: float) -> Cell:
     base = {"max_concurrency": cap, "requests": 1000, "duration_s": 10, "req_per_s": 100, "in_flight": 50}
-    return Cell(strategy, {**base, **figures}, "", repeat, said)
+    return Cell(strategy, {**base, **figures}, "", repeat, RunVerdict.parse(said))
 
 
 def spot(sweep: sweep_table.SweepTable, strategy: str) -> sweep_table.Spot:
@@ -114,6 +115,11 @@ def test_dataset_is_laid_over_the_traffic_shape_and_named() -> None:
         ({"concurrency": []}, 1, "give the numbers of requests in flight"),
         ({"datasets": {"mine": {"req_rat": 3}}}, 1, "mine: "),
         ({"datasets": {"mine": {"preset": "none"}}}, 1, "no preset 'none'"),
+        (
+            {"datasets": {"mine": {"dataset": "randon"}}},
+            1,
+            "mine: .*no dataset 'randon'; did you mean random",
+        ),
         ({"concurrency": [1]}, 2, "2 processes cannot share a concurrency of 1"),
     ],
 )
@@ -260,6 +266,11 @@ def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency
     assert "TTFT" not in line
     assert "its client was the limit" in line
     assert sweep.faults == ("prefix_hash, 100 in flight at most: invalid: client-limited",)
+    assert sweep.is_client_limited_only
+    for worse in (broken, cell("prefix_hash", said="invalid: client-limited, partial")):
+        named = replace(worse, dataset="invalid: client-limited")
+        assert not sweep_table.gather("x", [usual, limited, named]).is_client_limited_only
+    assert not sweep_table.gather("x", [limited], faults=["a run is missing"]).is_client_limited_only
     assert 'class="dot' not in sweep_table.sweep_html(sweep)  # one load is drawn as bars
     assert "no ratio" in sweep_table.sweep_headlines(sweep_table.gather("x", [usual, broken]))[0]
 
@@ -305,7 +316,7 @@ def test_csv_of_a_sweep_gives_the_same_sweep_back() -> None:
     cells = [build_row(report.build(run), "chats", arm, 1, load) for arm in ARMS]
     again = read_published(write_rows(cells).splitlines())
 
-    assert [(one.strategy, one.dataset, one.repeat, one.said) for one in again] == [
+    assert [(one.strategy, one.dataset, one.repeat, str(one.said)) for one in again] == [
         (arm, "chats", 1, "valid") for arm in ARMS
     ]
     assert again[0].figures == pytest.approx(cells[0].figures, rel=1e-6)
@@ -386,7 +397,7 @@ def test_published_pairs_that_their_client_limited_have_a_bound_and_no_latency_r
     pair = published("kubeai-8xl4-laptop.csv")
     sweep = sweep_table.gather("seed", read_published(SEEDS.read_text().splitlines()))
 
-    assert [(one.requests, one.verdict) for one in pair] == [(4000, "invalid: client-limited")] * 2
+    assert [(one.requests, str(one.verdict)) for one in pair] == [(4000, "invalid: client-limited")] * 2
     assert "tok/s at least +45%" in sweep_table.sweep_headlines(sweep)[-1]
     assert len(sweep.faults) == 5
 
@@ -398,7 +409,7 @@ def test_simulated_table_is_read_with_its_seeds_as_repeats() -> None:
     rows = list_rows([PublishedCell(seed_preset.read_published_cells()[0], False, run)])
     (one,) = read_published(write_csv(rows).splitlines())
 
-    assert (one.repeat, one.dataset, one.said, one.requests) == (3, "client on time", "valid", 40)
+    assert (one.repeat, one.dataset, str(one.said), one.requests) == (3, "client on time", "valid", 40)
     assert one.figures["hit_rate"] == pytest.approx(run.hit_rate)
     assert one.figures["e2e_mean_ms"] == pytest.approx(run.e2e.mean_ms)
 

@@ -158,6 +158,9 @@ def test_load_that_was_not_offered_is_never_a_plain_valid(asked_rps: float, text
 
     assert (verdict.text, verdict.has_doubts) == (text, text == "valid, with remarks")
     assert any(f"{asked_rps:.2f} req/s asked for, 10.00 due" in each for each in said) == (text != "valid")
+    # One of ten that is missing in a window of a second is where the window ends.
+    few = with_info(build_run(), offered_rps=10.0, window=Window(0.01, 0.99))
+    assert not any("asked for" in each for each in judge(few).remarks)
 
 
 def test_client_that_was_late_says_how_late_and_not_only_the_limit() -> None:

@@ -116,11 +116,11 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
         ({"shape": {"name": "ramp", "over": 5}}, "^traffic-shape: to: is missing$"),
         (
             {"dataset": {"name": "random", "size": 1}},
-            "random: size: there is no such.* prefix-tokens, input-tokens",
+            "random.size: there is no such.* prefix-tokens, input-tokens",
         ),
         (
             {"dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}},
-            "min_mesages: there .* none of its own",
+            "min_mesages: there .* did you mean min-messages",
         ),
         ({"req_rate": None, "shape": "trace"}, "arrival times"),
         ({"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}}, "more than"),

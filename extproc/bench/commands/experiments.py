@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import click
+from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
@@ -16,14 +17,14 @@ from extproc.bench.experiments.compare import compare, comparison_html, comparis
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
-from extproc.bench.judge.verdict import CLIENT_LIMITED
+from extproc.bench.load.registry import find_part_faults
 from extproc.bench.progress import Pace, run_until_signal
 from extproc.bench.published.sweep_table import gather, sweep_html, sweep_markdown
 from extproc.bench.published.tables import read_published, write_rows
 from extproc.bench.report import report
 from extproc.bench.report.brief import build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
-from extproc.bench.spec.section import parse_duration, parse_rate
+from extproc.bench.spec.section import list_faults, parse_duration, parse_rate
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.bench.status_server import StatusServer, split_location
 from extproc.errors import SettingsError
@@ -71,6 +72,11 @@ def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
     return command
 
 
+def read_checked(path: Path) -> Spec:
+    """Reads a spec file, the names and options of its parts included."""
+    return read_spec(path, find_part_faults)
+
+
 def read_spec_or_flags(
     path: Path | None,
     urls: Sequence[str],
@@ -82,7 +88,7 @@ def read_spec_or_flags(
     if path is not None:
         if urls or rate is not None or duration is not None or trace is not None:
             raise SettingsError("give a spec file, or --url, --rate and --duration, not both")
-        return read_spec(path)
+        return read_checked(path)
     if not urls or (trace is None and (rate is None or duration is None)):
         raise SettingsError("give a spec file (`bench init` writes one), or --url, --rate and --duration")
     # Sessions would offer less in a short time: their turns wait for answers.
@@ -93,7 +99,10 @@ def read_spec_or_flags(
         shape["warm-up"] = duration / 5
     shape |= {"req-rate": rate, "duration": duration}
     tree = {"name": "quick", "endpoint": urls[0], "performance": {"traffic-shape": shape}}
-    return Spec.model_validate({**tree, "ab": {"urls": urls} if len(urls) > 1 else {}})
+    try:
+        return Spec.model_validate({**tree, "ab": {"urls": urls} if len(urls) > 1 else {}})
+    except ValidationError as error:
+        raise SettingsError(list_faults(error)) from None
 
 
 def run_with_status(
@@ -130,14 +139,24 @@ def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: flo
     compared: unequal load, another schedule, a run that is not valid.
     """
     if b is None:
-        raise SettingsError("compare with one table was removed in 0.2: use `bench page TABLE.csv`")
-    names = (a.stem, b.stem) if a.stem != b.stem else (str(a), str(b))
-    comparison = compare(_read_reports(a), _read_reports(b), names=names, tolerance=tolerance)
-    click.echo(comparison_markdown(comparison), nl=False)
+        raise SettingsError(
+            "give two reports, or two folders; of one table `bench page TABLE.csv` draws a page"
+        )
+    comparison = compare(_read_reports(a), _read_reports(b), names=_name_sides(a, b), tolerance=tolerance)
+    click.echo(comparison_markdown(comparison))
+    click.echo(f"All figures: {output}." if output else "`--output FILE.html` writes a page of all figures.")
     if output is not None:
         make_folder(output.parent)
         _write(output.parent, {output.name: comparison_html(comparison)})
     _end(comparison.faults, comparison.remarks)
+
+
+def _name_sides(a: Path, b: Path) -> tuple[str, str]:
+    """What tells two paths apart: of a `report.json` each their folders' names."""
+    a, b = a.resolve(), b.resolve()
+    while a.name == b.name and a != b:
+        a, b = a.parent, b.parent
+    return a.name.removesuffix(".json"), b.name.removesuffix(".json")
 
 
 def _read_reports(path: Path) -> list[report.Report]:
@@ -187,9 +206,12 @@ def ab(
 
     compared = summarise_trials(_run_all(board, Pace(count_runs(spec.ab)), work, quiet=quiet), spec.ab)
     text, page = ab_markdown(compared), ab_html(compared)
-    click.echo(text, nl=False)
+    click.echo(text)
+    rest = f"All figures: {output / 'ab.html'}, {output / 'ab.json'}." if output else None
+    click.echo(rest or "`--output DIR` writes a page of all figures, and every run's reports.")
     _write(output, {"ab.json": report.encode_report(compared).decode(), "ab.html": page, "ab.md": text})
-    _end(compared.faults, compared.remarks, brief=brief, allow_client_limited=allow_client_limited)
+    is_excused = allow_client_limited and compared.is_client_limited_only
+    _end(compared.faults, compared.remarks, brief=brief, is_excused=is_excused)
 
 
 @click.command("sweep")
@@ -213,7 +235,7 @@ def sweep_command(
     With every dataset, in every repeat. Runs that the folder has are not done again. So a stopped command
     continues, and one with more arms, loads or repeats adds to it. Exit 3 if runs are missing or not valid.
     """
-    spec = read_spec(spec_file)
+    spec = read_checked(spec_file)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
@@ -241,9 +263,8 @@ def sweep_command(
         {"sweep.html": sweep_html(done), "sweep.csv": write_rows(cells), "sweep.md": sweep_markdown(done)},
     )
     good, bad = "every run is valid", "the sweep does not hold as a whole"
-    _end(
-        done.faults, done.remarks, brief=brief, allow_client_limited=allow_client_limited, good=good, bad=bad
-    )
+    is_excused = allow_client_limited and done.is_client_limited_only
+    _end(done.faults, done.remarks, brief=brief, is_excused=is_excused, good=good, bad=bad)
 
 
 def _run_all(
@@ -285,7 +306,7 @@ def saturate_command(
     Beyond it, more requests only add latency. Exit 3 if the client reached its limit before the server
     did.
     """
-    spec = read_spec(spec_file)
+    spec = read_checked(spec_file)
     if output is not None:
         make_folder(output)
 
@@ -318,10 +339,10 @@ def saturate_command(
 def plan_command(spec_file: Path, latency: float) -> None:
     """Say what a run would do; exit 2 if it cannot be done."""
     try:
-        planned = plan_here(read_spec(spec_file), latency_s=latency)
+        planned = plan_here(read_checked(spec_file), latency_s=latency)
     except SettingsError as error:
         # What `run` refuses, in the words of `run`.
-        _end_plan([str(error)])
+        _end_plan(str(error).splitlines())
         return
     click.echo(plan_text(planned), nl=False)
     _end_plan(planned.faults, planned.remarks)
@@ -345,14 +366,12 @@ def _end(
     *,
     brief: Path | None = None,
     figures: Mapping[str, float | None] = MappingProxyType({}),
-    allow_client_limited: bool = False,
+    is_excused: bool = False,
     good: str = "comparable",
     bad: str = "not comparable",
 ) -> None:
     """Says whether an experiment holds, on the terminal and to a program, and by the exit status."""
     write_brief(brief, build_brief(bad if faults else good, not faults, faults, remarks, figures))
     print_faults(faults, remarks, Console(stderr=True), good=good, bad=bad)
-    limited = f"invalid: {CLIENT_LIMITED}"
-    is_excused = all(limited in fault and f"{limited}," not in fault for fault in faults)
-    if faults and not (allow_client_limited and is_excused):
+    if faults and not is_excused:
         sys.exit(NOT_COMPARABLE)

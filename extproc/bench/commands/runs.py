@@ -26,6 +26,7 @@ from extproc.bench.commands.experiments import (
     display_options,
     page_command,
     plan_command,
+    read_checked,
     read_spec_or_flags,
     removed_option,
     run_with_status,
@@ -197,7 +198,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json: bool) -> None:
     """Prepare a spec's dataset, and say what is in it."""
-    spec = read_spec(spec_file)
+    spec = read_checked(spec_file)
     registry = open_registry(spec)
     workload = build_workload(spec, registry)
     honesty = account_for(spec, workload, registry.ruler, endpoints)

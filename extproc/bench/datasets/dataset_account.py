@@ -67,10 +67,8 @@ class Honesty:
         yield "distinct tokens", f"{self.distinct_tokens} ({distinct:.1%} of input)"
         yield "exact repeats", f"{self.exact_repeats:.1%} of requests"
         yield "block reuse", ", ".join(f"{name}x {share:.0%}" for name, share in self.reuse.items())
-        yield (
-            "ideal hit rate",
-            f"{self.ideal_hit_rate:.1%} (one unlimited cache, {_BLOCK_TOKENS}-token blocks)",
-        )
+        of = f"one unlimited cache, {_BLOCK_TOKENS}-token blocks"
+        yield "ideal hit rate", f"{self.ideal_hit_rate:.1%} ({of})"
         yield "period", "none" if self.period is None else f"{self.period} requests"
         yield "endpoints", str(self.endpoints)
         if self.has_faked_affinity:

@@ -9,7 +9,7 @@ import numpy as np
 from extproc.bench.datasets.conversation import BYTES, Ruler, TurnMessage, write_text
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
-from extproc.errors import SettingsError
+from extproc.errors import MissingExtra, SettingsError
 
 
 class TokenRuler:
@@ -46,7 +46,7 @@ def _load(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415  an optional extra
     except ImportError:
-        raise SettingsError("target.tokenizer needs the extra `tokenizers`") from None
+        raise MissingExtra("target.tokenizer", "tokenizers") from None
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001  the library raises bare exceptions

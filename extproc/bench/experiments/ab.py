@@ -20,10 +20,10 @@ from extproc.bench.experiments.compare import (
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.measure.stats import Interval
-from extproc.bench.measure.words import DASH, markdown_table
+from extproc.bench.measure.words import markdown_table
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.report.headline import FIGURES, SHARES, name_part, read_figures, show
+from extproc.bench.report.headline import FIGURES, SHARES, name_part, pick_headlines, read_figures, show
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.spec.section import Component
@@ -187,6 +187,12 @@ class AbReport:
     def is_valid(self) -> bool:
         return not self.faults
 
+    @property
+    def is_client_limited_only(self) -> bool:
+        """Whether no fault is of another kind than that the client was a run's limit."""
+        # Each such run is one fault, so that one more is of another kind.
+        return len(self.faults) == sum(one.report.verdict.is_client_limited_only for one in self.trials)
+
 
 def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """Builds the report of one or more trials per arm; the baseline is `ab.baseline`, else the first arm.
@@ -199,6 +205,7 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     baseline = labels[0] if ab.baseline is None else ab.baseline
     if baseline not in labels:
         raise SettingsError(f"ab.baseline: {baseline!r} is none of the arms {', '.join(labels)}")
+    labels.sort(key=lambda label: label != baseline)
     by_arm = {
         label: {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
         for label in labels
@@ -215,9 +222,14 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         faults += find_unfairness(runs, ab.tolerance)
         remarks += find_remarks(runs, ab.tolerance)
     first = trials[0].report
+    if ab.flush is None and not first.spec.get("scrape"):
+        unflushed = "no cache was emptied, as scrape lists no endpoint"
+        remarks.append(f"{unflushed}: who has had these prompts before, as of another run, is sooner")
     example = {trial.arm: trial.report for trial in reversed(trials)}
     sentences = (
-        describe_difference(arm.label, baseline, arm.changes, example[baseline], example[arm.label])
+        describe_difference(
+            arm.label, baseline, arm.changes, ab.confidence, example[baseline], example[arm.label]
+        )
         for arm in arms
         if arm.label != baseline
     )
@@ -251,20 +263,35 @@ def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
     return Arm(label, figures, changes)
 
 
-# The first four that there are get a chart, all a row of the table.
+# The first four that there are get a chart.
 _PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms", "itl_mean_ms")
 # An interval so many times the mean would flatten every bar beside it: the table has it.
 _WIDEST = 3.0
 
 
+_Table = tuple[list[str], list[list[str]]]
+
+
 def ab_markdown(report: AbReport) -> str:
-    """What each arm brings, every figure by arm, then its change against the baseline."""
-    texts = [*report.sentences, name_part(report.trials[0].report), markdown_table(*_figures(report))]
-    text = "\n\n".join(texts)
-    return f"{text}\n{markdown_table(*_changes(report))}" if len(report.arms) > 1 else text
+    """What each arm brings, and the headline figures."""
+    tables = (markdown_table(*each) for each in _headlines(report))
+    return "\n\n".join([*report.sentences, name_part(report.trials[0].report), "\n".join(tables)])
 
 
-def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
+def _headlines(report: AbReport) -> list[_Table]:
+    """Means, then changes; those of two arms are one table, as that fits on a terminal of 100 columns."""
+    means = [{name: level.mean for name, level in arm.figures.items()} for arm in report.arms]
+    names = pick_headlines(*means)
+    rows = [[FIGURES[name].heading, *(show(name, arm.get(name)) for arm in means)] for name in names]
+    header = ["mean", *(arm.label for arm in report.arms)]
+    against, changes = _changes(report, names)
+    if len(report.arms) == 2:
+        header.append(f"change, {report.confidence:.0%} interval")
+        return [(header, [[*row, change[1]] for row, change in zip(rows, changes, strict=True)])]
+    return [(header, rows), (against, changes)][: len(report.arms)]
+
+
+def _figures(report: AbReport) -> _Table:
     header = [f"mean, {report.confidence:.0%} interval", *(arm.label for arm in report.arms)]
     return header, [
         [FIGURES[name].heading, *(_show(name, arm.figures.get(name)) for arm in report.arms)]
@@ -272,11 +299,11 @@ def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def _changes(report: AbReport) -> tuple[list[str], list[list[str]]]:
+def _changes(report: AbReport, names: Sequence[str]) -> _Table:
     others = [arm for arm in report.arms if arm.label != report.baseline]
-    return [f"against {report.baseline}", *(arm.label for arm in others)], [
+    return [f"vs {report.baseline}", *(arm.label for arm in others)], [
         [FIGURES[name].heading, *(show_change(name, arm.changes.get(name)) for arm in others)]
-        for name in _present(report)
+        for name in names
     ]
 
 
@@ -285,10 +312,8 @@ def _present(report: AbReport) -> list[str]:
 
 
 def _show(name: str, interval: Interval | None) -> str:
-    if interval is None:
-        return DASH
-    if interval.low is None or interval.high is None:
-        return show(name, interval.mean)
+    if interval is None or interval.low is None or interval.high is None:
+        return show(name, None if interval is None else interval.mean)
     return f"{show(name, interval.mean)} [{show(name, interval.low)}, {show(name, interval.high)}]"
 
 
@@ -312,9 +337,12 @@ def _parts(report: AbReport) -> Iterator[str]:
             for name in [name for name in _PLOTTED if name in _present(report)][:4]
         }
     )
-    yield page.table("Figures", *_figures(report))
-    if len(report.arms) > 1:
-        yield page.table("Changes, paired by repeat; a star excludes no change", *_changes(report))
+    for title, each in zip(("Figures", "Changes"), _headlines(report), strict=False):
+        yield page.table(title, *each)
+    figures, changes = _figures(report), _changes(report, _present(report))
+    yield '<details class="card"><summary>All figures, and changes paired by repeat</summary>'
+    yield from (page.table("", *each) for each in [figures, changes][: len(report.arms)])
+    yield "</details>"
     yield page.definitions(report.trials[0].report.definitions)
 
 

@@ -14,6 +14,7 @@ from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Ab, Spec
 from extproc.bench.status_server import StatusServer
+from extproc.documents import read_file
 from extproc.errors import SettingsError
 
 _POLL_S = 0.1
@@ -36,7 +37,7 @@ class SettingsFileSwitch(Switch):
     def __init__(self, path: Path, pool: str | None) -> None:
         self._path = path
         self._pool = pool
-        self._original = path.read_text("utf-8")
+        self._original = read_file(path).decode()
 
     async def put(self, arm: Component) -> None:
         self._write(lay_strategy(self._original, self._pool, arm.section))
@@ -92,7 +93,7 @@ def build_switch(ab: Ab, board: StatusServer | None = None) -> Switch:
     if ab.command:
         return CommandSwitch(ab.command)
     if board is None:
-        raise SettingsError("ab: give settings-file or command, to change the strategy with")
+        raise SettingsError("ab: give settings-file or command, to change the strategy with; or two urls")
     return BoardSwitch(board)
 
 

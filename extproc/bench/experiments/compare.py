@@ -1,12 +1,12 @@
 """Two sides, a run each or several, and whether they may be compared at all. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
 from extproc.bench.measure.words import DASH, markdown_table
-from extproc.bench.report.headline import FIGURES, SHARES, name_part, read_figures, show
+from extproc.bench.report.headline import FIGURES, SHARES, name_part, pick_headlines, read_figures, show
 from extproc.bench.report.report import Report
 from extproc.pages import page
 
@@ -17,15 +17,11 @@ _SAME = 0.02
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A figure of two sides: means, `ratio` b / a (`None` where one lacks it or a is 0), and the change.
-
-    `change` is as of `find_change`; with fewer than three runs of each it has no interval.
-    """
+    """A figure of two sides: means, and the change as of `find_change`; of few runs without an interval."""
 
     name: str
     a: float | None
     b: float | None
-    ratio: float | None
     change: Interval | None
     is_better_high: bool
 
@@ -74,6 +70,9 @@ def compare(
     if seeds[0] != seeds[1]:
         said = f"{names[0]} has the seeds {seeds[0]}, {names[1]} {seeds[1]}"
         faults.append(f"{said}: repeats are compared seed by seed")
+    for name, side in zip(names, (a, b), strict=True):
+        if len(arms := sorted({run.arm for run in side})) > 1:
+            faults.append(f"{name} has runs of {' and '.join(arms)}: give the reports of one arm")
     if len(pairs) < 2:
         remarks.append(
             "one run of each: a difference may be noise, so that none is called better or worse; "
@@ -84,7 +83,7 @@ def compare(
         faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
         remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
     by_name = {change.name: change.change for change in changes if change.change}
-    sentence = None if faults else describe_difference(names[1], names[0], by_name, a[0], b[0])
+    sentence = None if faults else describe_difference(names[1], names[0], by_name, confidence, a[0], b[0])
     return Comparison(names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence)
 
 
@@ -92,8 +91,7 @@ def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confi
     both = [(x, y) for x, y in pairs if x is not None and y is not None]
     sides = [[pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1)]
     a, b = (sum(filter(None, side)) / len(side) if side else None for side in sides)
-    ratio = None if a is None or b is None or a == 0 else b / a
-    return FigureChange(name, a, b, ratio, find_change(name, both, confidence), FIGURES[name].is_better_high)
+    return FigureChange(name, a, b, find_change(name, both, confidence), FIGURES[name].is_better_high)
 
 
 def find_change(name: str, pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
@@ -125,7 +123,9 @@ def find_level(name: str, values: Sequence[float], confidence: float) -> Interva
     return Interval(found.mean, max(0.0, found.low), high, found.count)
 
 
-def describe_difference(name: str, baseline: str, changes: dict[str, Interval], *runs: Report) -> str | None:
+def describe_difference(
+    name: str, baseline: str, changes: dict[str, Interval], confidence: float, *runs: Report
+) -> str | None:
     """Says in one sentence what somebody gets who takes `name` instead of `baseline`; `runs`: one of each."""
     ttft, tokens = changes.get("ttft_mean_ms"), changes.get("total_tok_per_s")
     if ttft is None:
@@ -135,7 +135,7 @@ def describe_difference(name: str, baseline: str, changes: dict[str, Interval], 
     else:
         way = "sooner" if ttft.mean < 0 else "later"
         what = f"{name} sends the first token {abs(ttft.mean):.0%} {way} than {baseline}".replace("%", " %")
-    what += _describe_certainty(ttft)
+    what += _describe_certainty(ttft, f"{100 * confidence:g} %")
     if tokens is not None and abs(tokens.mean) >= _SAME:
         what += f", with {1 + tokens.mean:.2f} times the tokens per second"
     served = [{row.label for row in run.groups.endpoints} for run in runs]
@@ -144,14 +144,14 @@ def describe_difference(name: str, baseline: str, changes: dict[str, Interval], 
     return f"{what}, {ttft.count} repeat{'s' if ttft.count > 1 else ''}."
 
 
-def _describe_certainty(change: Interval) -> str:
+def _describe_certainty(change: Interval, level: str) -> str:
     """The interval of a change, in words that nobody takes for more than it says."""
     if change.low is None or change.high is None:
         return " (not certain yet: too few repeats for an interval)"
     ends = sorted((abs(change.low), abs(change.high)))
     if change.excludes_zero:
-        return f" (95 %: {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %)"
-    return f" (not certain: 95 % lies between {100 * change.low:+.0f} and {100 * change.high:+.0f} %)"
+        return f" ({level}: {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %)"
+    return f" (not certain: {level} lies between {100 * change.low:+.0f} and {100 * change.high:+.0f} %)"
 
 
 def find_unfairness(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
@@ -170,13 +170,16 @@ def find_unfairness(runs: Sequence[tuple[str, Report]], tolerance: float) -> Ite
     yield from _find_unequal_load(runs, tolerance)
 
 
-def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
+def _find_noise(run: Report, rate: float) -> float:
     """One request more or less is counting, not load: a count of n is off by the root of n."""
+    span_s = run.measured.window.end_s - run.measured.window.start_s
+    return sqrt(rate / span_s) if span_s > 0 else 0.0
+
+
+def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
     rates = {label: run.measured.throughput.started_rps for label, run in runs}
     low, high = min(rates, key=lambda label: rates[label]), max(rates, key=lambda label: rates[label])
-    window = runs[0][1].measured.window
-    span_s = window.end_s - window.start_s
-    noise = sqrt(rates[high] / span_s) if span_s > 0 else 0.0
+    noise = _find_noise(runs[0][1], rates[high])
     if rates[high] - rates[low] > max(rates[low] * tolerance, noise):
         yield (
             f"unequal load: {rates[high]:.2f} req/s were sent to {high}, {rates[low]:.2f} to {low}; "
@@ -188,28 +191,36 @@ def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterat
     """Says which runs served less than they were sent: their latencies grow with the length of the run."""
     for label, run in runs:
         flow = run.measured.throughput
-        if flow.requests_rps < flow.started_rps * (1 - tolerance):
+        allowed = max(flow.started_rps * tolerance, _find_noise(run, flow.started_rps))
+        if flow.requests_rps < flow.started_rps - allowed:
             served = f"{flow.requests_rps:.2f} of {flow.started_rps:.2f} req/s sent"
             yield f"{label} served {served}: past its capacity, or measured without enough warm-up"
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """What is compared, and a row per figure that at least one of the sides has."""
-    texts = [comparison.sentence, comparison.part, markdown_table(*_table(comparison))]
+    """What is compared, and a row per headline figure."""
+    texts = [comparison.sentence, comparison.part, markdown_table(*_list_headlines(comparison))]
     return "\n\n".join(filter(None, texts))
 
 
-def _table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    a, b = comparison.names
-    better = {None: "", True: "better", False: "worse"}
+_Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def _list_headlines(comparison: Comparison) -> _Table:
+    sides = [{each.name: getattr(each, side) for each in comparison.changes} for side in ("a", "b")]
+    return _list_figures(comparison, pick_headlines(*sides))
+
+
+def _list_figures(comparison: Comparison, names: Collection[str]) -> _Table:
+    """A row per figure that at least one of the sides has."""
     rows = []
+    better = {None: "", True: " better", False: " worse"}
     for change in comparison.changes:
-        if (change.a, change.b) != (None, None):
+        if change.name in names and (change.a, change.b) != (None, None):
             shown = (show(change.name, value) for value in (change.a, change.b))
-            ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
-            shown_change = show_change(change.name, change.change)
-            rows.append((FIGURES[change.name].heading, *shown, ratio, shown_change, better[change.is_better]))
-    return ("", a, b, f"{b} / {a}", f"change, {CONFIDENCE:.0%} interval", ""), rows
+            told = f"{show_change(change.name, change.change)}{better[change.is_better]}"
+            rows.append((FIGURES[change.name].heading, *shown, told))
+    return ("", *comparison.names, f"change, {CONFIDENCE:.0%} interval"), rows
 
 
 def comparison_html(comparison: Comparison) -> str:
@@ -220,7 +231,10 @@ def comparison_html(comparison: Comparison) -> str:
             title, comparison.faults or [*filter(None, [comparison.sentence])], is_good=not comparison.faults
         ),
         page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
-        page.table("Figures", *_table(comparison)),
+        page.table("Figures", *_list_headlines(comparison)),
+        '<details class="card"><summary>All figures</summary>',
+        page.table("", *_list_figures(comparison, FIGURES)),
+        "</details>",
     ]
     return page.html_page(f"{a} and {b}", "two sides of one load", parts)
 

@@ -205,8 +205,7 @@ def headline(found: Saturation) -> str:
     )
 
 
-def _rows(found: Saturation) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = []
+def _rows(found: Saturation) -> Iterator[Sequence[str]]:
     for rung, is_saturated in zip(found.rungs, found.saturated, strict=True):
         measured = rung.report.measured
         ttft, per_token = measured.latency_ms.get("ttft"), measured.latency_ms.get("time_per_token")
@@ -215,7 +214,7 @@ def _rows(found: Saturation) -> list[Sequence[str]]:
             state = rung.report.verdict.text
         elif rung.has_failed:
             state = "saturated: requests failed"
-        row = (
+        yield (
             fixed(rung.rate),
             fixed(rung.served_rps),
             fixed(measured.throughput.total_tps, 0),
@@ -227,8 +226,6 @@ def _rows(found: Saturation) -> list[Sequence[str]]:
             percent(rung.report.verdict.figures.littles_residual),
             state,
         )
-        rows.append(row)
-    return rows
 
 
 def saturation_html(found: Saturation) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from extproc.bench.experiments.ab import Prepares, label, measure_arm, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
+from extproc.bench.load.registry import find_part_faults
 from extproc.bench.published.tables import Cell, build_row
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -104,7 +105,10 @@ def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> Spe
             f"sweep: {spec.processes} processes cannot share a concurrency of {shape.concurrency}"
         )
     performance = spec.performance.model_copy(update={"traffic_shape": shape})
-    return spec.model_copy(update={"performance": performance})
+    made = spec.model_copy(update={"performance": performance})
+    if faults := [text for _, text in find_part_faults(made)]:
+        raise SettingsError("\n".join(f"sweep: {name}: {fault}" for fault in faults))
+    return made
 
 
 def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import sqrt
+from typing import Self
 
 import numpy as np
 
@@ -21,6 +22,7 @@ MISSING = "share missing"
 CLIENT_LIMITED = "client-limited"
 NOT_OFFERED = "load not offered"
 CLOCKS = "clocks apart"
+VALID, DOUBTFUL, INVALID = "valid", "valid, with remarks", "invalid: "
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
@@ -85,6 +87,12 @@ class RunVerdict:
         """Whether nothing but the client's limits speaks against the run."""
         return self.kinds == (CLIENT_LIMITED,)
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads one from its text, as a table has it; another text than ours is of a kind of its own."""
+        kinds = () if text in {VALID, DOUBTFUL} else tuple(text.removeprefix(INVALID).split(", "))
+        return cls(not kinds, text, (), (), Figures(), kinds, has_doubts=text == DOUBTFUL)
+
     def __str__(self) -> str:
         return self.text
 
@@ -95,16 +103,9 @@ def build_verdict(
     """A verdict is valid as long as nothing speaks against it; `doubts` are the first of its remarks."""
     against, doubts = tuple(reasons), tuple(doubts)
     kinds = tuple(dict.fromkeys(reason.kind for reason in against))
-    text = f"invalid: {', '.join(kinds)}" if against else "valid, with remarks" if doubts else "valid"
-    return RunVerdict(
-        not against,
-        text,
-        tuple(reason.text for reason in against),
-        (*doubts, *remarks),
-        figures,
-        kinds,
-        has_doubts=bool(doubts) and not against,
-    )
+    text = f"{INVALID}{', '.join(kinds)}" if against else DOUBTFUL if doubts else VALID
+    texts, has_doubts = tuple(reason.text for reason in against), bool(doubts) and not against
+    return RunVerdict(not against, text, texts, (*doubts, *remarks), figures, kinds, has_doubts)
 
 
 def judge(result: RunResult) -> RunVerdict:
@@ -241,7 +242,9 @@ def _name_shortfall(asked: float, due: float) -> str:
 def _find_doubts(result: RunResult, figures: Figures) -> Iterator[str]:
     """Says what a valid run is too little of: the scheduled load, or requests."""
     asked, due = figures.asked_rps, figures.offered_rps
-    if asked is not None and due is not None and due < DUE * asked:
+    width_s = result.info.window.end_s - result.info.window.start_s
+    # One request more or less is where the window's ends fall.
+    if asked is not None and due is not None and asked - due > max((1 - DUE) * asked, 1 / width_s):
         yield _name_shortfall(asked, due)
     count = sum(record.is_ok for record in _list_measured(result))
     if 0 < count < _FEW_REQUESTS:

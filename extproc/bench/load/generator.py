@@ -196,13 +196,8 @@ class LoadGenerator:
         self.records.append(record)
         self.prompts.append(history)
         record.estimated_input_tokens = count_prompt_tokens(history)
-        query = ChatQuery(
-            model=self._share.model,
-            messages=history,
-            max_tokens=turn.output_tokens,
-            is_streaming=self._share.spec.target.is_streaming,
-            body=conversation.body,
-        )
+        model, is_streaming = self._share.model, self._share.spec.target.is_streaming
+        query = ChatQuery(model, history, turn.output_tokens, is_streaming, conversation.body)
         try:
             record.admitted_s = await self.cap.enter(record.intended_s)
             try:

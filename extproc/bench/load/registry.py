@@ -2,23 +2,28 @@
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError, create_model
+
 from extproc.bench.datasets import chats, synthetic, traces
 from extproc.bench.datasets.conversation import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
-from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_steps
+from extproc.bench.load.shapes import RampOptions, ShapeFactory, build_constant, build_ramp, build_steps
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
 from extproc.bench.spec.section import Component, SpecSection
+from extproc.bench.spec.traffic import StepsOptions
 from extproc.bench.spec.tree import Spec
+from extproc.documents import Place, PlacedText, describe_options, suggest_name
 from extproc.errors import SettingsError
+from extproc.router.routing.strategies.registry import STRATEGIES
 
 _T = TypeVar("_T")
 # The other datasets have no options of their own.
@@ -29,6 +34,20 @@ DATASET_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
         "shared-prefix": synthetic.SharedPrefixOptions,
         "trace": traces.TraceOptions,
         "kubeai-sharegpt": chats.KubeaiOptions,
+    }
+)
+_SHAPE_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
+    {"ramp": RampOptions, "steps": StepsOptions}
+)
+_PROCESSORS: Mapping[str, OpenAIChat | OpenAIResponses | AnthropicMessages] = MappingProxyType(
+    {
+        "openai-chat": OpenAIChat(),
+        "openai-completions": OpenAICompletions(),
+        "openai-responses": OpenAIResponses(),
+        "anthropic": AnthropicMessages(),
+        "vllm": OpenAIChat(forces_length=True),
+        "vllm-completions": OpenAICompletions(forces_length=True),
+        "sglang": OpenAIChat(forces_length=True),
     }
 )
 _REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
@@ -61,12 +80,12 @@ class Registry:
 
     def shape(self, name: str) -> ShapeFactory:
         if name == "sine" and name not in self.shapes:
-            raise SettingsError("shape: sine was removed in 0.2: give `steps`")
+            raise SettingsError("shape sine was removed in 0.2: give `steps`")
         return _find(self.shapes, name, "shape")
 
     def client(self, name: str) -> ClientFactory:
         if name in _REMOVED and name not in self.clients:
-            raise SettingsError(f"target.api: {name} was removed in 0.2: {_OWN_PROCESSOR}")
+            raise SettingsError(f"api {name} was removed in 0.2: {_OWN_PROCESSOR}")
         return _find(self.clients, name, "api")
 
     @property
@@ -100,15 +119,7 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     registry.datasets.update({name: partial(read, ruler=ruler) for name, read in counted.items()})
     registry.datasets.update({"openai-bodies": chats.read_bodies, "prepared": chats.read_prepared})
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps)
-    for name, processor in (
-        ("openai-chat", OpenAIChat()),
-        ("openai-completions", OpenAICompletions()),
-        ("openai-responses", OpenAIResponses()),
-        ("anthropic", AnthropicMessages()),
-        ("vllm", OpenAIChat(forces_length=True)),
-        ("vllm-completions", OpenAICompletions(forces_length=True)),
-        ("sglang", OpenAIChat(forces_length=True)),
-    ):
+    for name, processor in _PROCESSORS.items():
         registry.add_processor(name, processor)
     for plugin in plugins:
         _import(plugin).register(registry)
@@ -133,6 +144,43 @@ def build_schema() -> dict[str, Any]:
     return schema
 
 
+def find_part_faults(spec: Spec) -> Iterator[PlacedText]:
+    """Says which part that a spec names there is not, and which of its options.
+
+    With plugins nothing: they may bring any part, or replace one. It is told when the part is built.
+    """
+    if spec.plugins:
+        return
+    registry, shape = build_registry(), ("performance", "traffic-shape")
+    apis: dict[str, type[BaseModel]] = {}
+    for name, api in _PROCESSORS.items():
+        options: dict[str, Any] = {each.name: (Any, None) for each in fields(api) if each.init}
+        apis[name] = create_model("ApiOptions", __base__=SpecSection, **options)
+    yield from _check((*shape, "dataset"), spec.traffic.dataset, registry.dataset, DATASET_OPTIONS)
+    if spec.traffic.shape.name != "trace":
+        yield from _check((*shape, "shape"), spec.traffic.shape, registry.shape, _SHAPE_OPTIONS)
+    yield from _check(("target", "api"), spec.target.api, registry.client, apis)
+    # A command may switch another router, whose strategies nobody knows here.
+    for number, arm in enumerate(() if spec.ab.urls or spec.ab.command else spec.ab.arms):
+        kinds = {name: kind.settings for name, kind in STRATEGIES.kinds.items()}
+        yield from _check(("ab", "arms", number), arm, partial(_find, kinds, kind="strategy"), kinds)
+
+
+def _check(
+    place: Place, part: Component, find: Callable[[str], object], models: Mapping[str, type[BaseModel]]
+) -> Iterator[PlacedText]:
+    try:
+        find(part.name)
+    except SettingsError as error:
+        yield (*place, "name"), f"{'.'.join(map(str, place))}: {error}"
+        return
+    model = models.get(part.name, SpecSection)
+    try:
+        model.model_validate(part.section if "name" in model.model_fields else part.options)
+    except ValidationError as error:
+        yield from describe_options(error, place, part, model)
+
+
 def _configure(processor: Processor, api: Component) -> Processor:
     if not api.options:
         return processor
@@ -142,9 +190,10 @@ def _configure(processor: Processor, api: Component) -> Processor:
         raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
 
 
-def _find(known: dict[str, _T], name: str, kind: str) -> _T:
+def _find(known: Mapping[str, _T], name: str, kind: str) -> _T:
     if name not in known:
-        raise SettingsError(f"no {kind} {name!r}: there are {', '.join(sorted(known))}")
+        nearest = suggest_name(name, known)
+        raise SettingsError(f"no {kind} {name!r}{nearest} (choose from {', '.join(sorted(known))})")
     return known[name]
 
 

@@ -16,6 +16,7 @@ from extproc.bench.load.shapes import Times, build_schedule, build_shape, count_
 from extproc.bench.spec.section import SpecSection, list_faults
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec
+from extproc.documents import describe_options
 from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when the server's speed decides how many are made.
@@ -141,9 +142,9 @@ def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, .
     try:
         return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
     except ValidationError as error:
-        fields = DATASET_OPTIONS.get(dataset.name, SpecSection).model_fields.values()
-        options = ", ".join(field.alias for field in fields if field.alias) or "none of its own"
-        raise SettingsError(f"dataset {dataset.name}: {list_faults(error)}; its options: {options}") from None
+        model = DATASET_OPTIONS.get(dataset.name, SpecSection)
+        faults = describe_options(error, ("dataset", dataset.name), dataset, model)
+        raise SettingsError("\n".join(text for _, text in faults)) from None
 
 
 def _check_window(traffic: TrafficShape, workload: Workload) -> None:

@@ -76,17 +76,7 @@ def held(record: Record) -> float | None:
 
 
 MEASURES: Mapping[str, Measure] = MappingProxyType(
-    {
-        "ttft": ttft,
-        "ttft_sent": ttft_sent,
-        "e2e": e2e,
-        "e2e_sent": e2e_sent,
-        "tpot": tpot,
-        "ntpot": ntpot,
-        "time_per_token": time_per_token,
-        "lag": lag,
-        "held": held,
-    }
+    {each.__name__: each for each in (ttft, ttft_sent, e2e, e2e_sent, tpot, ntpot, time_per_token, lag, held)}
 )
 
 
@@ -262,12 +252,8 @@ def is_good(record: Record, slo: Slo) -> bool:
     A figure that the request does not have (one token has no TPOT) breaks no limit.
     """
     gap_s = float(np.diff(record.chunk_s).mean()) if len(record.chunk_s) > 1 else None
-    pairs = (
-        (ttft(record), slo.ttft_ms),
-        (tpot(record), slo.tpot_ms),
-        (gap_s, slo.itl_ms),
-        (e2e(record), slo.e2e_ms),
-    )
+    figures_s = (ttft(record), tpot(record), gap_s, e2e(record))
+    pairs = zip(figures_s, (slo.ttft_ms, slo.tpot_ms, slo.itl_ms, slo.e2e_ms), strict=True)
     return record.is_ok and all(
         value_s is None or limit_ms is None or value_s * _MS <= limit_ms for value_s, limit_ms in pairs
     )

@@ -68,7 +68,10 @@ class DatasetPart:
 
 @dataclass(frozen=True, slots=True)
 class SweepTable:
-    """A whole sweep; `faults` say what is missing or does not hold, `remarks` how it must be read."""
+    """A whole sweep; `faults` say what is missing or does not hold, `remarks` how it must be read.
+
+    `is_client_limited_only`: no fault is of another kind than that a client was the limit.
+    """
 
     name: str
     baseline: str
@@ -77,6 +80,7 @@ class SweepTable:
     parts: tuple[DatasetPart, ...]
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    is_client_limited_only: bool = False
 
 
 def gather(
@@ -100,6 +104,7 @@ def gather(
     if chosen not in strategies:
         raise SettingsError(f"baseline {chosen!r} is none of the strategies {', '.join(strategies)}")
     parts = tuple(_gather_part(own, chosen, confidence) for own in _split(cells, lambda cell: cell.dataset))
+    invalid = [cell.verdict for cell in cells if not cell.verdict.is_valid]
     return SweepTable(
         name=name,
         baseline=chosen,
@@ -108,6 +113,7 @@ def gather(
         parts=parts,
         faults=(*faults, *_find_faults(parts)),
         remarks=tuple(_find_remarks(parts, tolerance)),
+        is_client_limited_only=not faults and all(each.is_client_limited_only for each in invalid),
     )
 
 
@@ -138,11 +144,12 @@ def _gather_spot(own: Sequence[Cell], base: Sequence[Cell], confidence: float) -
     """Pairs have the same prompts at the same times, and both are valid: else a ratio compares two loads."""
     figures = [{**cell.figures, "in_flight": cell.in_flight} for cell in own]
     names = dict.fromkeys(name for each in figures for name in each)
-    paired = [(one, other) for one in own for other in base if one.repeat == other.repeat and other.is_valid]
-    pairs = [(one.figures, other.figures) for one, other in paired if one.is_valid]
-    is_bound = not pairs and any(one.is_client_limited for one, _ in paired)
-    if is_bound:
-        pairs = [(one.figures, other.figures) for one, other in paired if one.is_client_limited]
+    sound = [other for other in base if other.verdict.is_valid]
+    paired = [(one, other) for one in own for other in sound if one.repeat == other.repeat]
+    pairs = [(one.figures, other.figures) for one, other in paired if one.verdict.is_valid]
+    bound = [(one.figures, other.figures) for one, other in paired if one.verdict.is_client_limited_only]
+    is_bound = not pairs and bool(bound)
+    pairs = pairs or bound
     levels = {
         name: mean_interval([each[name] for each in figures if name in each], confidence) for name in names
     }
@@ -156,7 +163,7 @@ def _gather_spot(own: Sequence[Cell], base: Sequence[Cell], confidence: float) -
         {name: found for name, found in levels.items() if found},
         {name: found for name, found in ratios.items() if found},
         is_bound,
-        tuple(cell.verdict for cell in own if not cell.is_valid),
+        tuple(cell.verdict.text for cell in own if not cell.verdict.is_valid),
     )
 
 

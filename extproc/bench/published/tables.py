@@ -54,25 +54,16 @@ class Cell:
     figures: Mapping[str, float]
     dataset: str = ""
     repeat: int = 1
-    said: str | None = None
+    said: RunVerdict | None = None
 
     @property
     def rate(self) -> float | None:
         return self.figures.get("request_rate")
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> RunVerdict:
         """The verdict when it was measured, else one by its means."""
-        return self.said or str(judge_cell(self))
-
-    @property
-    def is_valid(self) -> bool:
-        return self.verdict.startswith("valid")
-
-    @property
-    def is_client_limited(self) -> bool:
-        """Whether that is all that speaks against it: the server could have done more."""
-        return self.verdict == f"invalid: {CLIENT_LIMITED}"
+        return self.said or judge_cell(self)
 
     @property
     def cap(self) -> int:
@@ -118,9 +109,8 @@ def _read_cell(fields: Mapping[str, str]) -> Cell:
         ) from None
     if missing := _NEEDED - set(figures):
         raise PublishedError(f"the row {list(fields.values())} lacks {', '.join(sorted(missing))}")
-    return Cell(
-        fields["strategy"], figures, fields.get("dataset") or "", repeat, fields.get("verdict") or None
-    )
+    said = RunVerdict.parse(text) if (text := fields.get("verdict")) else None
+    return Cell(fields["strategy"], figures, fields.get("dataset") or "", repeat, said)
 
 
 def judge_cell(cell: Cell, limits: Limits | None = None) -> RunVerdict:
@@ -184,7 +174,7 @@ def build_row(said: Report, dataset: str, strategy: str, repeat: int, load: Load
             figures |= {name: value for name, value in named.items() if name in {*COLUMNS, *EXTRAS}}
     if said.hit_rate is not None:
         figures["hit_rate"] = said.hit_rate
-    return Cell(strategy, figures, dataset, repeat, said.verdict.text)
+    return Cell(strategy, figures, dataset, repeat, said.verdict)
 
 
 def write_rows(cells: Sequence[Cell]) -> str:

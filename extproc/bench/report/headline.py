@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import Elasticity, LoadPhase
-from extproc.bench.measure.words import DASH, fixed, markdown_table, milliseconds, percent
+from extproc.bench.measure.words import fixed, markdown_table, milliseconds, percent
 from extproc.bench.record import PartStats
 from extproc.bench.report.report import Report
 
@@ -73,7 +73,6 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
     figures = phase.figures
     ttft, per_token = (figures.latency_ms.get(name) for name in ("ttft", "time_per_token"))
     span_s = figures.window.end_s - figures.window.start_s
-    missed = phase.slo_seconds_missed
     return (
         phase.name,
         f"{figures.window.start_s:.0f} s",
@@ -85,7 +84,7 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
         milliseconds(per_token.mean if per_token else None),
         f"{figures.counts.failed:,}",
         percent(figures.goodput.share if figures.goodput else None),
-        DASH if missed is None else str(missed),
+        fixed(phase.slo_seconds_missed, 0),
         fixed(phase.ready, 1),
     )
 
@@ -108,11 +107,12 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
 
 
 _SHOWN = (
-    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms"),
-    *("e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
+    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_mean_ms", "ttft_median_ms", "ttft_p99_ms"),
+    *("itl_mean_ms", "e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
+    *("total_tok_per_dollar", "output_tok_per_dollar"),
 )
-# Only where a price is known.
-_SPENT = ("total_tok_per_dollar", "output_tok_per_dollar")
+# A comparison has a row of several values for each: what says nearly the same as another row stays out.
+_OF_ONE_RUN = frozenset({"output_tok_per_s", "time_per_token_mean_ms", "output_tok_per_dollar"})
 SHARES = frozenset({"hit_rate", "goodput", "failed"})
 LATENCIES = {
     "TTFT": "ttft",
@@ -143,11 +143,18 @@ def name_part(said: Report) -> str:
 def headlines(said: Report) -> dict[str, str]:
     """Headings and figures of the measured part; failures are those of the whole run."""
     figures = read_figures(said)
-    figures_shown = [(name, value) for name in (*_SHOWN, *_SPENT) if (value := figures[name]) is not None]
+    figures_shown = [(name, value) for name in _SHOWN if (value := figures[name]) is not None]
     return {
         **{FIGURES[name].heading: show(name, value) for name, value in figures_shown},
         "failed, of the whole run": name_failed(said),
     }
+
+
+def pick_headlines(*sides: Mapping[str, float | None]) -> list[str]:
+    """The figures that a comparison shows first, of those that a side has; failures if there are some."""
+    names = [name for name in _SHOWN if name not in _OF_ONE_RUN]
+    known = [name for name in names if any(side.get(name) is not None for side in sides)]
+    return [*known, "failed"] if any(side.get("failed") for side in sides) else known
 
 
 def show(name: str, value: float | None) -> str:

@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import Any
 
 import msgspec
+import yaml
 
 from extproc.bench.judge.verdict import RunVerdict, judge
 from extproc.bench.measure import metrics
@@ -74,26 +76,10 @@ def _read(claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | N
 # Raised when a field changes its meaning or goes; new fields leave it alone.
 SCHEMA = "extproc-bench-report/1"
 
-DEFINITIONS = {
-    "start": "the intended start, from the schedule; sent: when the request's bytes were written",
-    "TTFT": "time to first token: first chunk with content or reasoning - start; also from sent",
-    "E2E": "end to end: last byte - start; also from sent",
-    "TPOT": "time per output token: (last chunk - first chunk) / (output tokens - 1)",
-    "ITL": "gaps between chunks, not tokens",
-    "E2E per output token": "E2E / output tokens",
-    "time per token": "E2E from sent / output tokens, as KubeAI's k6 script",
-    "wait at the cap": "for a place under the concurrency cap",
-    "delay of the client itself": "how late it took a request up",
-    "goodput": "requests within every limit from start, per offered request: failures count against it",
-    "failed": "requests that ended with an error, of all that were due; not what the run's end broke off",
-    "SLO seconds": "seconds in which fewer than 95% of the requests due met every limit",
-    "reaction": "from a rise of the load until more endpoints were ready",
-    "recovery": "from a rise of the load until the end of the last missed second after it",
-    "endpoint-seconds": "endpoints ready, summed over the run's seconds",
-    "tokens per dollar": "tokens per second of the measured part / the stack's price per second",
-    "percentiles": "exact, linear interpolation, completed requests",
-    "throughput": "completed requests; what arrived in the window per second of it",
-}
+# The words are in a file of their own.
+DEFINITIONS: dict[str, str] = yaml.safe_load(
+    files("extproc.bench.report").joinpath("definitions.yaml").read_text("utf-8")
+)
 
 
 class ReportError(ExtprocError):

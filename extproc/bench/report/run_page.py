@@ -217,12 +217,10 @@ _GROUPS = ("", "requests", "failed", "tok in", "tok out", "hit rate", "TTFT p50"
 
 
 def _group_row(row: Row) -> tuple[str, ...]:
+    counts = (row.requests, row.failed, row.input_tokens, row.output_tokens)
     return (
         row.label,
-        f"{row.requests:,}",
-        f"{row.failed:,}",
-        f"{row.input_tokens:,}",
-        f"{row.output_tokens:,}",
+        *(f"{count:,}" for count in counts),
         percent(row.hit_rate),
         milliseconds(row.ttft_ms.p50 if row.ttft_ms else None),
         milliseconds(row.ttft_ms.p99 if row.ttft_ms else None),

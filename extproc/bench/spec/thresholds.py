@@ -18,12 +18,8 @@ SHARES = ("failed", "hit_rate", "goodput")
 RATES = ("req_per_s", "output_tok_per_s", "total_tok_per_s")
 # k6's names are understood, too.
 _POINTS: Mapping[str, str] = MappingProxyType(
-    {
-        **{name: name for name in ("mean", "min", "p25", "p50", "p75", "p90", "p95", "p99", "p999", "max")},
-        "avg": "mean",
-        "med": "p50",
-        "median": "p50",
-    }
+    {name: name for name in ("mean", "min", "p25", "p50", "p75", "p90", "p95", "p99", "p999", "max")}
+    | {"avg": "mean", "med": "p50", "median": "p50"}
 )
 
 

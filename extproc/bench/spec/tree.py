@@ -5,6 +5,7 @@ or with underscores; the whole resource (`metadata` and `spec`) is accepted, too
 """
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -19,7 +20,7 @@ from extproc.bench.spec.inference_perf import is_inference_perf, translate
 from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
-from extproc.documents import Document, parse_document, read_document
+from extproc.documents import Document, PlacedText, list_places, parse_document, read_document, refuse_faults
 
 
 class Ab(SpecSection):
@@ -335,12 +336,13 @@ def lend_load(spec: dict[str, object]) -> dict[str, object]:
     return {**spec, "performance": {**performance, name: {**shape, "vus": first}}}
 
 
-def read_spec(path: Path) -> Spec:
+def read_spec(path: Path, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()) -> Spec:
     """Reads a spec file, YAML or JSON, or a configuration of inference-perf.
 
-    Raises `SettingsError` that lists every fault and where it is.
+    Raises `SettingsError` that lists every fault and where it is. `find_faults` says what is wrong with a
+    spec whose fields are right, by places in it.
     """
-    return _build(read_document(path))
+    return _build(read_document(path), find_faults)
 
 
 def parse_spec(text: str) -> Spec:
@@ -354,8 +356,12 @@ def spec_text(spec: Spec) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
-def _build(document: Document) -> Spec:
+def _build(document: Document, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()) -> Spec:
     if is_inference_perf(document.tree):
         document = replace(document, tree=translate(document, os.environ))
     is_resource = isinstance(document.tree, dict) and isinstance(document.tree.get("spec"), dict)
-    return document.validate(Spec.model_validate, ("spec",) if is_resource else ())
+    inside = ("spec",) if is_resource else ()
+    spec = document.validate(Spec.model_validate, inside, list_places(Spec))
+    if faults := [document.fault((*inside, *place), text) for place, text in find_faults(spec)]:
+        raise refuse_faults(faults)
+    return spec

@@ -4,12 +4,12 @@ Each field says its unit and why its default is what it is; `extproc schema` pri
 """
 
 from collections.abc import Iterator
-from typing import Self, get_args
+from typing import Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from extproc.documents import Place
+from extproc.documents import Place, list_sections
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.sections import Section
@@ -76,18 +76,10 @@ class Settings(Section):
 def list_settings(section: type[BaseModel] = Settings) -> Iterator[str]:
     """Yields the place of every setting, as `pools.probe.path`; those of each strategy stand side by side."""
     for name, field in section.model_fields.items():
-        below = list(_sections(field.annotation))
+        below = list(list_sections(field.annotation))
         if STRATEGIES in field.metadata:
             below = [kind.settings for kind in STRATEGIES.kinds.values()]
         for each in below:
             yield from (f"{name}.{place}" for place in list_settings(each))
         if not below:
             yield name
-
-
-def _sections(kind: object) -> Iterator[type[BaseModel]]:
-    """Yields the sections in an annotation such as `list[PoolSettings] | None`."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        yield kind
-    for part in get_args(kind):
-        yield from _sections(part)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
-from extproc.documents import parse_document, suggest
+from extproc.documents import parse_document, suggest_name
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -45,7 +45,9 @@ def build_arm(name: str, options: Mapping[str, object], outside: Outside, scrape
         return build_peer(name, options, outside, scrape)
     if name not in STRATEGIES.kinds:
         names = [*STRATEGIES.kinds, *PEERS]
-        raise SettingsError(f"{name!r} is no strategy: choose from {', '.join(names)}{suggest(name, names)}")
+        raise SettingsError(
+            f"{name!r} is no strategy: choose from {', '.join(names)}{suggest_name(name, names)}"
+        )
     known = STRATEGIES.kinds[name].settings.model_fields.keys() - {"name"}
     if strange := sorted(options.keys() - known):
         raise SettingsError(f"{name} has no option {strange[0]}, but {', '.join(sorted(known)) or 'none'}")

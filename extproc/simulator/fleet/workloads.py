@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from extproc.documents import parse_document, suggest
+from extproc.documents import parse_document, suggest_name
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE
 from extproc.simulator.fleet import held_out
@@ -70,7 +70,7 @@ def find_workload(name: str) -> FleetWorkload:
     found = WORKLOADS.get(name) or next((one for one in WORKLOADS.values() if one.letter == name), None)
     if found is None:
         names = ", ".join(f"{one.name} ({one.letter})" for one in WORKLOADS.values())
-        raise SettingsError(f"{name!r} is no workload: choose from {names}{suggest(name, WORKLOADS)}")
+        raise SettingsError(f"{name!r} is no workload: choose from {names}{suggest_name(name, WORKLOADS)}")
     return found
 
 

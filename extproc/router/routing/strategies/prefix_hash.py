@@ -28,9 +28,7 @@ _WALK_LENGTH: Final = 16
 
 HOME: Final = Reason("home", "it is the usual endpoint for this prefix", "magenta")
 SPILL: Final = Reason(
-    "spill",
-    "the usual endpoint, or the one with most of the prompt, was too busy. This is the next",
-    "orange",
+    "spill", "the usual endpoint, or one with most of the prompt, was too busy. This is the next", "orange"
 )
 
 
