@@ -35,8 +35,8 @@ _FORWARD: Final = {
 }
 
 _CONFIGURATION: Final = """\
-# Where requests go. Only this file names vLLM. After a change run `kubectl apply -k`: the running service has it
-# within about a minute, because the kubelet copies it late. `extproc init` prints every other setting.
+# Where requests go. Only this file names vLLM. After a change run `kubectl apply -k`. The running service has
+# it within about a minute, because the kubelet copies it late. `extproc init` prints every other setting.
 pools:
 - name: {pool}
   # models: [{model}]  # with a second pool: the requests for these come here
@@ -110,8 +110,8 @@ _NAMING: Final = """\
   write into {output}/kustomization.yaml, with your registry: newName: REGISTRY/extproc-router
 """
 _JOINING: Final = """
-Three files make your Gateway of Envoy Gateway ask the service. Write its name into the first two, and uncomment
-`components` in kustomization.yaml:
+With three files your Gateway of Envoy Gateway asks the service. Write its name into the first two, and
+uncomment `components` in kustomization.yaml:
   gateway/route.yaml     HTTPRoute: the requests for vLLM
   gateway/policies.yaml  EnvoyExtensionPolicy: asks the service; BackendTrafficPolicy: goes where it says;
                          ClientTrafficPolicy: for the whole Gateway. If yours has one, merge the two

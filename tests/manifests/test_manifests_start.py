@@ -160,7 +160,6 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
 )
 def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
     vllm = ["--service", "qwen", "--port", "8123", "--model", "qwen", "--output", str(tmp_path / "folder")]
-
     done = CliRunner().invoke(cli, ["init", "kubernetes", *vllm, *words])
 
     assert said in f"{done.exception}{done.output}"
