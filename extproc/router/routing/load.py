@@ -82,13 +82,16 @@ class LoadBook:
 
     def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
         """Yields every member but the `closed`, fewest in flight first, ties in random order."""
-        for level in islice(self._levels, self._lowest, None):
-            if closed:
-                yield from _without(level, closed, rng)
-                continue
-            offset = int(rng.random() * len(level))
-            yield from level[offset:]
-            yield from level[:offset]
+        levels = islice(self._levels, self._lowest, None)
+        if closed:
+            yield from chain.from_iterable(_without(level, closed, rng) for level in levels)
+            return
+        for level in levels:
+            at = rng.random()
+            if level:
+                offset = int(at * len(level))
+                yield from level[offset:]
+                yield from level[:offset]
 
     def _move(self, name: str, step: int) -> None:
         before = self._in_flight.get(name, 0)
