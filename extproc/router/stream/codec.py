@@ -113,12 +113,12 @@ def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind 
     match reply:
         case events.Continue():
             return _CONTINUE[reply.phase]
+        case events.Routed():
+            return _routed(reply)
         case events.ContinueHeadersOnly():
             return _CONTINUE_HEADERS_ONLY[reply.request_body]
         case events.Served():
             return _CONTINUE[events.Phase.RESPONSE_HEADERS]
-        case events.Routed():
-            return _routed(reply)
         case events.Piece():
             return _piece(reply)
         case events.Queued():
