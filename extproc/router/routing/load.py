@@ -82,16 +82,13 @@ class LoadBook:
 
     def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
         """Yields every member but the `closed`, fewest in flight first, ties in random order."""
-        levels = islice(self._levels, self._lowest, None)
-        if closed:
-            yield from chain.from_iterable(_without(level, closed, rng) for level in levels)
-            return
-        for level in levels:
-            at = rng.random()
-            if level:
-                offset = int(at * len(level))
-                yield from level[offset:]
-                yield from level[:offset]
+        for level in filter(None, islice(self._levels, self._lowest, None)):  # a burst leaves many empty ones
+            if closed:
+                yield from _without(level, closed, rng)
+                continue
+            offset = int(rng.random() * len(level))
+            yield from level[offset:]
+            yield from level[:offset]
 
     def _move(self, name: str, step: int) -> None:
         before = self._in_flight.get(name, 0)
@@ -139,7 +136,7 @@ def _without(level: list[str], closed: Collection[str], rng: Random) -> Iterator
     """
     for _ in range(_DRAWS):
         offset = int(rng.random() * len(level))
-        if level and level[offset] not in closed:
+        if level[offset] not in closed:
             names: Iterable[str] = chain(islice(level, offset, None), islice(level, offset))
             return (name for name in names if name not in closed)
     names = [name for name in level if name not in closed]
