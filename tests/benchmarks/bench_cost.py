@@ -7,7 +7,6 @@ endpoints and the service share this machine. CPU is a process's, from /proc. Fo
 """
 
 import asyncio
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.bench_gateway import Arm, build_gateway, cpu_s, under
+from tests.benchmarks.bench_gateway import Arm, beside, build_gateway, cpu_s, under
 from tests.stack.client import chat_body
 from tests.stack.ports import free_ports
 from tests.stack.process import memory_bytes
@@ -71,13 +70,16 @@ class Endpoint(asyncio.Protocol):
             self._left = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         self._left -= len(data)
         if not self._left:
-            self._transport.write(HEAD % len(answer) + answer)  # type: ignore[attr-defined]  # uvloop's own
+            self.write(HEAD % len(answer) + answer)
+
+    def write(self, answer: bytes) -> None:
+        self._transport.write(answer)  # type: ignore[attr-defined]  # uvloop's own
 
 
-def serve(ports: Sequence[int]) -> None:
+def serve(ports: Sequence[int], endpoint: type[Endpoint] = Endpoint) -> None:
     async def forever() -> None:
         for port in ports:
-            await asyncio.get_running_loop().create_server(Endpoint, "127.0.0.1", port)
+            await asyncio.get_running_loop().create_server(endpoint, "127.0.0.1", port)
         await asyncio.Event().wait()
 
     uvloop.run(forever())
@@ -137,11 +139,8 @@ def measure(arm: Arm, load: Load) -> dict[str, float]:
 
 def tell(alone: dict[str, float], ours: dict[str, float]) -> Iterator[str]:
     yield from (f"{one['rate']:.1f}" for one in (alone, ours))
-    yield from (
-        f"{ours['service']:.2f}",
-        f"{ours['service'] * ours['rate'] / 1e3:.2f}",
-        f"{ours['memory']:.0f}",
-    )
+    cpu_ms = ours["service"]
+    yield from (f"{cpu_ms:.2f}", f"{cpu_ms * ours['rate'] / 1e3:.2f}", f"{ours['memory']:.0f}")
     yield from (f"{alone[name]:.2f}, {ours[name]:.2f}" for name in ("envoy", "p50", "p99"))
 
 
@@ -151,9 +150,7 @@ def main() -> None:
     headings = ("", "Envoy alone: req/s", "with us", "service: CPU, ms/request", "cores", "MiB")
     table = Table(*headings, "Envoy: CPU, ms/request, alone, with us", "p50, ms", "p99, ms", title="cost")
     with TemporaryDirectory() as name, ExitStack() as running:
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(endpoints,), daemon=True)
-        server.start()
-        running.callback(server.terminate)
+        running.enter_context(beside(serve, endpoints))
         service = Service(under(Path(name), "service"))
         static = [f"127.0.0.1:{port}" for port in endpoints]
         service.configure([{"name": "vllm", "endpoints": {"static": static}}])

@@ -29,9 +29,7 @@ async def hits(
     name: str, services: Sequence[Sharing], having: Callable[[], AbstractAsyncContextManager[object]]
 ) -> list[Row]:
     """Each time: as many turns as gateways need to find out how it stands, then the fault begins."""
-    at_once: list[float] = []
-    rates: list[float] = []
-    waits_ms: list[float] = []
+    at_once, rates, waits_ms = list[float](), list[float](), list[float]()
     for _ in range(ROUNDS):
         await rate(services, [])
         async with having():

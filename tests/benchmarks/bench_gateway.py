@@ -8,14 +8,16 @@ rounds; then one request at a time. CPU is user + system time of a process, from
 
 import argparse
 import asyncio
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +27,7 @@ import uvloop
 from tests.benchmarks.report import Row, report
 from tests.stack.client import chat_body
 from tests.stack.gateway import Edit, Gateway, Tree, edited, find, load, set_addresses
-from tests.stack.ports import free_ports
+from tests.stack.ports import free_ports, is_taken
 from tests.stack.process import Process
 from tests.stack.service import Service, pool
 from tests.stack.stack import SHIPPED_PORTS
@@ -152,8 +154,22 @@ def drop_ext_proc(tree: Tree) -> None:
 
 
 @contextmanager
-def run_arms(directory: Path, names: Sequence[str]) -> Iterator[list[Arm]]:
-    """Starts everything; yields Envoy alone and the arms of these names, in their order."""
+def beside(target: Callable[..., None], *arguments: object) -> Iterator[SpawnProcess]:
+    """Runs it in a process of its own, which ends with the block."""
+    process = get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.join()
+
+
+@contextmanager
+def run_arms(
+    directory: Path, names: Sequence[str], serve: Callable[[Sequence[int]], None] | None = None
+) -> Iterator[list[Arm]]:
+    """Starts everything; yields Envoy alone and these arms. Endpoints `serve`, or else answer at once."""
     ports = iter(free_ports(8 + 4 * (len(names) + 1)))
     endpoints = list(islice(ports, 4))
     addresses = [f"127.0.0.1:{port}" for port in endpoints]
@@ -168,12 +184,15 @@ def run_arms(directory: Path, names: Sequence[str]) -> Iterator[list[Arm]]:
         return Arm(name, start(build_gateway(below, next(ports), next(ports), port, endpoints)), server)
 
     with ExitStack() as running:
-        start(build_endpoints(under(directory, "endpoints"), next(ports), next(ports), endpoints))
+        if serve is None:
+            start(build_endpoints(under(directory, "endpoints"), next(ports), next(ports), endpoints))
+        else:
+            running.enter_context(beside(serve, endpoints))
         arms = [add_arm(ALONE, None, 0)]
         for name in names:
             port = next(ports)
             server = start(SERVERS[name](under(directory, name), port, next(ports), addresses))
-            _wait_for_listener(server, port)
+            server.wait_until(partial(is_taken, port))
             arms.append(add_arm(name, server, port))
         yield arms
 
@@ -181,41 +200,27 @@ def run_arms(directory: Path, names: Sequence[str]) -> Iterator[list[Arm]]:
 Build = Callable[[Path, int, int, list[str]], Process]
 
 
-def _idle(transport: str) -> Build:
-    def build(directory: Path, port: int, _: int, addresses: list[str]) -> Process:
-        module = [sys.executable, "-m", "tests.benchmarks.idle_processor", "--transport", transport]
-        return Process("idle", [*module, "--port", str(port), "--address", addresses[0]], directory)
-
-    return build
+def _idle(transport: str, directory: Path, port: int, _: int, addresses: list[str]) -> Process:
+    module = [sys.executable, "-m", "tests.benchmarks.idle_processor", "--transport", transport]
+    return Process("idle", [*module, "--port", str(port), "--address", addresses[0]], directory)
 
 
-def _service(strategy: str) -> Build:
-    def build(directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
-        service = Service(directory, port=port, admin_port=admin_port)
-        service.configure([pool(addresses, {"name": strategy})])
-        return service
-
-    return build
+def _service(strategy: str, directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
+    service = Service(directory, port=port, admin_port=admin_port)
+    service.configure([pool(addresses, {"name": strategy})])
+    return service
 
 
 ALONE = "Envoy alone"
 IDLE, IDLE_NATIVE = "do nothing, grpc.aio", "do nothing, native"
 DEFAULT, NATIVE, NATIVE_BODILESS = "extproc, default", "extproc, prefix_hash", "extproc, no bodies"
 SERVERS: dict[str, Build] = {
-    IDLE: _idle("grpcio"),
-    IDLE_NATIVE: _idle("native"),
-    DEFAULT: _service("prefix_cache"),
-    NATIVE: _service("prefix_hash"),
-    NATIVE_BODILESS: _service("round_robin"),
+    IDLE: partial(_idle, "grpcio"),
+    IDLE_NATIVE: partial(_idle, "native"),
+    DEFAULT: partial(_service, "prefix_cache"),
+    NATIVE: partial(_service, "prefix_hash"),
+    NATIVE_BODILESS: partial(_service, "round_robin"),
 }
-
-
-def _wait_for_listener(server: Process, port: int) -> None:
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    server.wait_until(listens)
 
 
 def build_gateway(

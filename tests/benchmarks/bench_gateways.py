@@ -102,12 +102,9 @@ class Talk:
                     first_s = self.now_s()
                 text += content
                 if usage := chunk.get("usage"):
-                    self._note(asked_s, first_s, usage)
+                    cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+                    self.turns.append(Turn(asked_s, first_s - asked_s, usage["prompt_tokens"], cached))
         return {"role": "assistant", "content": text}
-
-    def _note(self, asked_s: float, first_s: float, usage: dict[str, Any]) -> None:
-        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-        self.turns.append(Turn(asked_s, first_s - asked_s, usage["prompt_tokens"], cached))
 
 
 def read_chunk(line: bytes) -> dict[str, Any]:
@@ -162,9 +159,7 @@ def describe(measured: dict[str, list[Turn]]) -> Iterator[Sequence[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--arms", nargs="+", choices=ARMS, default=[*ARMS], help="which; the first is the base"
-    )
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="the first is the base")
     parser.add_argument("--load", type=float, default=0.5, help="share of the workload's capacity")
     parser.add_argument("--speed", type=float, default=2.0, help="of the engines' time")
     parser.add_argument("--warmup-s", type=float, default=160.0, help="of the engines' time")

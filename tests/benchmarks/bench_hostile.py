@@ -10,12 +10,9 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import product
-from multiprocessing import get_context
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -30,7 +27,7 @@ from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.events import Event, RequestBody
 from extproc.router.stream.ext_proc_pb2 import ProcessingResponse
 from extproc.router.stream.names import PROCESS
-from tests.benchmarks.bench_gateway import DEFAULT, IDLE_NATIVE, Arm, measure, run_arms
+from tests.benchmarks.bench_gateway import DEFAULT, IDLE_NATIVE, Arm, beside, measure, run_arms
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE, Body
 from tests.router.service.live_service import looking
@@ -74,18 +71,6 @@ def send_in_duplex(port: int, size: int) -> None:
     asyncio.run(send())
 
 
-@contextmanager
-def beside(target: Callable[..., None], *arguments: object) -> Iterator[SpawnProcess]:
-    """Runs it in a process of its own, which ends with the block."""
-    process = get_context("spawn").Process(target=target, args=arguments, daemon=True)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.join()
-
-
 def measure_beside(arms: Sequence[Arm], rounds: int, requests: int) -> list[Row]:
     """The others' p99 alone, and how many times as long it is beside each kind of body, in the same round."""
     found = defaultdict[tuple[str, str], list[float]](list)
@@ -97,8 +82,8 @@ def measure_beside(arms: Sequence[Arm], rounds: int, requests: int) -> list[Row]
                 time.sleep(2)  # until it has begun
                 found[arm.name, kind].append(measure(arm, requests, 1).p99_ms / alone_ms)
                 assert sender.is_alive(), f"{arm.name}, {kind}: the sender ended"
-    units = {ALONE: "ms, p99"}
-    return [Row(f"{name}, {kind}", each, units.get(kind, "x")) for (name, kind), each in found.items()]
+    unit = {ALONE: "ms, p99"}.get
+    return [Row(f"{name}, {kind}", each, unit(kind, "x")) for (name, kind), each in found.items()]
 
 
 async def longest_turn_ms(directory: Path, size: int) -> float:

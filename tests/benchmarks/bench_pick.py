@@ -52,8 +52,8 @@ def endpoints(count: int) -> list[Endpoint]:
     ]
 
 
-def build_picker(count: int) -> Picker:
-    pool = Pool("llama", STRATEGY)
+def build_picker(count: int, strategy: Strategy = STRATEGY) -> Picker:
+    pool = Pool("llama", strategy)
     pool.replace(endpoints(count))
     return Picker([Route(pool)])
 
@@ -71,11 +71,7 @@ def picks(count: int) -> Callable[[], None]:
     picker, asks = build_picker(count), cycle(short_asks())
     for _ in range(4 * count):
         picker.pick(next(asks))
-
-    def once() -> None:
-        picker.pick(next(asks)).pick.release()
-
-    return once
+    return lambda: picker.pick(next(asks)).pick.release()  # noqa: PLW0108  # another one each time
 
 
 def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
@@ -94,9 +90,7 @@ def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
 
 def chat_picks(strategy: Strategy, kind: str, size: int, turns: int) -> Callable[[], None]:
     """One whole decision: a chat's next turn, a chat that begins, or the same request again."""
-    pool = Pool("llama", strategy)
-    pool.replace(endpoints(8))
-    picker, numbers = Picker([Route(pool)]), clock(10)
+    picker, numbers = build_picker(8, strategy), clock(10)
     bodies = chats(size, turns, max(4, min(64, 2_000_000 // size)))
     for body in (*[body[: body.rindex(b',{"role":"assistant"')] + b"]}" for body in bodies], *bodies):
         picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick.release()

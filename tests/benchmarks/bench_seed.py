@@ -104,21 +104,14 @@ async def run_cap(fleet: Fleet, row: Cell, options: argparse.Namespace) -> list[
 
 def describe(trial: Trial, waits: Waits, theirs: Cell, speed: float) -> Sequence[str]:
     """Our cell in the endpoints' time beside the published one."""
-    ours = trial.report.whole.throughput.total_tps / speed
+    ours, told = trial.report.whole.throughput.total_tps / speed, theirs.figures
+    rates = fixed(ours, 0), fixed(told["total_tok_per_s"], 0), fixed(ours / told["total_tok_per_s"])
     ttft_s, itl_s = waits.mean_s(TTFT), waits.mean_s(ITL)
-    return (
-        f"{trial.arm}, {theirs.cap}",
-        fixed(ours, 0),
-        fixed(theirs.figures["total_tok_per_s"], 0),
-        fixed(ours / theirs.figures["total_tok_per_s"]),
-        fixed(ttft_s),
-        fixed(theirs.figures["ttft_mean_ms"] / 1000),
-        fixed(itl_s and itl_s * 1000, 1),
-        fixed(theirs.figures["itl_mean_ms"], 1),
-        percent(trial.report.hit_rate),
-        f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text,
-        str(judge_cell(theirs)),
-    )
+    ttft = fixed(ttft_s), fixed(told["ttft_mean_ms"] / 1000)
+    itl = fixed(itl_s and itl_s * 1000, 1), fixed(told["itl_mean_ms"], 1)
+    hits = percent(trial.report.hit_rate)
+    verdict = f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text
+    return (f"{trial.arm}, {theirs.cap}", *rates, *ttft, *itl, hits, verdict, str(judge_cell(theirs)))
 
 
 def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Cell]) -> list[Sequence[str]]:
@@ -139,12 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--speed", type=float, default=5.0, help="engine seconds per second (default 5)")
     parser.add_argument("--requests", type=int, default=8000, help="per cell (default 8000, as published)")
-    parser.add_argument(
-        "--ceiling",
-        type=float,
-        default=math.inf,
-        help="the published client's: it sent some 75 requests/s at most",
-    )
+    parser.add_argument("--ceiling", type=float, default=math.inf, help="requests/s; the published one: 75")
     parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")

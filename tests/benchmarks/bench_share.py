@@ -68,11 +68,7 @@ def queries(size: int, turns: int) -> list[Query]:
 def picking(size: int, turns: int) -> Callable[[], None]:
     """A whole pick and its end, without sharing."""
     picker, asks = Gateway(1).picker, cycle(queries(size, turns))
-
-    def once() -> None:
-        picker.pick(next(asks)).pick.release()
-
-    return once
+    return lambda: picker.pick(next(asks)).pick.release()  # noqa: PLW0108  # another one each time
 
 
 def telling(size: int, turns: int) -> Callable[[], None]:

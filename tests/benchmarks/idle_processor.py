@@ -13,13 +13,12 @@ import uvloop
 from extproc.router.budget import Budget
 from extproc.router.stream.codec import encode
 from extproc.router.stream.events import RequestBody
+from extproc.router.stream.names import PROCESS
 from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Call
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 from tests.router.stream.conversations import BODY, headers, one_pool, open_session
-
-PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -38,7 +37,7 @@ async def serve_grpcio(port: int, replies: list[bytes]) -> None:
         await context.read()
 
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    service, method = PATH.strip("/").split("/")
+    service, method = PROCESS.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(process)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     server.add_insecure_port(f"127.0.0.1:{port}")
@@ -66,7 +65,7 @@ class Idle:
 
 
 async def serve_native(port: int, replies: list[bytes]) -> None:
-    routes = {PATH: lambda call: Idle(call, replies)}
+    routes = {PROCESS: lambda call: Idle(call, replies)}
     listener = Listener(routes, limits=WireLimits(), budget=Budget(1 << 28))
     listener.listen(await bind(f"127.0.0.1:{port}"))
     await listener.start()

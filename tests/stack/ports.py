@@ -69,6 +69,11 @@ def _bind_one(ports: Iterable[int]) -> tuple[socket.socket, int]:
     raise OSError("none of the ports is free")
 
 
+def is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -82,7 +82,7 @@ class LoadBook:
 
     def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
         """Yields every member but the `closed`, fewest in flight first, ties in random order."""
-        for level in islice(self._levels, self._lowest, None):
+        for level in filter(None, islice(self._levels, self._lowest, None)):  # a burst leaves many empty ones
             if closed:
                 yield from _without(level, closed, rng)
                 continue
@@ -136,7 +136,7 @@ def _without(level: list[str], closed: Collection[str], rng: Random) -> Iterator
     """
     for _ in range(_DRAWS):
         offset = int(rng.random() * len(level))
-        if level and level[offset] not in closed:
+        if level[offset] not in closed:
             names: Iterable[str] = chain(islice(level, offset, None), islice(level, offset))
             return (name for name in names if name not in closed)
     names = [name for name in level if name not in closed]

@@ -202,7 +202,7 @@ class Picker:
         return route
 
     def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
-        if model is None:
+        if model is None or (self._sole is not None and self._sole is self._catch_all):
             route = self._sole or self._catch_all
             if route is None:
                 raise fault or PromptError("name a model: it decides which pool serves this", param="model")

@@ -117,7 +117,7 @@ class Pick(Struct, frozen=True):
     @property
     def destination(self) -> str:
         """`ip:port[,ip:port…]`: the pick, then the ordered fallbacks (EPP 1.0.0)."""
-        return ",".join([self.endpoint.address, *(endpoint.address for endpoint in self.fallbacks)])
+        return ",".join([endpoint.address for endpoint in (self.endpoint, *self.fallbacks)])
 
     def take(self) -> None:
         """Counts the request on the endpoint, and reports it in a fixed order, as `release` does.
@@ -337,7 +337,7 @@ class Pool:
             )
         choice = reading.choose(candidates, 1 + self.fallbacks)
         first, *rest = [snapshot.ready[name] for name in choice.names]
-        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)
+        return Pick(self, self._strategy.name, choice.reason, first, tuple(rest), reading, standing)
 
     def _admit(self, standing: Standing | None, candidates: Candidates, each: int) -> None:
         total = candidates.total

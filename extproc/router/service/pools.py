@@ -86,7 +86,10 @@ class Pools:
     @property
     def can_route(self) -> bool:
         """Whether any pool has had a list of endpoints, or queues its requests until it has one."""
-        return any(each.keeper.synced.is_set() or each.pool.queue is not None for each in self)
+        for each in self._running.values():  # each stream asks: a loop is faster than `any`
+            if each.pool.queue is not None or each.keeper.synced.is_set():
+                return True
+        return False
 
     def faults(self) -> list[str]:
         """Why requests cannot be routed well; empty if they can."""

@@ -95,7 +95,7 @@ _CONTINUE: Final = {phase: _continue(phase) for phase in events.Phase}
 
 
 def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> events.Event:
-    """Reads one `ProcessingRequest` with only its guarded headers and `wanted_headers` (lower-case).
+    """Reads one `ProcessingRequest` with only `wanted_headers` (lower-case), and the names of guarded ones.
 
     A long `bytearray` is cut down to its body, which saves a copy. Raises `ProtocolError` for bytes that are
     no such message or have none of its alternatives.
@@ -113,12 +113,12 @@ def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind 
     match reply:
         case events.Continue():
             return _CONTINUE[reply.phase]
+        case events.Routed():
+            return _routed(reply)
         case events.ContinueHeadersOnly():
             return _CONTINUE_HEADERS_ONLY[reply.request_body]
         case events.Served():
             return _CONTINUE[events.Phase.RESPONSE_HEADERS]
-        case events.Routed():
-            return _routed(reply)
         case events.Piece():
             return _piece(reply)
         case events.Queued():
@@ -187,7 +187,7 @@ def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
         raise ProtocolError(f"more than {_MOST_HEADERS} headers")
     for header in headers.headers:
         name = header.key.lower()  # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`
-        if name in wanted or name in names.KNOWN_ORDERS:
+        if name in wanted:
             found[name] = _short(header.raw_value.decode("utf-8", "replace") or header.value)
         elif name.startswith(names.GUARDED) and len(name) <= _NAME_CHARS and len(found) < _MAX_NAMES:
             found[name] = ""  # nobody reads it: it is only removed

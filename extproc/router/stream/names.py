@@ -51,9 +51,10 @@ KNOWN_ORDERS: Final = frozenset(
 # llm-d's, in our refusals: why a valid request was not served.
 DROPPED: Final = "x-llm-d-request-dropped-reason"
 
-# What a session reads of a request's headers, beside the guarded ones and those that a pool's keys name.
+# What a session reads of a request's headers, beside those that a pool's keys name.
 CONTENT_LENGTH: Final = "content-length"
-READ_HEADERS: Final = frozenset({":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID})
+PLAIN_HEADERS: Final = frozenset({":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID})
+READ_HEADERS: Final = PLAIN_HEADERS | KNOWN_ORDERS
 
 # And of a response's. Envoy's router adds the last one to what an endpoint wrote, not to replies of its own.
 STATUS: Final = ":status"

@@ -221,17 +221,17 @@ class _Stream:
 
     def _answer(self, event: Event, start_s: float) -> None:
         replies = self._session.on(event)
-        match replies:
-            case [BodyToRead() as long]:
-                self._flow = _Flow.READING
-                self._service.read(long, lambda found: self._on_read(found, start_s))
-                return
-            case [Queued() as queued]:
-                self._flow = _Flow.QUEUED
-                queued.waiter.retry = self._try
-                if queued.can_wait_longer:
-                    self._call.send(encode(queued))
-                return
+        first = replies[0] if replies else None
+        if isinstance(first, BodyToRead):
+            self._flow = _Flow.READING
+            self._service.read(first, lambda found: self._on_read(found, start_s))
+            return
+        if isinstance(first, Queued):
+            self._flow = _Flow.QUEUED
+            first.waiter.retry = self._try
+            if first.can_wait_longer:
+                self._call.send(encode(first))
+            return
         # Encode all before sending any: a proxy would take half an answer for a whole one.
         encoded = [encode(reply) for reply in replies[:_AT_ONCE]]
         self._observe(replies, start_s)
@@ -275,19 +275,18 @@ class _Stream:
         self._resume()
 
     def _observe(self, replies: Sequence[Reply], start_s: float) -> None:
-        observer = self._service.observer
-        match replies:
-            case [Routed(decision=decision, request_id=made), *_]:
-                self._routed_s = perf_counter()
-                observer.routed(decision, self._routed_s - start_s)
-                log.debug("routed %s to %r", made or self._session.request_id, decision.pick)
-            case [Answer(pool=pool, outcome=outcome)]:
-                observer.answered(pool, outcome)
-                log.debug("answered %s: %s", self._session.request_id, outcome)
-            case [Served() as served]:
-                if served.is_elsewhere:
-                    observer.served_elsewhere(served.pool)
-                self._service.on_served(served, start_s - self._routed_s)
+        observer, first = self._service.observer, replies[0] if replies else None
+        if isinstance(first, Routed):
+            self._routed_s = perf_counter()
+            observer.routed(first.decision, self._routed_s - start_s)
+            log.debug("routed %s to %r", first.request_id or self._session.request_id, first.decision.pick)
+        elif isinstance(first, Answer):
+            observer.answered(first.pool, first.outcome)
+            log.debug("answered %s: %s", self._session.request_id, first.outcome)
+        elif isinstance(first, Served):
+            if first.is_elsewhere:
+                observer.served_elsewhere(first.pool)
+            self._service.on_served(first, start_s - self._routed_s)
 
     def _fail_internally(self, error: BaseException) -> None:
         log.error("a stream failed: %s", type(error).__name__)  # no traceback: it may quote a prompt

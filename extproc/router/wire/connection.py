@@ -165,23 +165,22 @@ class Connection(Incoming):
             self._announce_leaving()  # only now: SETTINGS come first (§3.4)
 
     def _read(self, data: bytes) -> None:
-        place = 0
-        heads = self._heads
+        place, size = 0, len(data)
+        heads, events = self._heads, self.events
         heads.decoded_bytes, frames_left = 0, _TURN_FRAMES
         self.has_more = False
         if not self._has_preface:
             place = self._read_preface(data)
-        while self._has_preface and len(data) - place >= frames.HEADER_BYTES and not self.is_over:
-            if len(self.events) >= _TURN_EVENTS or heads.decoded_bytes >= _DECODED_BYTES or not frames_left:
+        while self._has_preface and (start := place + frames.HEADER_BYTES) <= size and not self.is_over:
+            if len(events) >= _TURN_EVENTS or heads.decoded_bytes >= _DECODED_BYTES or not frames_left:
                 self.has_more = True
                 break
             frames_left -= 1
-            head = int.from_bytes(data[place : place + frames.HEADER_BYTES], "big")
-            start = place + frames.HEADER_BYTES
+            head = int.from_bytes(data[place:start], "big")
             end = start + (head >> 48)
             if end - start > frames.MAX_FRAME_BYTES:
                 raise PeerFault(Code.FRAME_SIZE_ERROR, "a frame longer than allowed")
-            if end > len(data):
+            if end > size:
                 break
             place = end
             self._on_frame(head >> 40 & 0xFF, head >> 32 & 0xFF, head & 0x7FFF_FFFF, data[start:end])

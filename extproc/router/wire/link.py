@@ -266,44 +266,37 @@ class Link(asyncio.BufferedProtocol):
         delivered, until_s = 0, perf_counter() + _TURN_S
         # Replies may add events while we iterate: those are delivered, too.
         for event in events:
-            self._deliver_one(event)
+            self._deliver(event)
             delivered += 1
             if perf_counter() > until_s:
                 break
         del events[:delivered]
 
-    def _deliver_one(self, event: Event | Failed) -> None:
+    def _deliver(self, event: Event | Failed) -> None:
         if isinstance(event, Failed):
             log.warning(_CLOSED, self.peer, event.reason)
             return
+        kind, stream = type(event), event.stream
+        call: WireCall | None = stream.owner
         try:
-            self._deliver(event, event.stream)
+            if kind is Opened:
+                self._open(stream)
+            elif call is None or call.handler is None or (stream.is_finished and kind is not Closed):
+                return
+            elif kind is Closed:
+                if call.timer is not None:
+                    call.timer.cancel()
+                call.handler.on_close()
+            elif isinstance(event, Message):
+                call.handler.on_message(event.data)
+            elif kind is HalfClosed:
+                call.handler.on_half_close()
+            elif isinstance(event, MessageSkipped):
+                call.handler.on_skipped(event.size)
         except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the peer
             # No traceback either: it may quote a prompt.
-            log.error("a call of %s failed: %s", event.stream.head.path, type(error).__name__)  # noqa: TRY400
-            self.connection.finish(event.stream, Status.INTERNAL, "internal error")
-
-    def _deliver(self, event: Event, stream: Stream) -> None:
-        kind = type(event)
-        if kind is Opened:
-            self._open(stream)
-            return
-        call = cast("WireCall | None", stream.owner)
-        handler = call.handler if call is not None else None
-        if call is None or handler is None:
-            return
-        if kind is Closed:
-            if call.timer is not None:
-                call.timer.cancel()
-            handler.on_close()
-        elif stream.is_finished:
-            return
-        elif isinstance(event, Message):
-            handler.on_message(event.data)
-        elif kind is HalfClosed:
-            handler.on_half_close()
-        elif isinstance(event, MessageSkipped):
-            handler.on_skipped(event.size)
+            log.error("a call of %s failed: %s", stream.head.path, type(error).__name__)  # noqa: TRY400
+            self.connection.finish(stream, Status.INTERNAL, "internal error")
 
     def _open(self, stream: Stream) -> None:
         if stream.is_over:

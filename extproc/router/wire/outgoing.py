@@ -62,7 +62,7 @@ class Outgoing:
             block = self._take_table_update() + RESPONSE_BLOCK
             self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block))
         size = len(message) + PREFIX_BYTES
-        if stream.queue is None and size <= min(stream.send_window, self._send_window, _CHUNK_BYTES):
+        if stream.queue is None and stream.send_window >= size <= self._send_window and size <= _CHUNK_BYTES:
             stream.send_window -= size
             self._send_window -= size
             self._out.append(frames.message_frame(stream.id, message))

@@ -1,6 +1,7 @@
 """A connection's streams, and the events on them that its driver handles."""
 
 from collections import deque
+from typing import Any
 
 from msgspec import Struct
 
@@ -36,7 +37,7 @@ class Stream:
     ) -> None:
         self.id = stream_id
         self.head = head
-        self.owner: object = None
+        self.owner: Any = None
         self.send_window = send_window
         self.receive_window = receive_window
         self.received_s = self.sent_s = now_s

@@ -177,10 +177,9 @@ def test_names_of_headers_may_come_in_any_case_and_values_as_text() -> None:
     header_map = core.HeaderMap(headers=[*values, core.HeaderValue(key=":path", value="/v1/models")])
     request = ext_proc.ProcessingRequest(request_headers=ext_proc.HttpHeaders(headers=header_map))
 
-    wanted = dict.fromkeys([name.lower() for name in names[:3]], "y") | {"x-llm-d-slo": ""}
-    assert decode(bytes(request), {"content-type", "x-session", ":path"}) == events.RequestHeaders(
-        wanted | {":path": "/v1/models"}
-    )
+    wanted = dict.fromkeys([name.lower() for name in names[:3]], "y") | {":path": "/v1/models"}
+    read = decode(bytes(request), wanted.keys())
+    assert read == events.RequestHeaders(wanted | {"x-llm-d-slo": ""})
 
 
 @table("message", [b"", b"\xff", b"\x12\x7f", bytes(3)])

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from nats.aio.client import Client
 
 from tests.router.share.gateways import lies
+from tests.stack.ports import is_taken
 from tests.stack.process import Process
 
 PASSWORD = ("--user", "gateway", "--pass", "password")
@@ -26,8 +26,7 @@ class Broker(Process):
         self.port = port
 
     def is_ready(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        return is_taken(self.port)
 
 
 async def rave_over(broker: Broker, me: int | None = None) -> None:

@@ -3,7 +3,6 @@
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.stack.fetch import get, get_json
-from tests.stack.ports import port_offset
+from tests.stack.ports import is_taken, port_offset
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -55,11 +54,6 @@ class Played:
 
     def listening(self) -> list[int]:
         return [port for port in PORTS if is_taken(port + self.offset)]
-
-
-def is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

@@ -95,28 +95,24 @@ def operation_of(path: str) -> str:
 
 def reads_body(method: str, path: str) -> bool:
     """Tells whether the body of a request may matter to its routing, by the model that it names at least."""
-    return method.upper() in {"POST", "PUT", "PATCH"} and next(reversed(_segments(path)), "") not in _BODYLESS
+    return method.upper() in {"POST", "PUT", "PATCH"} and _route(path).rpartition("/")[2] not in _BODYLESS
+
+
+_SHORT: Final = 256
 
 
 def _route(path: str) -> str:
+    """A client chooses the path, up to 60 kB by Envoy's limit: only short ones are cached."""
+    return _short_route(path) if len(path) <= _SHORT else _find_route(path)
+
+
+def _find_route(path: str) -> str:
     """`/llama/v1/chat/completions?x=1` → `chat/completions`; without a version, the last segment."""
-    segments = _segments(path)
+    segments = [segment for segment in path.partition("?")[0].split("/") if segment]
     for index in range(len(segments) - 1, -1, -1):
         if segments[index] in {"v1", "v2"}:
             return "/".join(segments[index + 1 :])
     return segments[-1] if segments else ""
 
 
-_SHORT: Final = 256
-
-
-def _segments(path: str) -> tuple[str, ...]:
-    """A client chooses the path, up to 60 kB by Envoy's limit: only short ones are cached."""
-    return _short_segments(path) if len(path) <= _SHORT else _split(path)
-
-
-def _split(path: str) -> tuple[str, ...]:
-    return tuple(segment for segment in path.partition("?")[0].split("/") if segment)
-
-
-_short_segments = lru_cache(maxsize=64)(_split)  # called three times a request
+_short_route = lru_cache(maxsize=64)(_find_route)  # called twice a request

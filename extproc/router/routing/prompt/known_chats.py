@@ -61,7 +61,8 @@ class KnownChats:
         return chain
 
     def _find(self, name: int) -> Chain | None:
-        return self._young.get(name) or self._old.get(name)
+        young = self._young.get(name)
+        return self._old.get(name) if young is None else young
 
     def _keep(self, name: int, chain: Chain) -> None:
         self._young[name] = chain

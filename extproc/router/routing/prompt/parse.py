@@ -5,12 +5,11 @@ far as needed and never changed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
 from operator import attrgetter
 from typing import Final
 
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 from xxhash import xxh3_64
 
 from extproc.errors import PromptError
@@ -25,8 +24,7 @@ __all__ = ["Prompt", "parse", "reads_body"]
 _NAME: Final = attrgetter("name")
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """What a request says to a model; texts are read lazily, as far as they are used.
 
     `model` is `None` where the request names none. `cache_salt` is empty where there is none: vLLM
@@ -34,9 +32,12 @@ class Prompt:
     """
 
     model: str | None
-    cache_salt: str = dataclass_field(repr=False)
-    _api: Api = dataclass_field(repr=False)
-    _fields: Object = dataclass_field(repr=False)
+    cache_salt: str
+    _api: Api
+    _fields: Object
+
+    def __repr__(self) -> str:
+        return f"Prompt(model={self.model!r})"
 
     def salted(self, tenant: str) -> "Prompt":
         """The same prompt of one tenant: what it shares with other tenants' prompts is found no more."""

@@ -234,7 +234,8 @@ class CostModel:
         missing = self._missing(reach, keep, request)
         if holding is not None:
             missing += _KEEP * request.busy * holding.evicts(chain.size - reach, request.now)
-        self._weigh((name,), request)
+        if name not in request.waits:
+            self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
         waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
         return CostRow(name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home)

@@ -119,7 +119,7 @@ class PrefixIndex:
     def crowding(self, name: str) -> float:
         """The mean of 1 / (1 - x) for x from 0 to the share that open requests use, at most 0.9."""
         holding = self._holdings.get(name)
-        used = min(_FULL, holding.pinned_bytes / max(1, holding.capacity)) if holding else 0.0
+        used = 0.0 if holding is None else min(_FULL, holding.pinned_bytes / max(1, holding.capacity))
         return -log1p(-used) / used if used else 1.0
 
     def matched(self, hashes: Sequence[int]) -> int:
