@@ -82,7 +82,7 @@ class LoadBook:
 
     def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
         """Yields every member but the `closed`, fewest in flight first, ties in random order."""
-        for level in filter(None, islice(self._levels, self._lowest, None)):  # a burst leaves many empty ones
+        for level in filter(None, islice(self._levels, self._lowest, None)):
             if closed:
                 yield from _without(level, closed, rng)
                 continue
@@ -103,6 +103,8 @@ class LoadBook:
             self.total += step
             if not self._levels[self._lowest]:
                 self._settle()
+            while step < 0 and not self._levels[-1]:
+                self._levels.pop()  # what a burst left
         if step < 0 and self.on_less is not None:
             self.on_less()
 

@@ -280,7 +280,10 @@ def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) 
 
         counts = ours + elsewhere
         assert book.total == sum(counts[name] for name in members)
-        order = list(book.least_loaded(random.Random(0)))
+        rng, twin = random.Random(0), random.Random(0)
+        order = list(book.least_loaded(rng))
+        drawn = [twin.random() for _ in {counts[name] for name in members}]  # none for levels left empty
+        assert rng.random() == twin.random(), drawn
         assert sorted(order) == sorted(members)
         assert [counts[name] for name in order] == sorted(counts[name] for name in members)
         assert book.counts() == {name: counts[name] for name in {*members, *counts}}
