@@ -71,14 +71,14 @@ class Scraper:
         self._silent &= {endpoint.name for endpoint in endpoints}
         was_silent = bool(self._silent)
         await self._rounds.go(endpoints, lambda endpoint: self._scrape(fetch, endpoint))
-        pool, count = self._feedback.pool.name, len(self._silent)
+        pool, count, strategy = self._feedback.pool.name, len(self._silent), self._feedback.pool.reads_signals
         if was_silent != bool(count):
             if count:
                 first = min(self._silent)
                 log.warning("pool %s: %d endpoints give no metrics, %s for one", pool, count, first)
             else:
                 log.info("pool %s: every endpoint gives its metrics", pool)
-        was_alone, gateways = self._is_alone, self._feedback.pool.describe_engines().get("gateways", 1)
+        was_alone, gateways = self._is_alone, 1.0 if strategy is None else strategy.count_gateways()
         self._is_alone = gateways == 1
         if was_alone and not self._is_alone:
             log.warning(_NOT_SHARED, pool, gateways, extra=ONCE_A_MINUTE)

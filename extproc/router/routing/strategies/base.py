@@ -362,6 +362,9 @@ class ReadsSignals(Protocol):
     def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
         """An endpoint's cache is gone; `keeps_open`: since then it has read what it is to answer now."""
 
+    def count_gateways(self) -> float:
+        """How many gateways route the pool and share no picks, as far as it knows; 1: we are alone. O(1)."""
+
     def describe_engines(self) -> Mapping[str, object]:
         """What it has learnt, JSON-ready, for operators."""
 

@@ -182,6 +182,9 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
     ) -> None:
         self.engine.apply_signals(endpoint, signals, in_flight, self.index)
 
+    def count_gateways(self) -> float:
+        return self.gateways.count
+
     def describe_engines(self) -> Mapping[str, object]:
         return self.engine.describe(self.index)
 
