@@ -117,6 +117,10 @@ lint: $(READY)  ## Format and lint, without a change
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 
+.PHONY: golden
+golden: $(READY)  ## Write the golden table: what the rule takes in each edge cell, to the digit
+	@$(BIN)/python -m tests.golden.rule_table
+
 .PHONY: types
 types: $(READY)  ## mypy, all of it
 	$(BIN)/mypy

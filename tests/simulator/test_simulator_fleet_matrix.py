@@ -225,26 +225,6 @@ def test_every_run_is_in_the_json_with_what_it_takes_to_repeat_it(tmp_path: Path
     assert all(run["figures"]["ttft"]["mean_ms"] > 0 for run in found["runs"])
 
 
-# Cells at the edge of what a fleet can do, where the default strategy once tipped over, in virtual time.
-# Beside each: what this rule, GIE's weights, and this rule without what the cell needs took.
-@pytest.mark.parametrize(
-    ("cell", "ttft_mean_ms"),
-    [
-        # 118; 117; without what a prefill evicts 170
-        ({"workload": "swe", "endpoints": 3, "load": 1.0, "warmup_s": 250.0, "measured_s": 250.0}, 150),
-        # 346; 461; without crowding 610, with 1 for 3 728
-        ({"workload": "zipf", "endpoints": 8, "load": 1.1, "seed": 12}, 450),
-        # 584; 602; without the busy factor 750
-        ({"workload": "tot", "load": 1.3, "seed": 13, "warmup_s": 200.0, "measured_s": 250.0}, 650),
-        # 283; 241; with 3 for the prompt's own part 320
-        ({"workload": "agents", "load": 0.4}, 300),
-    ],
-    ids=lambda value: value["workload"] if isinstance(value, dict) else "",
-)
-def test_default_strategy_stays_upright_at_the_edge(cell: dict[str, Any], ttft_mean_ms: float) -> None:
-    assert MatrixCell(arm="prefix_cache", **{"seed": 1, **cell}).run().ttft.mean_ms < ttft_mean_ms
-
-
 def test_default_strategy_overfills_no_cache_where_answers_are_long() -> None:
     # The first rung of llm-d's ladder, which fills the caches, and the tenth: 40 requests a second, whose
     # answers leave no room. Here p99 is 416; llm-d's weights 397; without `crowding` 43,531 ms.

@@ -37,6 +37,7 @@ class MatrixCell:
     of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
     was recorded; `trace_xxh3` says what was in it, empty: anything. A `spike` and an autoscaler
     (`autoscale`) are written as their modules say, empty: none; `slo_ttft_s` judges what they cost.
+    Cells that differ in `ties` alone get the same arrivals; what strategies leave to chance is drawn anew.
     Gateways send each other their picks, which arrive after `share_delay_ms`; `None`: they do not.
     """
 
@@ -54,6 +55,7 @@ class MatrixCell:
     warmup_s: float | None = None
     measured_s: float | None = None
     seed: int = 0
+    ties: int = 0
     trace: str | None = None
     trace_xxh3: str = ""
     trace_speed: float = 1.0
@@ -127,6 +129,7 @@ class MatrixCell:
             ),
             changes=changes,
             seed=self.seed,
+            ties=self.ties,
             warmup_s=start_s,
             scaling=self._scaling(),
             slo_ttft_s=self.slo_ttft_s,

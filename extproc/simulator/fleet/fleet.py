@@ -31,7 +31,8 @@ class Setup:
 
     `profiles` are given out in turns, so that one is enough where all endpoints are alike. What comes
     before `warmup_s` is not measured. With `scaling`, `endpoints` are those at the start. A request is
-    good if its first token came within `slo_ttft_s` of when it was due.
+    good if its first token came within `slo_ttft_s` of when it was due. Another number of `ties` draws anew
+    what strategies leave to chance: which of equal endpoints takes a request.
     """
 
     profiles: Sequence[Profile]
@@ -40,6 +41,7 @@ class Setup:
     traffic: Traffic
     changes: Sequence[FleetChange] = ()
     seed: int = 0
+    ties: int = 0
     warmup_s: float = 0.0
     scaling: Scaling | None = None
     slo_ttft_s: float = 1.0
@@ -101,7 +103,8 @@ class _Fleet:
         self._nodes = {self._names[place].name: self._build_node(place) for place in range(setup.endpoints)}
         self._ready = [self._names[place] for place in range(setup.endpoints)]
         gateways = setup.routing.gateways
-        outsides = [Outside(self._draw(f"ties {place}"), self._now) for place in range(gateways)]
+        ties = f".{setup.ties}" if setup.ties else ""
+        outsides = [Outside(self._draw(f"ties {place}{ties}"), self._now) for place in range(gateways)]
         self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
         self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
