@@ -42,9 +42,20 @@ _BOUNDS: Final = {
     "min_length": "length ≥",
     "max_length": "length ≤",
 }
-_PLAIN: Final = {str: "text", int: "integer", float: "number", bool: "true, false", dict: "map", Path: "path"}
+_PLAIN: Final = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true, false",
+    dict: "map",
+    Path: "path",
+}
 _COLLECTORS: Final = (
-    *("router/telemetry.py", "router/service/pool_metrics.py", "router/feedback/feedback_metrics.py"),
+    *(
+        "router/telemetry.py",
+        "router/service/pool_metrics.py",
+        "router/feedback/feedback_metrics.py",
+    ),
     *("router/share/share_metrics.py", "operator/web.py", "bench/progress.py"),
 )
 # What makes a family in the collectors, its type, and what stands before and behind its name.
@@ -75,7 +86,9 @@ def pages() -> dict[str, str]:
         "benchmark-resource": _resource(),
     }
     made = "<!-- Made by `make reference`; change the code that it is made from. -->\n\n"
-    return {name: made + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for name, text in texts.items()}
+    return {
+        name: made + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for name, text in texts.items()
+    }
 
 
 def stale() -> list[str]:
@@ -92,7 +105,9 @@ def _sections(field: FieldInfo) -> list[type[BaseModel]]:
     if STRATEGIES in field.metadata:
         return [kind.settings for kind in STRATEGIES.kinds.values()]
     return [
-        kind for kind in _parts(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
+        kind
+        for kind in _parts(field.annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
     ]
 
 
@@ -113,7 +128,9 @@ def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if kind in {list, tuple, dict}:
         return f"map to {_kind(args[1])}" if kind is dict else f"list of {_kind(args[0])}"
     if args:
-        return " or ".join(dict.fromkeys(_kind(arg, metadata) for arg in args if arg is not type(None)))
+        return " or ".join(
+            dict.fromkeys(_kind(arg, metadata) for arg in args if arg is not type(None))
+        )
     return _plain(annotation, metadata)
 
 
@@ -165,7 +182,9 @@ def _rows(model: type[BaseModel], place: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         at = f"{place}{name}"
         many = "[]" if get_origin(field.annotation) is list and _sections(field) else ""
-        kind = "section" if STRATEGIES in field.metadata else _kind(field.annotation, field.metadata)
+        kind = (
+            "section" if STRATEGIES in field.metadata else _kind(field.annotation, field.metadata)
+        )
         if STRATEGIES in field.metadata:
             yield f"| `{at}` | name or section | `prefix_cache` | {_cell(field.description or '')} |"
         else:
@@ -187,7 +206,9 @@ def _settings() -> str:
             text,
             head + "\n".join(rows) if rows else "It has no settings.",
         ]
-    return "\n\n".join([*parts, "## Sharing: `share`", head + "\n".join(_rows(_sections(share)[0]))])
+    return "\n\n".join(
+        [*parts, "## Sharing: `share`", head + "\n".join(_rows(_sections(share)[0]))]
+    )
 
 
 # The benchmark
@@ -231,18 +252,29 @@ def _datasets() -> str:
     registry = build_registry()
     parts = [_DATASET, _section(Dataset, "Every dataset")]
     parts += [
-        _section(DATASET_OPTIONS[name], f"`{name}`") for name in registry.datasets if name in DATASET_OPTIONS
+        _section(DATASET_OPTIONS[name], f"`{name}`")
+        for name in registry.datasets
+        if name in DATASET_OPTIONS
     ]
     plain = ", ".join(f"`{name}`" for name in registry.datasets if name not in DATASET_OPTIONS)
-    parts.append(f"## Without options of their own\n\n{plain}: `path` and the fields of every dataset.")
+    parts.append(
+        f"## Without options of their own\n\n{plain}: `path` and the fields of every dataset."
+    )
     parts.append(_section(Distribution, "Distributions"))
     parts.append("## Shapes\n\n`constant` and `trace` have no options. `shape: {name: ramp, …}`:")
-    parts += [_section(shapes.RampOptions, "`ramp`", 3), _section(traffic.StepsOptions, "`steps`", 3)]
+    parts += [
+        _section(shapes.RampOptions, "`ramp`", 3),
+        _section(traffic.StepsOptions, "`steps`", 3),
+    ]
     parts.append(_section(traffic.Step, "A step", 3))
     parts.append(
-        "## APIs\n\n`target.api` is one of " + ", ".join(f"`{name}`" for name in registry.clients) + "."
+        "## APIs\n\n`target.api` is one of "
+        + ", ".join(f"`{name}`" for name in registry.clients)
+        + "."
     )
-    parts.append("## Presets\n\n`preset` is one of " + ", ".join(f"`{name}`" for name in PRESETS) + ".")
+    parts.append(
+        "## Presets\n\n`preset` is one of " + ", ".join(f"`{name}`" for name in PRESETS) + "."
+    )
     return "\n\n".join(parts)
 
 
@@ -250,14 +282,17 @@ def _resource() -> str:
     version = build_crd()["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     columns = "\n".join(
-        f"| `{each['name']}` | `{each['jsonPath']}` |" for each in version["additionalPrinterColumns"]
+        f"| `{each['name']}` | `{each['jsonPath']}` |"
+        for each in version["additionalPrinterColumns"]
     )
     parts = [_RESOURCE, _cell(schema["description"]), _section(Operation, "How it is run")]
     for name, field in Operation.model_fields.items():
         parts += [_section(each, f"`{field.alias or name}`") for each in _sections(field)]
     status = _cell(schema["properties"]["status"]["description"])
     table = f"| column | field |\n| --- | --- |\n{columns}"
-    return "\n\n".join([*parts, f"## Status\n\n{status} `kubectl get benchmarks` shows:\n\n{table}"])
+    return "\n\n".join(
+        [*parts, f"## Status\n\n{status} `kubectl get benchmarks` shows:\n\n{table}"]
+    )
 
 
 # Commands
@@ -281,7 +316,9 @@ def _commands(title: str, text: str, wanted: Any) -> str:
         if not wanted(name):
             continue
         # Click keeps the help option of the first context that it sees.
-        context = click.Context(command, info_name=f"extproc {name}", help_option_names=["-h", "--help"])
+        context = click.Context(
+            command, info_name=f"extproc {name}", help_option_names=["-h", "--help"]
+        )
         usage = " ".join(["extproc", name, *command.collect_usage_pieces(context)])
         about = _cell((command.help or "").partition("\b")[0].partition("\n\nExample")[0])
         rows = []
@@ -317,14 +354,18 @@ def _families(path: Path) -> Iterator[tuple[str, str, list[str], str]]:
         maker = getattr(call.func, "attr", getattr(call.func, "id", ""))
         values = [named.get(getattr(each, "id", ""), each) for each in call.args]
         texts = [
-            each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            each.value
+            for each in values
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
         ]
         if maker not in makers or len(texts) < 2 or not re.fullmatch(r"[a-z0-9_]+", texts[0]):
             continue
         kind, head, tail = makers[maker]
         listed = [each for each in call.args if isinstance(each, ast.List)]
         labels = (
-            [each.value for each in listed[0].elts if isinstance(each, ast.Constant)] if listed else texts[2:]
+            [each.value for each in listed[0].elts if isinstance(each, ast.Constant)]
+            if listed
+            else texts[2:]
         )
         labels = ["version"] if maker == "Info" else [*(own if maker == "gauge" else []), *labels]
         yield f"{head}{texts[0]}{tail}", kind, [str(label) for label in labels], texts[1]
@@ -414,11 +455,15 @@ cluster](../how-to/benchmark-in-cluster.md)."""
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something differs")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something differs"
+    )
     wrong = stale()
     if parser.parse_args().check:
         print(
-            f"run `make reference`: {', '.join(wrong)}" if wrong else "docs/reference is what the code gives"
+            f"run `make reference`: {', '.join(wrong)}"
+            if wrong
+            else "docs/reference is what the code gives"
         )
         return bool(wrong)
     REFERENCE.mkdir(exist_ok=True)

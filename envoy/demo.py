@@ -1,7 +1,8 @@
 """`make demo`: the whole stack as `make run` starts it, with a small load, and keys that change something.
 
-One endpoint is a process of its own, so that it can be killed. The configuration is a copy in `.run/demo/`,
-written anew when a key asks for another strategy; the service sees that and changes it live.
+One endpoint is a process of its own, so that it can be killed. The configuration is a copy in
+`.run/demo/`, written anew when a key asks for another strategy; the service sees that and changes
+it live.
 """
 
 import json
@@ -21,7 +22,18 @@ from itertools import cycle
 from typing import Any, Final
 
 import yaml
-from run import ENDPOINT_PORTS, EXTPROC, LOGS, PAGE, check, perform, shipped, simulate, start, start_all
+from run import (
+    ENDPOINT_PORTS,
+    EXTPROC,
+    LOGS,
+    PAGE,
+    check,
+    perform,
+    shipped,
+    simulate,
+    start,
+    start_all,
+)
 
 FOLDER: Final = LOGS / "demo"
 CONFIG: Final = FOLDER / "extproc.yaml"
@@ -82,7 +94,9 @@ class _Demo:
         """Begins the load again when its hour is over."""
         if self._load.poll() is not None:
             if self._load.returncode:
-                raise RuntimeError(f"the load ended with {self._load.returncode}; see {LOGS}/load.log")
+                raise RuntimeError(
+                    f"the load ended with {self._load.returncode}; see {LOGS}/load.log"
+                )
             self._load = self._start_load()
 
     def press(self, key: str) -> None:
@@ -106,7 +120,14 @@ class _Demo:
             signal.raise_signal(signal.SIGTERM)
 
     def _start_load(self) -> subprocess.Popen[bytes]:
-        words = ["bench", "run", "--quiet", "--output", str(FOLDER / "load"), str(shipped("demo-load.yaml"))]
+        words = [
+            "bench",
+            "run",
+            "--quiet",
+            "--output",
+            str(FOLDER / "load"),
+            str(shipped("demo-load.yaml")),
+        ]
         return start(self._stack, "load", [*EXTPROC, *words])
 
 
@@ -128,7 +149,10 @@ def _say(text: str) -> None:
 def _tell() -> None:
     """One line that says how it goes, from the same stream as the page's."""
     while True:
-        with suppress(OSError, ValueError), urllib.request.urlopen(f"{PAGE}live", timeout=10) as live:  # noqa: S310  # our own
+        with (
+            suppress(OSError, ValueError),
+            urllib.request.urlopen(f"{PAGE}live", timeout=10) as live,  # noqa: S310  # our own
+        ):
             told_s = 0.0
             for line in live:
                 if line.startswith(b"data: {") and time.monotonic() - told_s > LINE_S:
@@ -141,7 +165,9 @@ def _line(picture: dict[str, Any]) -> str:
     [pool] = picture["pools"]
     found = "-" if pool["found"] is None else f"{100 * pool['found']:.0f} %"
     states = ", ".join(f"{many} {state}" for state, many in pool["states"].items())
-    return f"{pool['strategy']}   {states}   {pool['in_flight']} in flight   found in caches {found}"
+    return (
+        f"{pool['strategy']}   {states}   {pool['in_flight']} in flight   found in caches {found}"
+    )
 
 
 @contextmanager

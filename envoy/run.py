@@ -1,8 +1,9 @@
 """`make run`: the whole stack on this machine, until Ctrl-C.
 
 Envoy with standalone.yaml, the service with extproc.yaml, four simulated vLLM endpoints; all on
-loopback. Each process's output goes to a file in `.run/`. With `RUN_PORT_OFFSET=10000` in the environment
-every port is so much higher, and the folder is `.run-10000/`: a second stack beside the first.
+loopback. Each process's output goes to a file in `.run/`. With `RUN_PORT_OFFSET=10000` in the
+environment every port is so much higher, and the folder is `.run-10000/`: a second stack beside the
+first.
 """
 
 import os
@@ -97,15 +98,25 @@ def shipped(name: str) -> Path:
     ports = [*_SHIPPED.values(), *(port - OFFSET for port in ENDPOINT_PORTS)]
     names = "|".join(map(str, ports))
     moved.write_text(
-        re.sub(rf"\b({names})\b", lambda found: str(int(found[1]) + OFFSET), (HERE / name).read_text())
+        re.sub(
+            rf"\b({names})\b", lambda found: str(int(found[1]) + OFFSET), (HERE / name).read_text()
+        )
     )
     return moved
 
 
-def start_all(stack: ExitStack, endpoints: Iterable[range], config: Path) -> list[subprocess.Popen[bytes]]:
+def start_all(
+    stack: ExitStack, endpoints: Iterable[range], config: Path
+) -> list[subprocess.Popen[bytes]]:
     """Starts endpoints, a process for each range of ports, the service and Envoy, and waits for them."""
     print("starting …", flush=True)
-    options = ["--use-dynamic-base-id", "-c", str(shipped("standalone.yaml")), "--log-level", "warning"]
+    options = [
+        "--use-dynamic-base-id",
+        "-c",
+        str(shipped("standalone.yaml")),
+        "--log-level",
+        "warning",
+    ]
     started = [
         *(simulate(stack, ports) for ports in endpoints),
         start(stack, "extproc", [*EXTPROC, "serve", "--config", str(config)]),

@@ -25,8 +25,9 @@ _IDLE: Final = ("bootstrap", "warming_state", "draining_state", "error_state")
 class ExtProcFilter:
     """An ext_proc filter of a listener. `wait_s`: the longest that Envoy waits for the service's answer.
 
-    `hears_outcomes`: by response headers or a gRPC access log the service learns what became of requests.
-    `routes` has the name and timeout of each route whose requests it is asked for; 0 s: none.
+    `hears_outcomes`: by response headers or a gRPC access log the service learns what became of
+    requests. `routes` has the name and timeout of each route whose requests it is asked for; 0 s:
+    none.
     """
 
     listener: str
@@ -60,11 +61,13 @@ def read_offset(date: str, before_s: float, after_s: float) -> ClockOffset | Non
 def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:
     """Reads Envoy's `/config_dump`, `/stats` and `/clusters`, all as JSON; `port` is the service's own.
 
-    The filters that ask us are those whose cluster has a host at our port; if there are none, all. Raises
-    `ValueError`, `LookupError`, `TypeError` or `AttributeError` for what is none of Envoy's.
+    The filters that ask us are those whose cluster has a host at our port; if there are none, all.
+    Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` for what is none of Envoy's.
     """
     tree, statuses = json.loads(dump), json.loads(clusters)["cluster_statuses"]
-    hosts = {each["name"]: dict(map(_read_host, each.get("host_statuses", ()))) for each in statuses}
+    hosts = {
+        each["name"]: dict(map(_read_host, each.get("host_statuses", ()))) for each in statuses
+    }
     tables = {table.get("name"): table for table in _find(tree, "route_config")}
     filters = [
         _read_filter(manager, each, tables)
@@ -72,7 +75,11 @@ def read_envoy(dump: str, stats: str, clusters: str, port: str) -> EnvoySeen:
         for each in manager.get("http_filters", ())
         if _is_a(each.get("typed_config", {}), "ext_proc.v3.ExternalProcessor")
     ]
-    ours = [each for each in filters if any(at.endswith(f":{port}") for at in hosts.get(each.cluster, ()))]
+    ours = [
+        each
+        for each in filters
+        if any(at.endswith(f":{port}") for at in hosts.get(each.cluster, ()))
+    ]
     counters = defaultdict[str, float](float)
     for stat in json.loads(stats)["stats"]:
         counters[stat.get("name", "").rpartition(".")[2]] += float(stat.get("value", 0))
@@ -87,16 +94,24 @@ def _read_host(status: Tree) -> tuple[str, bool]:
         "socket_address", {"address": "unix", "port_value": address.get("pipe", {}).get("path")}
     )
     is_failed = any(health[name] for name in health if name.startswith("failed_"))
-    is_healthy = not is_failed and health.get("eds_health_status", "HEALTHY") in {"HEALTHY", "UNKNOWN"}
+    is_healthy = not is_failed and health.get("eds_health_status", "HEALTHY") in {
+        "HEALTHY",
+        "UNKNOWN",
+    }
     return f"{socket['address']}:{socket['port_value']}", is_healthy
 
 
 def _read_filter(manager: Tree, each: Tree, tables: Mapping[str | None, Tree]) -> ExtProcFilter:
     config = each["typed_config"]
-    table = manager.get("route_config") or tables.get(manager.get("rds", {}).get("route_config_name"), {})
+    table = manager.get("route_config") or tables.get(
+        manager.get("rds", {}).get("route_config_name"), {}
+    )
     logs = [log.get("typed_config", {}) for log in manager.get("access_log", ())]
     is_deaf = config.get("processing_mode", {}).get("response_header_mode") == "SKIP"
-    waits = (config.get("message_timeout", _MESSAGE_TIMEOUT), config.get("max_message_timeout", "0s"))
+    waits = (
+        config.get("message_timeout", _MESSAGE_TIMEOUT),
+        config.get("max_message_timeout", "0s"),
+    )
     return ExtProcFilter(
         listener=str(manager.get("stat_prefix", "")),
         cluster=config.get("grpc_service", {}).get("envoy_grpc", {}).get("cluster_name", ""),
@@ -110,7 +125,10 @@ def _read_filter(manager: Tree, each: Tree, tables: Mapping[str | None, Tree]) -
 def _read_routes(table: Tree, each: Tree) -> Iterator[tuple[str, float]]:
     for host in table.get("virtual_hosts", ()):
         for number, route in enumerate(host.get("routes", ()), 1):
-            own = (level.get("typed_per_filter_config", {}).get(each["name"]) for level in (route, host))
+            own = (
+                level.get("typed_per_filter_config", {}).get(each["name"])
+                for level in (route, host)
+            )
             nearest: Tree = next((config for config in own if config is not None), each)
             if "route" in route and not nearest.get("disabled", False):
                 name = route.get("name") or f"{host['name']}, route {number}"
@@ -128,7 +146,13 @@ def _is_a(tree: Tree, kind: str) -> bool:
 
 def _find(tree: Any, key: str) -> Iterator[Any]:
     """Yields the values of `key` wherever it occurs in what is in use."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    pairs = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for name, below in pairs:
         if name == key:
             yield below

@@ -15,11 +15,17 @@ import click
 from extproc import __version__
 from extproc.command_help import CommandGroup, show_examples
 from extproc.errors import ExtprocError, MissingExtra, SettingsError
-from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags, refuse_beside_file
+from extproc.router.settings.picker_flags import (
+    Flags,
+    given_without_effect,
+    picker_flags,
+    refuse_beside_file,
+)
 
 log = logging.getLogger(__name__)
 
-# Commands of other rooms: the module that has one of that name, and what it does: help imports none of them.
+# Commands of other rooms: the module that has one of that name, and what it does: help imports none
+# of them.
 _ROOMS: Final = {
     "simulate": ("extproc.simulator.commands", "Simulate vLLM: a server, or a whole fleet."),
     "bench": ("extproc.bench.commands", "Measure what routing does to latency and throughput."),
@@ -73,7 +79,11 @@ def _refuse(missing: MissingExtra) -> click.Command:
 
     takes_all = {"ignore_unknown_options": True}
     words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
-    settings: dict[str, Any] = {"params": [words], "context_settings": takes_all, "add_help_option": False}
+    settings: dict[str, Any] = {
+        "params": [words],
+        "context_settings": takes_all,
+        "add_help_option": False,
+    }
     return click.Command(None, callback=complain, help=str(missing), **settings)
 
 
@@ -106,7 +116,8 @@ def cli() -> None:
 def serve(context: click.Context, /, file: Path | None, config: Path | None, **flags: Any) -> None:
     """Run the ext_proc service.
 
-    It runs until SIGTERM or SIGINT; a second signal ends it at once. Give a configuration FILE, or with
+    It runs until SIGTERM or SIGINT; a second signal ends it at once. Give a configuration FILE, or
+    with
     --pool-name one InferencePool. --config and --max-in-flight are our own flags. All others are those of the
     endpoint picker of Kubernetes' Inference Extension.
     """
@@ -173,16 +184,24 @@ class _ServicePort(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).isdecimal():
-            self.fail(f"{value!r} is not a number. (A port's name goes with --target-port.)", param, ctx)
+            self.fail(
+                f"{value!r} is not a number. (A port's name goes with --target-port.)", param, ctx
+            )
         return super().convert(value, param, ctx)
 
 
 @init.command("kubernetes")
 @click.option("--service", required=True, metavar="NAME", help="The Service of your vLLM Pods.")
-@click.option("--port", required=True, type=_ServicePort(1, 65_535), help="The Service's port, a number.")
-@click.option("--target-port", metavar="PORT", help="The Pods' port, a number or a name. [default: --port]")
+@click.option(
+    "--port", required=True, type=_ServicePort(1, 65_535), help="The Service's port, a number."
+)
+@click.option(
+    "--target-port", metavar="PORT", help="The Pods' port, a number or a name. [default: --port]"
+)
 @click.option("--model", required=True, help="The model that these Pods serve.")
-@click.option("--namespace", default="default", show_default=True, help="The namespace of these Pods.")
+@click.option(
+    "--namespace", default="default", show_default=True, help="The namespace of these Pods."
+)
 @click.option("--image", metavar="IMAGE", help="The image of this service, with its tag.")
 @click.option(
     "--gateway",
@@ -201,7 +220,8 @@ class _ServicePort(click.IntRange):
 def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None:
     """Write a folder for `kubectl apply -k`.
 
-    It puts the router before the vLLM Pods of a Service that you have already. One line names this Service.
+    It puts the router before the vLLM Pods of a Service that you have already. One line names this
+    Service.
     """
     from extproc.kubernetes_folder import KubernetesFolder  # noqa: PLC0415
 
@@ -214,10 +234,14 @@ def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None
 
 def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None:
     if is_given:
-        raise click.UsageError("`--watch` was removed in 0.2: open the admin port, see docs/how-to/live.md")
+        raise click.UsageError(
+            "`--watch` was removed in 0.2: open the admin port, see docs/how-to/live.md"
+        )
 
 
-def _check_headers(_: click.Context, __: click.Parameter, headers: tuple[str, ...]) -> dict[str, str]:
+def _check_headers(
+    _: click.Context, __: click.Parameter, headers: tuple[str, ...]
+) -> dict[str, str]:
     for header in headers:
         if ":" not in header:
             raise click.BadParameter(f"{header!r} has no colon: write NAME:VALUE")
@@ -227,10 +251,16 @@ def _check_headers(_: click.Context, __: click.Parameter, headers: tuple[str, ..
 
 @cli.command()
 @_file_argument
-@click.option("--watch", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_refuse_watch)
+@click.option(
+    "--watch", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_refuse_watch
+)
 @_config_option
-@click.option("--url", metavar="URL", help=f"The running service's admin port. [default: {ADMIN_URL}]")
-@click.option("--path", default="/v1/chat/completions", show_default=True, help="The request's path.")
+@click.option(
+    "--url", metavar="URL", help=f"The running service's admin port. [default: {ADMIN_URL}]"
+)
+@click.option(
+    "--path", default="/v1/chat/completions", show_default=True, help="The request's path."
+)
 @click.option(
     "--header",
     "headers",
@@ -251,8 +281,9 @@ def explain(
 ) -> None:
     """Say where a request would go, and why.
 
-    It reads the request's body from standard input. It asks the running service, which knows what is cached
-    and how busy the endpoints are. With a configuration FILE it asks a new picker without such knowledge.
+    It reads the request's body from standard input. It asks the running service, which knows what
+    is cached and how busy the endpoints are. With a configuration FILE it asks a new picker without
+    such knowledge.
     """
     from extproc.router.service.explain import explain_once, fetch_explanation  # noqa: PLC0415
     from extproc.router.settings.reading import load_settings  # noqa: PLC0415
@@ -264,7 +295,9 @@ def explain(
         click.echo("type or paste the request's body, then press Ctrl-D", err=True)
     body = sys.stdin.buffer.read()
     if config is None:
-        said = fetch_explanation(url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout)
+        said = fetch_explanation(
+            url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout
+        )
     else:
         try:
             settings = load_settings(config, os.environ)
@@ -287,7 +320,9 @@ def explain(
     "--url", metavar="URL", help=f"The running service's admin port. [default: FILE's, {ADMIN_URL}]"
 )
 @click.option("--envoy", metavar="URL", help="The admin port of an Envoy that asks the service.")
-@click.option("--namespace", metavar="NAME", help="The service's namespace. [default: the engines']")
+@click.option(
+    "--namespace", metavar="NAME", help="The service's namespace. [default: the engines']"
+)
 @click.option("--seconds", default=5.0, show_default=True, help="How long to count requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
@@ -302,9 +337,9 @@ def doctor(
 ) -> None:
     """Find what is wrong, and say how to fix it.
 
-    It looks at the running service, its configuration (FILE's, if one is given), the engines, Envoy and
-    Kubernetes, and changes nothing. Exits with 0 if nothing is wrong, 1 if something is (notes do not count),
-    2 if it finds no configuration. docs/how-to/doctor.md has every finding.
+    It looks at the running service, its configuration (FILE's, if one is given), the engines, Envoy
+    and Kubernetes, and changes nothing. Exits with 0 if nothing is wrong, 1 if something is (notes
+    do not count), 2 if it finds no configuration. docs/how-to/doctor.md has every finding.
     """
     from extproc.doctor.checks import write_report  # noqa: PLC0415
     from extproc.doctor.collect import look_around  # noqa: PLC0415
@@ -315,7 +350,9 @@ def doctor(
     if url is None and settings is not None:
         host, _, port = settings.server.admin.rpartition(":")
         url = f"{'127.0.0.1' if host in {'', '0.0.0.0', '[::]'} else host}:{port}"
-    look = look_around(_base(url or ADMIN_URL), envoy and _base(envoy), namespace, settings, seconds)
+    look = look_around(
+        _base(url or ADMIN_URL), envoy and _base(envoy), namespace, settings, seconds
+    )
     text, status = write_report(asyncio.run(look), as_json=as_json)
     click.echo(text)
     sys.exit(status)

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import click
 
-# By the name of a command group: its commands under a heading each. The first heading is a first user's.
+# By the name of a command group: its commands under a heading each. The first heading is a first
+# user's.
 SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
         "Commands": ("serve", "check", "explain", "doctor", "init", "schema"),
@@ -37,8 +38,14 @@ REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
 # By group and command.
 EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
-        "serve": ("extproc serve config.yaml", "extproc serve --pool-name llama --max-in-flight 32"),
-        "check": ("extproc check config.yaml", "EXTPROC_SERVER__LISTEN=:9010 extproc check config.yaml"),
+        "serve": (
+            "extproc serve config.yaml",
+            "extproc serve --pool-name llama --max-in-flight 32",
+        ),
+        "check": (
+            "extproc check config.yaml",
+            "EXTPROC_SERVER__LISTEN=:9010 extproc check config.yaml",
+        ),
         "explain": (
             'echo \'{"messages": [{"role": "user", "content": "Hi"}]}\' | extproc explain',
             "extproc explain --url http://10.0.0.7:9090 < body.json",
@@ -52,7 +59,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc init > config.yaml",
             "extproc init kubernetes --service vllm --port 8000 --model qwen",
         ),
-        "schema": ("extproc schema > extproc.schema.json", "extproc schema | jq '.properties | keys'"),
+        "schema": (
+            "extproc schema > extproc.schema.json",
+            "extproc schema | jq '.properties | keys'",
+        ),
         "simulate": (
             "extproc simulate fleet --workload sessions --load 0.4",
             "extproc simulate vllm --ports 8001-8004",
@@ -61,7 +71,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc bench run --url http://127.0.0.1:8080 --rate 4 --duration 60s",
             "extproc bench init --quick spec.yaml && extproc bench run spec.yaml",
         ),
-        "operate": ("extproc operate --namespace llm --listen :8080", "extproc operate --print-crd"),
+        "operate": (
+            "extproc operate --namespace llm --listen :8080",
+            "extproc operate --print-crd",
+        ),
     },
     "init": {
         "kubernetes": (

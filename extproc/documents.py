@@ -1,6 +1,7 @@
 """The one reader of YAML: settings, lists of endpoints, specs of benchmarks, profiles.
 
-Whatever the bytes: a tree, or a `SettingsError` that says of every fault in which file and line it is.
+Whatever the bytes: a tree, or a `SettingsError` that says of every fault in which file and line it
+is.
 """
 
 import re
@@ -35,7 +36,9 @@ class Document:
     repeats: tuple[Fault, ...] = ()
     """Keys that a mapping has twice; the last one counts in `tree`."""
 
-    def validate(self, validate: Callable[[Any], T], inside: Place = (), known: Iterable[str] = ()) -> T:
+    def validate(
+        self, validate: Callable[[Any], T], inside: Place = (), known: Iterable[str] = ()
+    ) -> T:
         """Returns what `validate`, pydantic's, makes of the tree; `inside` is where its part of it stands.
 
         `known` are the places that there are in this part.
@@ -45,7 +48,9 @@ class Document:
         except ValidationError as error:
             raise self.refuse(error, inside, known) from None
 
-    def refuse(self, error: ValidationError, inside: Place = (), known: Iterable[str] = ()) -> SettingsError:
+    def refuse(
+        self, error: ValidationError, inside: Place = (), known: Iterable[str] = ()
+    ) -> SettingsError:
         above = "".join(f"{step}." for step in inside)
         places = [above + place for place in known]
         named = ((self.name_place(inside + fault["loc"]), fault) for fault in list_errors(error))
@@ -106,7 +111,8 @@ def read_document(path: Path) -> Document:
 def parse_document(content: bytes | str, where: str, *, refuses_repeats: bool = True) -> Document:
     """Parses one YAML document, UTF-8. Raises `SettingsError`; nothing else, whatever the bytes are.
 
-    A key that is given twice is a fault; who reports it with others takes the document with `repeats`.
+    A key that is given twice is a fault; who reports it with others takes the document with
+    `repeats`.
     """
     try:
         text = content if isinstance(content, str) else content.decode()
@@ -164,7 +170,8 @@ _FORMS: Final = {
 }
 
 
-# What pydantic says of limits: "Input should be greater than 0", "List should have at least 1 item".
+# What pydantic says of limits: "Input should be greater than 0", "List should have at least 1
+# item".
 _MUST: Final = re.compile(r"^(?:Input|String|List|Dictionary|Tuple) should (be|have)")
 
 
@@ -172,12 +179,18 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
     """A fault of pydantic's in our words: where in the tree, and what. `known` are places that there are."""
     place, given = ".".join(str(step) for step in fault["loc"]) or "top level", fault.get("ctx", {})
     expected = _EXPECTED.get(fault["type"].partition("_")[0])
-    why = _MUST.sub(r"must \1", fault["msg"].removeprefix("Value error, ")).replace(" after validation", "")
+    why = _MUST.sub(r"must \1", fault["msg"].removeprefix("Value error, ")).replace(
+        " after validation", ""
+    )
     match fault["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
             inside = "".join(f"{parent}." for parent in parents)
-            beside = {one.removeprefix(inside).partition(".")[0] for one in known if one.startswith(inside)}
+            beside = {
+                one.removeprefix(inside).partition(".")[0]
+                for one in known
+                if one.startswith(inside)
+            }
             why = f"there is no such setting{suggest_name(name, beside)}"
         case "missing":
             why = "is missing"
@@ -276,7 +289,9 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+            raise yaml.constructor.ConstructorError(
+                None, None, str(error), node.start_mark
+            ) from None
 
 
 def _load(text: str, where: str) -> Document:
@@ -292,7 +307,9 @@ def _load(text: str, where: str) -> Document:
 def _below(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.MappingNode):
         members = (
-            (key.start_mark.line + 1, value) for key, value in reversed(node.value) if _is_named(key, step)
+            (key.start_mark.line + 1, value)
+            for key, value in reversed(node.value)
+            if _is_named(key, step)
         )
         return next(members, None)
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):

@@ -16,7 +16,9 @@ class MissingExtra(SettingsError):
     """A package is not installed; `user` is what needs it, `extra` brings it."""
 
     def __init__(self, user: str, extra: str) -> None:
-        super().__init__(f"{user} needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'")
+        super().__init__(
+            f"{user} needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'"
+        )
 
 
 class AddressError(ExtprocError, ValueError):
@@ -30,10 +32,10 @@ class ProtocolError(ExtprocError):
 class RequestError(ExtprocError):
     """A request cannot be routed; carries the answer to the client, in OpenAI's words.
 
-    `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param`
-    and `code` of OpenAI's error object. `retry_after_s` is for failures that pass by themselves.
-    `pool` is the pool that refused it, empty if none was chosen yet. `dropped` says in llm-d's words why
-    a request that was right was not served; `None`: it was wrong.
+    `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param` and
+    `code` of OpenAI's error object. `retry_after_s` is for failures that pass by themselves. `pool`
+    is the pool that refused it, empty if none was chosen yet. `dropped` says in llm-d's words why a
+    request that was right was not served; `None`: it was wrong.
     """
 
     status = 400

@@ -17,7 +17,8 @@ _HEAD: Final = """\
 # The configuration of `extproc serve`. What may be left out is commented out, with its default.
 # `extproc check FILE` lists every fault with its line. A running service follows changes of this file.
 """
-# What is not commented out: what has to be given, and of the kinds of endpoints the one to begin with.
+# What is not commented out: what has to be given, and of the kinds of endpoints the one to begin
+# with.
 _GIVEN: Final[dict[str, object]] = {
     "server.listen": "0.0.0.0:9002",
     "pools.name": "my-model",
@@ -73,7 +74,9 @@ def _sections(field: FieldInfo) -> list[type[BaseModel]]:
     if STRATEGIES in field.metadata:
         return [kind.settings for kind in STRATEGIES.kinds.values()]
     return [
-        kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)
+        kind
+        for kind in _kinds(field.annotation)
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
     ]
 
 

@@ -49,7 +49,9 @@ pools:
     engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` measures yours
     gateways: 2  # replicas that share no picks; with an autoscaler its minReplicas
 """
-_READ: Final = "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
+_READ: Final = (
+    "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
+)
 _KUSTOMIZATION: Final = """\
 # Written by `extproc init kubernetes --gateway {gateway}`. `kubectl apply -k` takes this folder as it is.
 apiVersion: kustomize.config.k8s.io/v1beta1
@@ -75,7 +77,8 @@ _COMPONENTS: Final = """\
 # With your Gateway's name in gateway/*.yaml (it is `llm` there), uncomment:
 # components: [gateway]
 """
-# For gateways that read a Service's endpoints themselves: yours takes the place of the manifests' own.
+# For gateways that read a Service's endpoints themselves: yours takes the place of the manifests'
+# own.
 _ROUTED: Final = """\
 - target: {{kind: Service, name: vllm}}
   patch: |-
@@ -118,7 +121,9 @@ uncomment `components` in kustomization.yaml:
   gateway/network.yaml   NetworkPolicy: lets Envoy Gateway's Envoys reach the service
 The Gateway's EnvoyProxy needs an access log to the service, too: docs/how-to/existing-gateway.md.
 """
-_REQUEST: Final = "http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d "
+_REQUEST: Final = (
+    "http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' -d "
+)
 _NAME: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 # As YAML has them in kustomize and in kubectl: numbers, yes and no.
 _NO_NAME: Final = "[0-9]+e[0-9]+|0[xo][0-9a-f]+|y|n"
@@ -180,7 +185,9 @@ class KubernetesFolder:
             image_steps=building + naming,
             joining=_JOINING if is_joint else "",
             forward=_FORWARD[self.gateway].format(namespace=self.namespace),
-            request="http://127.0.0.1:9090/readyz" if is_joint else _REQUEST + quote(json.dumps(body)),
+            request="http://127.0.0.1:9090/readyz"
+            if is_joint
+            else _REQUEST + quote(json.dumps(body)),
         )
 
     def _configure(self) -> str:
@@ -202,7 +209,9 @@ class KubernetesFolder:
             base=_BASES[self.gateway],
             components=_COMPONENTS if self.gateway == "existing" else "",
             image=_write_image(self.image),
-            route_port=f', annotations: {{vllm-port: "{self.port}"}}' if is_routed and not is_same else "",
+            route_port=f', annotations: {{vllm-port: "{self.port}"}}'
+            if is_routed and not is_same
+            else "",
         )
         return text + _ROUTED.format(port=_ROUTED_PORT if is_same else "") if is_routed else text
 
@@ -222,7 +231,9 @@ def _copy(place: str, output: Path) -> None:
 def _write_image(image: str | None) -> str:
     """Writes kustomize's entry for an image with a tag or a digest; for none, what the manifests say."""
     if image is None:
-        return f'{{name: extproc-router, newTag: "{__version__}"}}  # newName: REGISTRY/extproc-router'
+        return (
+            f'{{name: extproc-router, newTag: "{__version__}"}}  # newName: REGISTRY/extproc-router'
+        )
     name, _, digest = image.partition("@")
     folder, slash, last = name.rpartition("/")
     last, _, tag = last.partition(":")

@@ -1,7 +1,7 @@
 """`make monitoring`: writes into the manifests what is made from rules.yaml and dashboards/.
 
-The PrometheusRule is the rule file in Kubernetes' wrapping, the dashboards are Grafana's JSON. Neither is
-edited by hand: `--check` compares them with their source.
+The PrometheusRule is the rule file in Kubernetes' wrapping, the dashboards are Grafana's JSON.
+Neither is edited by hand: `--check` compares them with their source.
 """
 
 import argparse
@@ -22,8 +22,12 @@ _MADE: Final = "# Made by `make monitoring` from monitoring/rules.yaml: change t
 
 def generated() -> dict[Path, str]:
     """Returns the text of every file that is made."""
-    made = {COMPONENT / "prometheusrule.yaml": _MADE + _dump(wrap(yaml.safe_load(RULES.read_text())))}
-    return made | {COMPONENT / "dashboards" / f"{board.uid}.json": render(board) for board in BOARDS}
+    made = {
+        COMPONENT / "prometheusrule.yaml": _MADE + _dump(wrap(yaml.safe_load(RULES.read_text())))
+    }
+    return made | {
+        COMPONENT / "dashboards" / f"{board.uid}.json": render(board) for board in BOARDS
+    }
 
 
 def wrap(rules: dict[str, Any]) -> dict[str, Any]:
@@ -46,11 +50,15 @@ def stale() -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something differs")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something differs"
+    )
     if parser.parse_args().check:
         wrong = [str(path.relative_to(ROOT)) for path in stale()]
         print(
-            f"run `make monitoring`: {', '.join(wrong)}" if wrong else "monitoring is what its source gives"
+            f"run `make monitoring`: {', '.join(wrong)}"
+            if wrong
+            else "monitoring is what its source gives"
         )
         return bool(wrong)
     for path in stale():

@@ -8,7 +8,12 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as options
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, Threshold, ThresholdsMode, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)
 from grafana_foundation_sdk.models.dashboard import Panel as Built
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
@@ -35,7 +40,9 @@ def _build(board: Board) -> builders.Dashboard:
         .readonly()
         .refresh("10s")
         .time("now-30m", "now")
-        .with_variable(builders.DatasourceVariable("datasource").type("prometheus").label("Prometheus"))
+        .with_variable(
+            builders.DatasourceVariable("datasource").type("prometheus").label("Prometheus")
+        )
         .link(_others())
     )
     for variable in board.variables:
@@ -50,7 +57,9 @@ def _build(board: Board) -> builders.Dashboard:
 
 def _others() -> builders.DashboardLink:
     link = builders.DashboardLink("other dashboards").tags([TAG])
-    return link.as_dropdown(as_dropdown=True).include_vars(include_vars=True).keep_time(keep_time=True)
+    return (
+        link.as_dropdown(as_dropdown=True).include_vars(include_vars=True).keep_time(keep_time=True)
+    )
 
 
 def _choice(variable: Variable) -> builders.QueryVariable:
@@ -69,7 +78,12 @@ def _panel(panel: Panel, number: int) -> Builder[Built]:
     built.id(number).title(panel.title).description(panel.text).datasource(_SOURCE)
     built.span(panel.width).height(_HEIGHT).unit(panel.unit)
     for name, query in zip("ABCDEFGHIJ", panel.queries, strict=False):
-        target = prometheus.Dataquery().expr(query.expr).ref_id(name).legend_format(query.legend or "__auto")
+        target = (
+            prometheus.Dataquery()
+            .expr(query.expr)
+            .ref_id(name)
+            .legend_format(query.legend or "__auto")
+        )
         if panel.kind in {"figure", "table"}:
             target.instant()
         if panel.kind == "table":
@@ -84,12 +98,18 @@ def _thresholds(panel: Panel) -> builders.ThresholdsConfig:
     steps = [(panel.least, "green"), (panel.doubtful, "orange"), (panel.bad, "red")]
     known = [Threshold(value, colour) for value, colour in steps if value is not None]
     first = "text" if panel.least is None else "red"
-    return builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(None, first), *known])
+    return (
+        builders.ThresholdsConfig()
+        .mode(ThresholdsMode.ABSOLUTE)
+        .steps([Threshold(None, first), *known])
+    )
 
 
 def _kind(panel: Panel) -> _Any:
     if panel.kind == "figure":
-        return stat.Panel().thresholds(_thresholds(panel)).color_mode(options.BigValueColorMode.VALUE)
+        return (
+            stat.Panel().thresholds(_thresholds(panel)).color_mode(options.BigValueColorMode.VALUE)
+        )
     if panel.kind == "table":
         return table.Panel()
     if panel.kind == "heat":

@@ -1,8 +1,8 @@
 """The gate: what every change passes, in one command (`make test`), with what each step cost.
 
-Types are checked beside lint, layers and generated files; then the tests run in two processes. The budget is
-CPU, not time, and is scaled by a fixed piece of work measured in the same run: a busy or slower machine
-changes nothing.
+Types are checked beside lint, layers and generated files; then the tests run in two processes. The
+budget is CPU, not time, and is scaled by a fixed piece of work measured in the same run: a busy or
+slower machine changes nothing.
 """
 
 import os
@@ -22,7 +22,10 @@ _REFERENCE_S: Final = 0.30
 _ROOT: Final = Path(__file__).parent.parent
 _BIN: Final = Path(sys.executable).parent
 _PYTHON: Final = sys.executable
-CONTRACTS: Final = ("extproc", *(f"extproc/{each}" for each in ("router", "bench", "simulator", "operator")))
+CONTRACTS: Final = (
+    "extproc",
+    *(f"extproc/{each}" for each in ("router", "bench", "simulator", "operator")),
+)
 
 CHECKS: Final[dict[str, Sequence[Sequence[str]]]] = {
     "types": ([f"{_BIN}/mypy"],),
@@ -76,12 +79,19 @@ def run_step(name: str, commands: Sequence[Sequence[str]]) -> Step:
 def run_tests(options: Sequence[str]) -> Step:
     """Run the tests; their output is shown as it comes."""
     began_s = time.monotonic()
-    # Where no bytecode may be written, each of the processes would rewrite every assertion once more.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen([*TESTS, *options], cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL)
+    # Where no bytecode may be written, each of the processes would rewrite every assertion once
+    # more.
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    process = subprocess.Popen(
+        [*TESTS, *options], cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL
+    )
     _, raw, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(raw)
-    return Step("tests", process.returncode, time.monotonic() - began_s, used.ru_utime + used.ru_stime, "")
+    return Step(
+        "tests", process.returncode, time.monotonic() - began_s, used.ru_utime + used.ru_stime, ""
+    )
 
 
 def calibrate() -> float:

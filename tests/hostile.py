@@ -59,7 +59,9 @@ TEN: Final = b"".join(
 HOSTILE: Final = MappingProxyType[str, Callable[[int], Body]](
     {
         "arrays 480 deep": lambda size: chat(fill(b"[" * 480 + b"]" * 480 + b",", size) + b"0"),
-        "objects 300 deep": lambda size: chat(fill(b'{"a":' * 300 + b"0" + b"}" * 300 + b",", size) + b"0"),
+        "objects 300 deep": lambda size: chat(
+            fill(b'{"a":' * 300 + b"0" + b"}" * 300 + b",", size) + b"0"
+        ),
         "small objects": lambda size: chat(fill(b'{"a":0},', size) + b"0"),
         "empty arrays": lambda size: chat(fill(b"[],", size) + b"0"),
         "empty strings": lambda size: chat(fill(b'"",', size) + b"0"),
@@ -69,7 +71,9 @@ HOSTILE: Final = MappingProxyType[str, Callable[[int], Body]](
         "parts of text": lambda size: parts(b'{"type":"text","text":"a"},', size),
         "lone surrogates": lambda size: parts(b'"\\ud800",', size),
         "members of the body": lambda size: Body(CHAT, b'{%b"model":"m"}' % members(size)),
-        "members of a message": lambda size: chat(b'{%b"role":"user","content":"x"}' % members(size)),
+        "members of a message": lambda size: chat(
+            b'{%b"role":"user","content":"x"}' % members(size)
+        ),
         "tools": lambda size: Body(
             CHAT, b'{"tools":[%b0],"messages":[],"model":"m"}' % fill(b'{"a":[{"b":0}]},', size)
         ),
@@ -84,10 +88,14 @@ HOSTILE: Final = MappingProxyType[str, Callable[[int], Body]](
         "backslashes": lambda size: content(fill(rb"\\", size)),
         "escapes in the system text": lambda size: content(fill(rb"\u4e16", size), b"system"),
         "surrogates in the system text": lambda size: content(fill(rb"\ud800", size), b"system"),
-        "open brackets": lambda size: Body(CHAT, b'{"model":"m","messages":' + b"[" * size, JSON, None),
+        "open brackets": lambda size: Body(
+            CHAT, b'{"model":"m","messages":' + b"[" * size, JSON, None
+        ),
         "a name": lambda size: Body(CHAT, b'{"%b":0,"model":"m"}' % (b"n" * size)),
         "names of the model": lambda size: chat(fill(b'{"model":"x"},', size) + b"0"),
-        "many parts of a form": lambda size: form(fill(b"--X\r\n", size) + field(b"model", b"m"), "X"),
+        "many parts of a form": lambda size: form(
+            fill(b"--X\r\n", size) + field(b"model", b"m"), "X"
+        ),
         "a boundary of dashes": lambda size: form(b"-" * size, "-" * 190),
         "a boundary that never comes": lambda size: form(b"a" * size, "a" * 200),
     }
@@ -96,7 +104,9 @@ HOSTILE: Final = MappingProxyType[str, Callable[[int], Body]](
 HONEST: Final = MappingProxyType[str, Callable[[int], Body]](
     {
         "text": lambda size: content(fill(b"some text, and more of it. ", size)),
-        "text with quotes": lambda size: content(fill(b"some text, and more. " * 40 + rb"\"Oh!\"\n", size)),
+        "text with quotes": lambda size: content(
+            fill(b"some text, and more. " * 40 + rb"\"Oh!\"\n", size)
+        ),
         "system text": lambda size: content(fill(b"some text, and more of it. ", size), b"system"),
         "Chinese": lambda size: content(fill("世界你好".encode(), size)),
         r"Chinese as \u escapes": lambda size: content(fill(rb"\u4e16\u754c", size)),
@@ -105,14 +115,17 @@ HONEST: Final = MappingProxyType[str, Callable[[int], Body]](
             % fill(b"iVBORw0K", size)
         ),
         "a chat of 2,000 messages": lambda size: chat(
-            b",".join([b'{"role":"user","content":"%b"}' % fill(b"some text ", size // 2_000)] * 2_000)
+            b",".join(
+                [b'{"role":"user","content":"%b"}' % fill(b"some text ", size // 2_000)] * 2_000
+            )
         ),
         "tools and text": lambda size: Body(
             CHAT,
             b'{"model":"m","tools":[%b],"messages":[{"role":"user","content":"%b"}]}'
             % (
                 b",".join(
-                    [b'{"type":"function","function":{"parameters":{%b"z":{}}}}' % TEN] * (size // 3_000)
+                    [b'{"type":"function","function":{"parameters":{%b"z":{}}}}' % TEN]
+                    * (size // 3_000)
                 ),
                 fill(b"some text, and more of it. ", size),
             ),

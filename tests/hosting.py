@@ -11,7 +11,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def hosting(
-    served: web.Application | Mapping[str, Handler], port: int = 0, tls: ssl.SSLContext | None = None
+    served: web.Application | Mapping[str, Handler],
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """Serves an application, or handlers by path or, as `GET /path`, by method too; yields the address."""
     app = served if isinstance(served, web.Application) else web.Application()

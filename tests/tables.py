@@ -23,7 +23,9 @@ def table(
 
     def decorate(test: F) -> F:
         def each() -> Iterable[tuple[object, dict[str, Any]]]:
-            return zip(labels, (dict(zip(fields, case, strict=True)) for case in cases), strict=True)
+            return zip(
+                labels, (dict(zip(fields, case, strict=True)) for case in cases), strict=True
+            )
 
         @functools.wraps(test)
         async def run_async(*args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TEXT = (ROOT / "constraints.txt").read_text()
 ENTRIES = re.findall(
-    r"^([a-z0-9][\w.-]*)==(\S+)([^\n]*)\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)", TEXT, re.MULTILINE
+    r"^([a-z0-9][\w.-]*)==(\S+)([^\n]*)\n((?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+)",
+    TEXT,
+    re.MULTILINE,
 )
 
 
@@ -28,7 +30,10 @@ def test_every_dependency_is_pinned() -> None:
 
 def test_every_line_belongs_to_a_version_with_its_hashes() -> None:
     rest = re.sub(
-        r"^[a-z0-9][\w.-]*==[^\n]*\n(?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+", "", TEXT, flags=re.MULTILINE
+        r"^[a-z0-9][\w.-]*==[^\n]*\n(?:    --hash=sha256:[0-9a-f]{64}[ \\]*\n)+",
+        "",
+        TEXT,
+        flags=re.MULTILINE,
     )
 
     assert rest == ""
@@ -36,4 +41,6 @@ def test_every_line_belongs_to_a_version_with_its_hashes() -> None:
 
 
 def test_nothing_of_a_gpu_is_drawn_in() -> None:
-    assert not {name for name, *_ in ENTRIES if name.startswith(("torch", "nvidia", "triton", "vllm"))}
+    assert not {
+        name for name, *_ in ENTRIES if name.startswith(("torch", "nvidia", "triton", "vllm"))
+    }

@@ -105,10 +105,15 @@ def test_pages_are_written_as_the_site_reads_them() -> None:
 def test_every_configuration_can_be_used() -> None:
     found = 0
     for page in PAGES:
-        for block in re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for block in re.findall(
+            r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
+        ):
             [tree, *_] = yaml.safe_load_all(textwrap.dedent(block))
             if isinstance(tree, dict) and tree.keys() <= {"server", "pools", "share"}:
-                whole = {"pools": [{"name": "a", "endpoints": {"static": ["10.0.0.1:8000"]}}], **tree}
+                whole = {
+                    "pools": [{"name": "a", "endpoints": {"static": ["10.0.0.1:8000"]}}],
+                    **tree,
+                }
                 assert parse_settings(yaml.safe_dump(whole), {}).pools, page
                 found += 1
     for path in ROOT.glob("examples/*/*.yaml"):

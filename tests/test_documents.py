@@ -28,9 +28,15 @@ BAD = {
         "2: a is given twice (line 1)\nf.yaml:4: a.b is given",
     ),
     "unfinished": (b"a: 1\nb: [1,\n", "3: not YAML: while parsing a flow node"),
-    "two documents": (b"a: 1\n---\nb: 2\n", "2: not YAML: expected a single document in the stream"),
+    "two documents": (
+        b"a: 1\n---\nb: 2\n",
+        "2: not YAML: expected a single document in the stream",
+    ),
     "an unknown alias": (b"a: *b\n", "1: not YAML: found undefined alias 'b'"),
-    "an object of Python": (b"a: !!python/object:os.system {}\n", "1: not YAML: could not determine"),
+    "an object of Python": (
+        b"a: !!python/object:os.system {}\n",
+        "1: not YAML: could not determine",
+    ),
 }
 
 
@@ -82,7 +88,9 @@ COMMANDS = {
 
 @pytest.mark.parametrize("bad", ["a date that is none", "not UTF-8", "deep"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_tells_it_instead_of_a_traceback(tmp_path: Path, command: list[str], bad: str) -> None:
+def test_every_command_tells_it_instead_of_a_traceback(
+    tmp_path: Path, command: list[str], bad: str
+) -> None:
     content, fault = BAD[bad]
     path = tmp_path / "f.yaml"
     path.write_bytes(content)

@@ -39,11 +39,14 @@ def test_two_processes_never_get_the_same_ports() -> None:
 
 
 def test_failure_of_a_wait_is_short() -> None:
-    with pytest.raises(AssertionError, match=r"not true after 0 s: x{2000}… \(1,000,000 characters\)$"):
+    with pytest.raises(
+        AssertionError, match=r"not true after 0 s: x{2000}… \(1,000,000 characters\)$"
+    ):
         wait_until(lambda: False, lambda: "x" * 1_000_000, 0)
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs them all")
 def test_tests_of_one_file_stay_in_one_process(request: pytest.FixtureRequest) -> None:
-    # pytest-xdist writes the group behind the name; a pytest whose names it cannot change splits every file.
+    # pytest-xdist writes the group behind the name; a pytest whose names it cannot change splits
+    # every file.
     assert request.node.nodeid.endswith("@tests/test_helpers.py")

@@ -12,10 +12,25 @@ from tests.tables import table
 DOCS = Path(__file__).parents[1] / "docs" / "how-to"
 # Of KubeAI's Model, kubeai.org/v1, as of 2026 (substratusai/kubeai, api/k8s/v1).
 KUBEAI = [
-    *("url", "adapters[].name", "features", "engine", "resourceProfile", "cacheProfile", "image", "args"),
+    *(
+        "url",
+        "adapters[].name",
+        "features",
+        "engine",
+        "resourceProfile",
+        "cacheProfile",
+        "image",
+        "args",
+    ),
     *("env", "envFrom", "replicas", "minReplicas", "maxReplicas", "autoscalingDisabled"),
     *("targetRequests", "files"),
-    *("env", "scaleDownDelaySeconds", "owner", "priorityClassName", "loadBalancing.strategy: PrefixHash"),
+    *(
+        "env",
+        "scaleDownDelaySeconds",
+        "owner",
+        "priorityClassName",
+        "loadBalancing.strategy: PrefixHash",
+    ),
     *("prefixHash.meanLoadFactor", "prefixHash.replication", "prefixHash.prefixCharLength"),
     *("loadBalancing.strategy: LeastLoad", "status.replicas", "status.cache"),
 ]

@@ -16,7 +16,9 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 def test_every_file_says_the_same_version() -> None:
     manifests = "".join(path.read_text() for path in (ROOT / "manifests").rglob("*.yaml"))
-    tags = re.findall(r"(?:image: extproc-router:|name: extproc-router\n +newTag: )(\S+)", manifests)
+    tags = re.findall(
+        r"(?:image: extproc-router:|name: extproc-router\n +newTag: )(\S+)", manifests
+    )
     chart = yaml.safe_load((ROOT / "charts/extproc-router/Chart.yaml").read_text())
     make = ["make", "--no-print-directory", "--silent", "-C", str(ROOT), "version", "notes"]
     version, *notes = subprocess.check_output(make, text=True).splitlines()
@@ -28,8 +30,16 @@ def test_every_file_says_the_same_version() -> None:
 
 def test_workflows_are_workflows_and_run_what_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    validate = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
-    jobs: list[Any] = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()]
+    validate = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+    ]
+    jobs: list[Any] = [
+        job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()
+    ]
     steps = [step for job in jobs for step in job.get("steps", [])]
     lines = [line.strip() for step in steps for line in step.get("run", "").splitlines()]
     made = {word for line in lines for word in re.findall(r"\bmake (?:-s )?([a-z-]+)", line)}
@@ -37,5 +47,7 @@ def test_workflows_are_workflows_and_run_what_is_there() -> None:
     subprocess.run([*validate, *WORKFLOWS], check=True)
     assert {"wheel", "chart", "sbom", "image-push", "sign"} <= made <= targets
     assert all((ROOT / line).stat().st_mode & 0o100 for line in lines if line.startswith("."))
-    assert all(re.search(r"@v\d+$|^\./", each["uses"]) for each in (*steps, *jobs) if "uses" in each)
+    assert all(
+        re.search(r"@v\d+$|^\./", each["uses"]) for each in (*steps, *jobs) if "uses" in each
+    )
     assert all("permissions" in job for job in jobs)

@@ -1,7 +1,7 @@
 """How tests wait: for a fact, never for a time.
 
-A limit here says when something is broken, not how fast it should be: it is generous, so that a busy machine
-fails nothing. What a test says about speed it says by counting.
+A limit here says when something is broken, not how fast it should be: it is generous, so that a
+busy machine fails nothing. What a test says about speed it says by counting.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ async def until(
 ) -> None:
     """Return once `claim()` is true (a coroutine is awaited first); after `limit_s` fail with `what`.
 
-    `what` may be a callable: it is called only for the failure's text, of which 2,000 characters are shown.
+    `what` may be a callable: it is called only for the failure's text, of which 2,000 characters
+    are shown.
     """
     give_up_s = time.monotonic() + limit_s
     while True:

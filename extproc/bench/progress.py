@@ -1,7 +1,8 @@
 """What a run is doing while it goes, from the load process that looks at itself to who watches.
 
-A load process samples its event loop and sends its parent what is new (`LoadWatch`); the parent sends the sum
-to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`watching`).
+A load process samples its event loop and sends its parent what is new (`LoadWatch`); the parent
+sends the sum to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody
+(`watching`).
 """
 
 import asyncio
@@ -88,7 +89,9 @@ def progress_text(share: float | None, left_s: float | None) -> str:
     """`42 %, 3 min left`; what is not known is left out."""
     if share is None:
         return ""
-    return f"{share:.0%}" if left_s is None or share >= 1 else f"{share:.0%}, {roughly(left_s)} left"
+    return (
+        f"{share:.0%}" if left_s is None or share >= 1 else f"{share:.0%}, {roughly(left_s)} left"
+    )
 
 
 def roughly(seconds: float) -> str:
@@ -103,10 +106,27 @@ T = TypeVar("T")
 
 _SAMPLE_S = 0.02
 _NEWS_S = 0.5
-# Percentiles on the screen are of the last so many requests: they follow the run instead of its average.
+# Percentiles on the screen are of the last so many requests: they follow the run instead of its
+# average.
 _RECENT = 2000
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
-_TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+_TPOT_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+)
 _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
 
@@ -204,7 +224,9 @@ class LoadWatch:
             in_flight=in_flight,
             finished=finished,
             failures=dict(self._failures),
-            ttft_s=tuple(r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None),
+            ttft_s=tuple(
+                r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None
+            ),
             lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
             e2e_s=tuple(sample(done, metrics.e2e).tolist()),
             tpot_s=tuple(sample(done, metrics.tpot).tolist()),
@@ -233,7 +255,9 @@ class Display:
     def render(self) -> RenderableType:
         last = self._last
         grid = Table.grid(padding=(0, 3))
-        failures = ", ".join(f"{escape(kind)} {count:,}" for kind, count in last.failures.items()) or "0"
+        failures = (
+            ", ".join(f"{escape(kind)} {count:,}" for kind, count in last.failures.items()) or "0"
+        )
         rows = {
             "time": f"{last.at_s:.0f} s   {progress_text(last.share, last.left_s)}".rstrip(),
             "sent": f"{last.sent:,}",
@@ -247,7 +271,8 @@ class Display:
             rows = {"of all": self._pace.render(last.share), **rows}
         for label, value in rows.items():
             grid.add_row(
-                f"[dim]{label}[/]", f"[red]{value}[/]" if label == "errors" and last.failures else value
+                f"[dim]{label}[/]",
+                f"[red]{value}[/]" if label == "errors" and last.failures else value,
             )
         return Panel.fit(grid, title=self._title)
 
@@ -262,7 +287,8 @@ def _points(sample_s: Sequence[float]) -> str:
 class GoalProgress:
     """Implements `Progress` by passing on calls, and what the run is heading for, too.
 
-    `start_s` is the clock's reading at the run's start, as near as news show it; `None` before the first.
+    `start_s` is the clock's reading at the run's start, as near as news show it; `None` before the
+    first.
     """
 
     def __init__(self, goal: Goal, watcher: Progress, clock: Clock = time.monotonic) -> None:
@@ -284,7 +310,9 @@ class Exporter:
             return Gauge(f"extproc_bench_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"extproc_bench_{name}_seconds", text, buckets=buckets, registry=registry)
+            return Histogram(
+                f"extproc_bench_{name}_seconds", text, buckets=buckets, registry=registry
+            )
 
         self._sent = gauge("sent", "Requests sent so far")
         self._finished = gauge("finished", "Requests ended so far, well or not")
@@ -316,7 +344,9 @@ class Exporter:
 
 
 @contextmanager
-def exporting(port: int | None, linger_s: float = 0.0, address: str = "0.0.0.0") -> Iterator[Exporter | None]:
+def exporting(
+    port: int | None, linger_s: float = 0.0, address: str = "0.0.0.0"
+) -> Iterator[Exporter | None]:
     """Serves live metrics if a port is given, and `linger_s` longer, so that the last scrape sees the end.
 
     A signal ends the lingering. Raises `SettingsError` if the port cannot be had.

@@ -47,10 +47,10 @@ class Record:
     """One request, from intention to last byte.
 
     All times are seconds on the run's clock (0 = start of the run); `None` means it never came.
-    `intended_s` is the time in the schedule; `admitted_s` when the concurrency cap let the
-    request through (`intended_s` if it was never held); `started_s` when the client took it up:
-    `started_s - admitted_s` is the client's own lag. `sent_s` is the time the request's bytes were
-    written. `chunk_s` holds the arrival of every chunk with non-empty content or reasoning, the first
+    `intended_s` is the time in the schedule; `admitted_s` when the concurrency cap let the request
+    through (`intended_s` if it was never held); `started_s` when the client took it up: `started_s
+    - admitted_s` is the client's own lag. `sent_s` is the time the request's bytes were written.
+    `chunk_s` holds the arrival of every chunk with non-empty content or reasoning, the first
     token's included; a role-only or usage chunk is not one. `failure` is one of a few fixed words,
     `failure_detail` what the server said. `is_last`: the conversation has no further turn.
     """
@@ -137,8 +137,8 @@ class ClientStats:
 class PartStats:
     """One part of a run on several machines: its share are `starts`, or `users` of a closed loop.
 
-    `start_at` is when it began by its own clock, `clock_offset_s` how far that was ahead of the server's, as
-    far as the server says. `lost`: why its journal is missing or ends early.
+    `start_at` is when it began by its own clock, `clock_offset_s` how far that was ahead of the
+    server's, as far as the server says. `lost`: why its journal is missing or ends early.
     """
 
     number: int
@@ -193,12 +193,12 @@ class FleetSample:
 class RunInfo:
     """The facts about a run.
 
-    `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether sent
-    or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
-    `prompts`: how many requests the dataset holds before it begins again. `interrupted_s`: when the run
-    was ended before its time. `fleet`: the endpoints every few seconds, if they were watched. `parts`: the
-    shares of a run on several machines, its own of one part. `cut_lines`: lines of its journal that end
-    half-way.
+    `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether
+    sent or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule
+    asks for. `prompts`: how many requests the dataset holds before it begins again.
+    `interrupted_s`: when the run was ended before its time. `fleet`: the endpoints every few
+    seconds, if they were watched. `parts`: the shares of a run on several machines, its own of one
+    part. `cut_lines`: lines of its journal that end half-way.
     """
 
     spec: Spec

@@ -20,8 +20,8 @@ from extproc.router.routing.endpoint import parse_address, parse_target
 class RunStatus(msgspec.Struct, frozen=True):
     """How a run stands. `finished` of `planned` requests are over, of the one of an experiment that goes.
 
-    `progress` is of the whole, as far as that is known; `figures` are of what is over, warm-up included.
-    `wanted` is the strategy that the router is to have.
+    `progress` is of the whole, as far as that is known; `figures` are of what is over, warm-up
+    included. `wanted` is the strategy that the router is to have.
     """
 
     doing: str = ""
@@ -72,14 +72,19 @@ class StatusServer:
         last, failed = self._last, Counter(self._last.failures).total()
         if last.at_s <= 0 or not last.finished:
             return {}
-        figures = {"req_per_s": (last.finished - failed) / last.at_s, "failed": failed / last.finished}
+        figures = {
+            "req_per_s": (last.finished - failed) / last.at_s,
+            "failed": failed / last.finished,
+        }
         if self._ttft_s:
             median, p95 = np.percentile(self._ttft_s, (50, 95))
             figures |= {"ttft_median_ms": 1000 * float(median), "ttft_p95_ms": 1000 * float(p95)}
         return {name: round(value, 6) for name, value in figures.items()}
 
     async def _answer(self, _: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self.notice()), content_type="application/json")
+        return web.Response(
+            body=msgspec.json.encode(self.notice()), content_type="application/json"
+        )
 
     def serving(self, host: str, port: int) -> AbstractAsyncContextManager[None]:
         """Answers at `/` for as long as the context lasts; raises `SettingsError` if the address is taken."""

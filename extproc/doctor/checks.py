@@ -1,7 +1,7 @@
 """What may be wrong, a table of pure functions over what was seen; and how it is said.
 
-A new check is one function that yields findings, its place in `CHECKS`, and its words in advice.yaml. None
-may cry wolf: what may be meant so is a note, and what was not seen is no finding.
+A new check is one function that yields findings, its place in `CHECKS`, and its words in
+advice.yaml. None may cry wolf: what may be meant so is a note, and what was not seen is no finding.
 """
 
 import fnmatch
@@ -25,7 +25,8 @@ from extproc.router.settings.pool_settings import PoolSettings
 _SHORT_S: Final = 60.0
 # Fewer requests, or tokens, prove nothing.
 _FEW, _TOKENS = 20, 10_000
-# Prefills wait for each other: their time proves that an engine is fast, and hardly that it is slow.
+# Prefills wait for each other: their time proves that an engine is fast, and hardly that it is
+# slow.
 _FASTER, _SLOWER, _LONG_PROMPT = 3.0, 4.0, 500
 # A cache's size may be wrong by a quarter. Filled so often, it has evicted all that it had.
 _NEAR, _REFILLED = 0.25, 3.0
@@ -55,16 +56,28 @@ def service(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("config_differs", "the running service has other pools than the file")
     version = evidence.last.info("extproc_info").get("version", __version__)
     if version != __version__:
-        yield Finding("version_differs", f"the service is version {version}, this doctor {__version__}")
+        yield Finding(
+            "version_differs", f"the service is version {version}, this doctor {__version__}"
+        )
 
 
 def endpoints(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools:
-        engines, running, source = evidence.of(pool), evidence.running(pool), pool.endpoints.describe()
-        is_empty = running.name and not any(engine.state in {"ready", "unknown"} for engine in engines)
+        engines, running, source = (
+            evidence.of(pool),
+            evidence.running(pool),
+            pool.endpoints.describe(),
+        )
+        is_empty = running.name and not any(
+            engine.state in {"ready", "unknown"} for engine in engines
+        )
         if is_empty or running.fault:
             fault = running.fault or "its list has no fault"
-            seen = f"pool {pool.name}: none of {len(engines)} endpoints is ready" if is_empty else pool.name
+            seen = (
+                f"pool {pool.name}: none of {len(engines)} endpoints is ready"
+                if is_empty
+                else pool.name
+            )
             yield Finding("no_endpoint" if is_empty else "list_old", f"{seen}; {fault}", source)
         for engine in engines:
             is_new = engine.state == "unknown" and engine.health == "200"  # not probed yet
@@ -79,7 +92,11 @@ def endpoints(evidence: Evidence) -> Iterator[Finding]:
 
 
 def prefix_caching(evidence: Evidence) -> Iterator[Finding]:
-    off = [engine for engine in evidence.engines if engine.cache.get("enable_prefix_caching") == "False"]
+    off = [
+        engine
+        for engine in evidence.engines
+        if engine.cache.get("enable_prefix_caching") == "False"
+    ]
     if off:
         yield Finding("prefix_caching_off", f"prefix caching is off in {_some(off)}")
 
@@ -96,12 +113,15 @@ def models(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("model_not_served", f"{seen} {served[lack[0].address]}", name)
             named.add(name)
         bases = {
-            frozenset(name for name, parent in (each.models or {}).items() if not parent) for each in engines
+            frozenset(name for name, parent in (each.models or {}).items() if not parent)
+            for each in engines
         }
         if pool.models is None and not pool.learn_models and len(bases) > 1:
             seen = "; ".join(sorted(set(served.values())))
             yield Finding("models_differ", f"pool {pool.name}: its engines serve {seen}")
-        stray |= {name for engine in engines if not pool.learn_models for name in engine.models or ()}
+        stray |= {
+            name for engine in engines if not pool.learn_models for name in engine.models or ()
+        }
     stray = {name for name in stray if not any(fnmatch.fnmatchcase(name, each) for each in named)}
     if stray and all(pool.models for pool in evidence.settings.pools):
         names = ", ".join(sorted(stray))
@@ -123,7 +143,9 @@ def envoy(evidence: Evidence) -> Iterator[Finding]:
     for each in seen.filters:
         short = [(name, limit_s) for name, limit_s in each.routes if 0 < limit_s <= _SHORT_S]
         if short:
-            text = f"Envoy, {each.listener}: {len(short)} of {len(each.routes)} routes end an answer"
+            text = (
+                f"Envoy, {each.listener}: {len(short)} of {len(each.routes)} routes end an answer"
+            )
             yield Finding("route_timeout", f"{text} after {short[0][1]:g} s: {short[0][0]}")
 
 
@@ -173,9 +195,7 @@ def replicas(evidence: Evidence) -> Iterator[Finding]:
         share = evidence.running(pool).share
         if evidence.settings.share is None:
             rule = "not_shared_told" if (settings.gateways or 1) > 1 else "not_shared"
-            seen = (
-                f"{count} replicas do not share their picks; pool {pool.name}: gateways {settings.gateways}"
-            )
+            seen = f"{count} replicas do not share their picks; pool {pool.name}: gateways {settings.gateways}"
             yield Finding(rule, seen, count)
         elif share and share.heard < count - 1:
             counts = evidence.last.count_by("extproc_share_letters_total", "result")
@@ -187,8 +207,15 @@ def strangers(evidence: Evidence) -> Iterator[Finding]:
     picks = evidence.last.sum("extproc_picks_total") - evidence.first.sum("extproc_picks_total")
     arrived = sum({engine.address: engine.arrived for engine in evidence.engines}.values())
     is_alone = evidence.replicas < 2 and evidence.settings.share is None
-    if evidence.first.samples and is_alone and picks >= 0 and arrived - picks >= max(_FEW / 2, picks / 2):
-        yield Finding("strangers", f"engines got {arrived:.0f} requests, the service picked for {picks:.0f}")
+    if (
+        evidence.first.samples
+        and is_alone
+        and picks >= 0
+        and arrived - picks >= max(_FEW / 2, picks / 2)
+    ):
+        yield Finding(
+            "strangers", f"engines got {arrived:.0f} requests, the service picked for {picks:.0f}"
+        )
 
 
 def predictions(evidence: Evidence) -> Iterator[Finding]:
@@ -204,9 +231,15 @@ def kv_events(evidence: Evidence) -> Iterator[Finding]:
         at_work = {engine.name for engine in evidence.of(pool) if engine.arrived > 0}
         for each in evidence.running(pool).endpoints:
             told = each.events
-            if told and told.state != "confirmed" and (told.why != "silent" or each.name in at_work):
+            if (
+                told
+                and told.state != "confirmed"
+                and (told.why != "silent" or each.name in at_work)
+            ):
                 why = told.why or "it names no publisher"
-                yield Finding("events_missing", f"pool {pool.name}, {each.name}: {told.state}, {why}")
+                yield Finding(
+                    "events_missing", f"pool {pool.name}, {each.name}: {told.state}, {why}"
+                )
 
 
 def cache_sizes(evidence: Evidence) -> Iterator[Finding]:
@@ -216,8 +249,12 @@ def cache_sizes(evidence: Evidence) -> Iterator[Finding]:
         far = [engine for engine in engines if abs(engine.kv_tokens / presumed - 1) > _NEAR]
         is_corrected = pool.signals is not False
         if far and (settings.kv_tokens or not is_corrected):
-            seen = f"pool {pool.name}: kv_tokens is {presumed}, and {far[0].kv_tokens} in {_some(far)}"
-            yield Finding("kv_tokens_corrected" if is_corrected else "kv_tokens", seen, far[0].kv_tokens)
+            seen = (
+                f"pool {pool.name}: kv_tokens is {presumed}, and {far[0].kv_tokens} in {_some(far)}"
+            )
+            yield Finding(
+                "kv_tokens_corrected" if is_corrected else "kv_tokens", seen, far[0].kv_tokens
+            )
         blocks = sorted({engine.count("block_size") for engine in engines} - {0})
         if len(blocks) > 1:
             seen = f"pool {pool.name}: engines have blocks of {blocks} tokens"
@@ -243,7 +280,10 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
 def working_set(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools:
         engines = evidence.of(pool)
-        thrown, ended = _sum(engines, "num_preemptions_total"), _sum(engines, "request_success_total")
+        thrown, ended = (
+            _sum(engines, "num_preemptions_total"),
+            _sum(engines, "request_success_total"),
+        )
         if thrown > max(_FEW, ended / 20):
             most = max(1, int(_sum(engines, "num_requests_running") / len(engines)))
             seen = f"pool {pool.name}: {thrown:.0f} preemptions of {ended:.0f} requests"
@@ -252,8 +292,12 @@ def working_set(evidence: Evidence) -> Iterator[Finding]:
         looked = _sum(engines, "prefix_cache_queries_total")
         turns = evidence.last.sum("extproc_picks_total", pool=pool.name, reason="session")
         if room and computed > max(_REFILLED * room, looked / 2) and turns >= _FEW:
-            seen = f"pool {pool.name}: caches of {room} tokens were filled {computed / room:.1f} times"
-            yield Finding("working_set", f"{seen}, {1 - computed / looked:.0%} of the tokens were found")
+            seen = (
+                f"pool {pool.name}: caches of {room} tokens were filled {computed / room:.1f} times"
+            )
+            yield Finding(
+                "working_set", f"{seen}, {1 - computed / looked:.0%} of the tokens were found"
+            )
 
 
 def clocks(evidence: Evidence) -> Iterator[Finding]:
@@ -262,11 +306,24 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
     for name, at in (("Envoy", evidence.envoy.clock), *clocks):
         if at and (at[0] - high > _SKEW_S or low - at[1] > _SKEW_S):
             skew_s = (at[0] + at[1] - low - high) / 2
-            yield Finding("clock", f"the clock of {name} is {skew_s:+.0f} s from the service's", name)
+            yield Finding(
+                "clock", f"the clock of {name} is {skew_s:+.0f} s from the service's", name
+            )
 
 
 CHECKS: Final[Sequence[Callable[[Evidence], Iterator[Finding]]]] = (
-    *(service, endpoints, prefix_caching, models, envoy, failing, unheard, open_port, replicas, strangers),
+    *(
+        service,
+        endpoints,
+        prefix_caching,
+        models,
+        envoy,
+        failing,
+        unheard,
+        open_port,
+        replicas,
+        strangers,
+    ),
     *(predictions, kv_events, cache_sizes, engine_constants, working_set, clocks),
 )
 
@@ -276,7 +333,10 @@ def judge_evidence(evidence: Evidence) -> list[dict[str, str]]:
     advice = yaml.safe_load(files("extproc.doctor").joinpath("advice.yaml").read_text("utf-8"))
     found = [
         {"rule": each.rule, "severity": advice[each.rule]["severity"], "seen": printable(each.seen)}
-        | {name: advice[each.rule][name].format(value=printable(f"{each.value}")) for name in ("why", "fix")}
+        | {
+            name: advice[each.rule][name].format(value=printable(f"{each.value}"))
+            for name in ("why", "fix")
+        }
         for check in CHECKS
         for each in check(evidence)
     ]
@@ -291,7 +351,8 @@ def write_report(evidence: Evidence, *, as_json: bool) -> tuple[str, int]:
         said = {"findings": found, "looked_at": evidence.looked, "not_looked_at": evidence.unseen}
         return json.dumps(said, indent=2), status
     lines = [
-        "{severity:8}  {rule}: {seen}\n     why  {why}\n     fix  {fix}\n".format_map(each) for each in found
+        "{severity:8}  {rule}: {seen}\n     why  {why}\n     fix  {fix}\n".format_map(each)
+        for each in found
     ]
     lines += [] if found else ["Nothing is wrong with what was looked at.\n"]
     lines += [f"looked at      {printable(each)}" for each in evidence.looked]
@@ -301,7 +362,9 @@ def write_report(evidence: Evidence, *, as_json: bool) -> tuple[str, int]:
 
 def _by_prefix_cache(evidence: Evidence) -> Iterator[tuple[PoolSettings, PrefixCacheSettings]]:
     pairs = ((pool, pool.strategy) for pool in evidence.settings.pools)
-    return ((pool, strategy) for pool, strategy in pairs if isinstance(strategy, PrefixCacheSettings))
+    return (
+        (pool, strategy) for pool, strategy in pairs if isinstance(strategy, PrefixCacheSettings)
+    )
 
 
 def _some(engines: Sequence[EngineSeen]) -> str:

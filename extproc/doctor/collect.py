@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
-from extproc.admin_ports import ClockOffset, EnvoySeen, PoolSeen, Tree, read_envoy, read_offset, read_pools
+from extproc.admin_ports import (
+    ClockOffset,
+    EnvoySeen,
+    PoolSeen,
+    Tree,
+    read_envoy,
+    read_offset,
+    read_pools,
+)
 from extproc.doctor import evidence as seen
 from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
@@ -27,9 +35,20 @@ TIMEOUT_S: Final = 3.0
 # Most engines that are probed.
 _MOST: Final = 64
 # What reading foreign JSON may raise.
-_FOREIGN: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
+_FOREIGN: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    ArithmeticError,
+)
 _Pages = Sequence[seen.MetricsPage]
-_OF_ENVOY: Final = ("config_dump", "stats?format=json&filter=[.]ext_proc[.]", "clusters?format=json")
+_OF_ENVOY: Final = (
+    "config_dump",
+    "stats?format=json&filter=[.]ext_proc[.]",
+    "clusters?format=json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +93,16 @@ async def look_around(
         )
     scraped = [page for page in last[1:] if page.samples]
     if config.fault:
-        look.unseen.insert(0, f"the running service, {url}: {config.fault}; --url is its admin port")
+        look.unseen.insert(
+            0, f"the running service, {url}: {config.fault}; --url is its admin port"
+        )
     else:
-        look.looked.insert(0, f"the service {url} ({last[0].info('extproc_info').get('version', '?')})")
-    (look.looked if scraped else look.unseen).append(f"metrics of {len(scraped)} of {len(listed)} engines")
+        look.looked.insert(
+            0, f"the service {url} ({last[0].info('extproc_info').get('version', '?')})"
+        )
+    (look.looked if scraped else look.unseen).append(
+        f"metrics of {len(scraped)} of {len(listed)} engines"
+    )
     mute = [engine.address for engine in engines if engine.models is None]
     look.unseen += [f"models of {len(mute)} engines, {mute[0]} for one"] if mute else []
     pairs = zip(engines, first[1:], last[1:], strict=True)
@@ -111,7 +136,9 @@ class _Look:
             async with self._session.get(url, allow_redirects=False) as answer:
                 text = await answer.text(errors="replace")
                 return Reply(
-                    answer.status, text, read_offset(answer.headers.get("date", ""), before_s, time())
+                    answer.status,
+                    text,
+                    read_offset(answer.headers.get("date", ""), before_s, time()),
                 )
         except TimeoutError:
             return Reply(0, f"no answer in {TIMEOUT_S:.0f} s")
@@ -139,10 +166,14 @@ class _Look:
         path = probe.path[1:] if isinstance(probe, ProbeSettings) else "health"
         health, models = await self.all(f"http://{engine.address}", (path, "v1/models"))
         try:
-            served = {str(each["id"]): each.get("parent") for each in json.loads(models.text)["data"]}
+            served = {
+                str(each["id"]): each.get("parent") for each in json.loads(models.text)["data"]
+            }
         except _FOREIGN:
             served = None
-        return replace(engine, health=str(health.status or health.text), models=served, clock=health.clock)
+        return replace(
+            engine, health=str(health.status or health.text), models=served, clock=health.clock
+        )
 
     async def envoy(self, url: str | None, settings: Settings) -> EnvoySeen:
         if url is None:
@@ -159,16 +190,24 @@ class _Look:
         return replace(found, clock=replies[0].clock)
 
     async def cluster(self, settings: Settings, namespace: str | None) -> seen.ClusterSeen:
-        inside = (pool.endpoints.kubernetes or pool.endpoints.inference_pool for pool in settings.pools)
+        inside = (
+            pool.endpoints.kubernetes or pool.endpoints.inference_pool for pool in settings.pools
+        )
         sources, found = [each for each in inside if each is not None], seen.ClusterSeen()
         if not sources and namespace is None:
-            self.unseen.append("Kubernetes: no pool is from there; --namespace says where the service runs")
+            self.unseen.append(
+                "Kubernetes: no pool is from there; --namespace says where the service runs"
+            )
             return found
         try:
             from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415
 
-            clients = KubeClients(next((each.kubeconfig for each in sources if each.kubeconfig), None))
-            theirs = next((each.namespace for each in sources if each.namespace), clients.own_namespace())
+            clients = KubeClients(
+                next((each.kubeconfig for each in sources if each.kubeconfig), None)
+            )
+            theirs = next(
+                (each.namespace for each in sources if each.namespace), clients.own_namespace()
+            )
             async with asyncio.timeout(2 * TIMEOUT_S), await clients.open() as client:
                 found = await _Kube(client, self.unseen).see(settings, namespace or theirs, theirs)
             self.looked.append(f"Kubernetes, namespace {namespace or theirs}")
@@ -209,18 +248,28 @@ class _Kube:
             self._list("networking.k8s.io/v1/networkpolicies", KubeThing, ours),
         )
         port = settings.server.listen.rpartition(":")[2]
-        found = [read_slice(each, (int(port),)) for each in own or () if each.ports and port.isdigit()]
-        replicas = sorted({each.name for reading in found for each in reading.endpoints if each.is_ready})
+        found = [
+            read_slice(each, (int(port),)) for each in own or () if each.ports and port.isdigit()
+        ]
+        replicas = sorted(
+            {each.name for reading in found for each in reading.endpoints if each.is_ready}
+        )
         is_guarded = None
         if replicas and policies is not None:
             pods = await self._list("v1/pods", KubeThing, ours, replicas[0].rpartition("/")[2])
             labels = [pod.metadata.labels or {} for pod in pods or ()]
-            is_guarded = any(_limits(policy.spec, labels[0]) for policy in policies) if labels else None
+            is_guarded = (
+                any(_limits(policy.spec, labels[0]) for policy in policies) if labels else None
+            )
         return seen.ClusterSeen(len(replicas), is_guarded, list(_unready(settings, served or ())))
 
-    async def _list(self, path: str, kind: type[T], namespace: str, name: str = "") -> list[T] | None:
+    async def _list(
+        self, path: str, kind: type[T], namespace: str, name: str = ""
+    ) -> list[T] | None:
         api, _, plural = path.rpartition("/")
-        resource = Resource(api, namespace, plural, kind, field_selector=name and f"metadata.name={name}")
+        resource = Resource(
+            api, namespace, plural, kind, field_selector=name and f"metadata.name={name}"
+        )
         try:
             return (await KubeApi(self._client, resource, Patience(TIMEOUT_S)).list())[1]
         except WatchLost as error:
@@ -231,15 +280,22 @@ class _Kube:
 def _limits(policy: Tree, labels: Tree) -> bool:
     """Whether a NetworkPolicy says who may reach the Pods of these labels."""
     selected: Tree = policy["podSelector"].get("matchLabels", {})
-    return "Ingress" in policy.get("policyTypes", ["Ingress"]) and selected.items() <= labels.items()
+    return (
+        "Ingress" in policy.get("policyTypes", ["Ingress"]) and selected.items() <= labels.items()
+    )
 
 
 def _unready(settings: Settings, slices: Sequence[EndpointSlice]) -> Iterator[tuple[str, int, int]]:
     for source in filter(None, (pool.endpoints.kubernetes for pool in settings.pools)):
         named = {"kubernetes.io/service-name": source.service}.items()
         own = [
-            read_slice(each, source.ports) for each in slices if named <= (each.metadata.labels or {}).items()
+            read_slice(each, source.ports)
+            for each in slices
+            if named <= (each.metadata.labels or {}).items()
         ]
-        ready, unready = sum(len(each.endpoints) for each in own), sum(len(each.unready) for each in own)
+        ready, unready = (
+            sum(len(each.endpoints) for each in own),
+            sum(len(each.unready) for each in own),
+        )
         if unready:
             yield source.service, ready, ready + unready

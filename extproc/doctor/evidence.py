@@ -50,8 +50,8 @@ class MetricsPage:
 class EngineSeen:
     """One endpoint. `state` is the service's word; `health` what its health path answered, or why nothing.
 
-    `first` and `last` are its metrics at the begin and the end of the window. `models` has what it serves,
-    each with its parent if it is an adapter; `None`: it does not say.
+    `first` and `last` are its metrics at the begin and the end of the window. `models` has what it
+    serves, each with its parent if it is an adapter; `None`: it does not say.
     """
 
     pool: str
@@ -76,12 +76,18 @@ class EngineSeen:
     @property
     def kv_tokens(self) -> int:
         """Tokens that fit into its cache; 0: it does not say."""
-        return self.count("kv_cache_size_tokens") or self.count("num_gpu_blocks") * self.count("block_size")
+        return self.count("kv_cache_size_tokens") or self.count("num_gpu_blocks") * self.count(
+            "block_size"
+        )
 
     @property
     def arrived(self) -> float:
         """Requests that came in the window: what ended in it, and what is open more than before."""
-        names = ("vllm:request_success_total", "vllm:num_requests_running", "vllm:num_requests_waiting")
+        names = (
+            "vllm:request_success_total",
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+        )
         is_seen = self.first.samples and self.last.samples
         return sum(self.last.sum(name) - self.first.sum(name) for name in names) if is_seen else 0.0
 
@@ -102,8 +108,9 @@ class ClusterSeen:
 class Evidence:
     """Everything that was seen. `pools` are those of `/pools`, `faults` why the service is not ready.
 
-    `first` and `last` are its metrics at the begin and the end of the window. `is_other`: it runs with other
-    pools than the file says. `looked` and `unseen`: what could be looked at, and what not and why.
+    `first` and `last` are its metrics at the begin and the end of the window. `is_other`: it runs
+    with other pools than the file says. `looked` and `unseen`: what could be looked at, and what
+    not and why.
     """
 
     settings: Settings

@@ -48,7 +48,9 @@ class KubeCalls:
             raise
         return found
 
-    async def list(self, kind: str, namespace: str, selector: str = "", name: str = "") -> list[Object]:
+    async def list(
+        self, kind: str, namespace: str, selector: str = "", name: str = ""
+    ) -> list[Object]:
         """Returns the objects of a label selector; `name` needs no more rights than a list does."""
         query = {"labelSelector": selector} if selector else {}
         if name:
@@ -69,7 +71,8 @@ class KubeCalls:
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Deletes an object once all that belongs to it is gone; one that is not there is as good.
 
-        It has to be the one that was seen: another of its name is not what somebody late wants gone.
+        It has to be the one that was seen: another of its name is not what somebody late wants
+        gone.
         """
         options = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
         try:
@@ -79,7 +82,11 @@ class KubeCalls:
                 raise
 
     async def _call(
-        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
     ) -> Any:
         headers = {"Accept": "application/json"}
         if body is not None:
@@ -93,7 +100,9 @@ class KubeCalls:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = await self._client.call_api(*request, _preload_content=False, _request_timeout=_ANSWER_S)
+            answer = await self._client.call_api(
+                *request, _preload_content=False, _request_timeout=_ANSWER_S
+            )
             async with answer.response as response:
                 text = await response.read()
                 if response.status >= 300:

@@ -33,9 +33,10 @@ async def run_operator(
 ) -> None:
     """Looks after Benchmarks until `stop` is set: watches wake them, a queue settles them one at a time.
 
-    `listen` is where runs, metrics and health are served; `reports` is a folder with the claims whose reports
-    the page links. Nothing is kept in the objects (no finalizer), so that a Benchmark can be deleted while no
-    operator runs. A second replica by mistake does no harm: every write names the version that was read.
+    `listen` is where runs, metrics and health are served; `reports` is a folder with the claims
+    whose reports the page links. Nothing is kept in the objects (no finalizer), so that a Benchmark
+    can be deleted while no operator runs. A second replica by mistake does no harm: every write
+    names the version that was read.
     """
     queue = WorkQueue(clients, options, lambda: datetime.now(UTC))
     healths: list[WatchHealth] = []
@@ -68,9 +69,15 @@ async def find_own_image(clients: KubeClients, environment: Mapping[str, str] = 
 
 
 @click.command("operate")
-@click.option("--image", help="The image of the runs' Pods. [default: that of this operator's own Pod]")
-@click.option("--namespace", "namespaces", multiple=True, help="Only these namespaces. [default: all]")
-@click.option("--kubeconfig", help="A kubeconfig. [default: the service account, else ~/.kube/config]")
+@click.option(
+    "--image", help="The image of the runs' Pods. [default: that of this operator's own Pod]"
+)
+@click.option(
+    "--namespace", "namespaces", multiple=True, help="Only these namespaces. [default: all]"
+)
+@click.option(
+    "--kubeconfig", help="A kubeconfig. [default: the service account, else ~/.kube/config]"
+)
 @click.option(
     "--look",
     type=click.FloatRange(0.1),
@@ -106,7 +113,9 @@ def operate(
     clients = KubeClients(kubeconfig=kubeconfig)
 
     async def work(stop: asyncio.Event) -> None:
-        options = QueueOptions(image or await find_own_image(clients), look_s=look, namespaces=namespaces)
+        options = QueueOptions(
+            image or await find_own_image(clients), look_s=look, namespaces=namespaces
+        )
         where = None if listen is None else split_location(listen)
         await run_operator(clients, options, stop, listen=where, reports=reports)
 
@@ -116,7 +125,9 @@ def operate(
 def crd_text() -> str:
     """The definition as a manifest."""
     head = "# Made by `make crd` of the spec's own model: change that, not this.\n"
-    return head + yaml.dump(build_crd(), Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
+    return head + yaml.dump(
+        build_crd(), Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True
+    )
 
 
 class _Plain(yaml.SafeDumper):

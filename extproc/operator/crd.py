@@ -1,9 +1,9 @@
 """The CustomResourceDefinition, made of the spec's pydantic models. Pure.
 
-A structural schema (KEP 1290, apiextensions' `schema/validation.go`) says the type of every field once,
-outside of `anyOf`: references are laid open, `null` becomes an absent field, a number or a text an integer
-or a text, and what may be a text, a number or an object has no type. What a schema cannot say, the
-operator does.
+A structural schema (KEP 1290, apiextensions' `schema/validation.go`) says the type of every field
+once, outside of `anyOf`: references are laid open, `null` becomes an absent field, a number or a
+text an integer or a text, and what may be a text, a number or an object has no type. What a schema
+cannot say, the operator does.
 """
 
 import json
@@ -19,7 +19,12 @@ from extproc.operator.resource import GROUP, KIND, PLURAL, VERSION, Operation
 Schema = dict[str, Any]
 
 _BOUNDED: Final = ("Items", "Length", "imum")
-_COPIED: Final = ("type", "enum", "pattern", *(f"{end}{what}" for end in ("min", "max") for what in _BOUNDED))
+_COPIED: Final = (
+    "type",
+    "enum",
+    "pattern",
+    *(f"{end}{what}" for end in ("min", "max") for what in _BOUNDED),
+)
 # The object's own name is the run's.
 _LEFT_OUT: Final = frozenset({"name"})
 
@@ -66,7 +71,12 @@ def _columns() -> Iterator[Schema]:
         ("Age", "date", ".metadata.creationTimestamp", 0),
         ("Report", "string", ".status.report", 1),
     ):
-        yield {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
+        yield {
+            "name": name,
+            "type": kind,
+            "jsonPath": path,
+            **({"priority": priority} if priority else {}),
+        }
 
 
 def _root() -> Schema:
@@ -119,7 +129,11 @@ def make_structural(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Schem
         return _of_choices(schema, defs)
     if "const" in schema:
         return {"type": "string", "enum": [schema["const"]]}
-    made = {name: schema[name] for name in _COPIED if name in schema} | _describe(schema) | _bound(schema)
+    made = (
+        {name: schema[name] for name in _COPIED if name in schema}
+        | _describe(schema)
+        | _bound(schema)
+    )
     if schema.get("type") == "integer":
         made["format"] = "int64"
     if schema.get("type") == "array":
@@ -145,7 +159,8 @@ def _of_object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
     properties = schema.get("properties", {})
     if properties:
         made["properties"] = {
-            name: _with_default(make_structural(field, defs), field) for name, field in properties.items()
+            name: _with_default(make_structural(field, defs), field)
+            for name, field in properties.items()
         }
     if schema.get("required"):
         made["required"] = list(schema["required"])
@@ -196,7 +211,10 @@ def _with_default(made: Schema, field: Mapping[str, Any]) -> Schema:
     if default in (None, "") or isinstance(default, dict | list):
         return made
     shown = f"{default:g}" if type(default) is float else json.dumps(default).strip('"')
-    return {**made, "description": "\n".join(filter(None, (made.get("description"), f"Default: {shown}.")))}
+    return {
+        **made,
+        "description": "\n".join(filter(None, (made.get("description"), f"Default: {shown}."))),
+    }
 
 
 def spell(text: str) -> str:

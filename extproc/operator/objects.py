@@ -1,8 +1,8 @@
 """The objects that a run is made of, as the API server takes them. Pure.
 
-A run is one Job. With several workers it is an Indexed Job, whose Pods offer a part of the load each and
-write their journals to the claim, and then a Job that merges them. Whatever is made belongs to the Benchmark:
-it goes when that goes.
+A run is one Job. With several workers it is an Indexed Job, whose Pods offer a part of the load
+each and write their journals to the claim, and then a Job that merges them. Whatever is made
+belongs to the Benchmark: it goes when that goes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -141,7 +141,13 @@ def _parts_job(run: Run, image: str, now: datetime) -> Object:
     count = operation.workers
     start_at = write_time(now + timedelta(seconds=operation.start_within_seconds))
     # The Job controller sets the variable in each Pod, the kubelet puts it in.
-    arguments = [*_run_arguments(run), "--part", f"$(JOB_COMPLETION_INDEX)/{count}", "--start-at", start_at]
+    arguments = [
+        *_run_arguments(run),
+        "--part",
+        f"$(JOB_COMPLETION_INDEX)/{count}",
+        "--start-at",
+        start_at,
+    ]
     job = _job(run, run.parts_name, PARTS, _pod(run, PARTS, image, arguments))
     job["spec"] |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
     return job
@@ -233,4 +239,7 @@ def _volumes(run: Run) -> Iterator[tuple[str, Object]]:
     if operation.files is not None and operation.files.config_map is not None:
         yield _DATA, {"configMap": {"name": operation.files.config_map}}
     elif operation.files is not None:
-        yield _DATA, {"persistentVolumeClaim": {"claimName": operation.files.claim, "readOnly": True}}
+        yield (
+            _DATA,
+            {"persistentVolumeClaim": {"claimName": operation.files.claim, "readOnly": True}},
+        )

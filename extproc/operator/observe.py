@@ -1,6 +1,7 @@
 """What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what Pods report.
 
-The Pods of a run have no credentials to write to the API server: the operator fetches their progress.
+The Pods of a run have no credentials to write to the API server: the operator fetches their
+progress.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,9 @@ async def find_switched(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
     found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
     # Objects of a list come without their kind.
-    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_switch(each))
+    return tuple(
+        {**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_switch(each)
+    )
 
 
 async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls) -> Observation:
@@ -108,7 +111,9 @@ def add_statuses(one: RunStatus, other: RunStatus) -> RunStatus:
         doing=one.doing,
         progress=min(one.progress, other.progress, key=lambda text: (len(text), text)),
         finished=one.finished + other.finished,
-        planned=None if one.planned is None or other.planned is None else one.planned + other.planned,
+        planned=None
+        if one.planned is None or other.planned is None
+        else one.planned + other.planned,
         figures={"req_per_s": sum(rates)} if rates else {},
     )
 
@@ -116,7 +121,9 @@ def add_statuses(one: RunStatus, other: RunStatus) -> RunStatus:
 def find_address(pod: Mapping[str, Any]) -> str | None:
     """Where a Pod reports its progress; `None` before it runs, and after."""
     status = pod.get("status", {})
-    is_over = any("terminated" in each.get("state", {}) for each in status.get("containerStatuses", ()))
+    is_over = any(
+        "terminated" in each.get("state", {}) for each in status.get("containerStatuses", ())
+    )
     ip = status.get("podIP")
     if is_over or not ip:
         return None

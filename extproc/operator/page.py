@@ -26,7 +26,10 @@ def read_status(body: Body) -> Body:
     status = _mapping(body.get("status"))
     return {
         **_texts(status, _TEXTS),
-        **{name: [text for one in _list(status.get(name)) if (text := _text(one))] for name in _LISTS},
+        **{
+            name: [text for one in _list(status.get(name)) if (text := _text(one))]
+            for name in _LISTS
+        },
         "summary": _texts(_mapping(status.get("summary")), _SUMMARY),
         "figures": _figures(status.get("figures")),
         "history": [
@@ -64,7 +67,16 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-_LIST: Final = ("benchmark", "phase", "verdict", "progress", "req/s", "TTFT p95", "last run", "next run")
+_LIST: Final = (
+    "benchmark",
+    "phase",
+    "verdict",
+    "progress",
+    "req/s",
+    "TTFT p95",
+    "last run",
+    "next run",
+)
 _SHOWN: Final = ("req_per_s", "total_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms")
 _RUNS: Final = ("run", "ended", *(FIGURES[name].heading for name in _SHOWN), "verdict", "report")
 
@@ -119,13 +131,17 @@ def _show_one(body: Body, has_report: HasReport) -> Iterator[str]:
     name, phase = name_benchmark(body), status["phase"]
     faults = [*status["faults"], *status["regressions"]]
     yield page.anchored_heading(name, quote(name, safe=""))
-    yield page.notice(_title(status), faults, is_good=not faults and phase not in {"Invalid", "Failed"})
+    yield page.notice(
+        _title(status), faults, is_good=not faults and phase not in {"Invalid", "Failed"}
+    )
     where = [f"Reports: {status['report']} (volume claim, folder)"] if status["report"] else []
     yield page.remarks([*status["remarks"], *where])
     spec = body.get("spec") or {}
     model = (spec.get("target") or {}).get("model") or str(spec.get("endpoint", ""))
     for line in trace_history(name, model, status["history"]):
-        yield page.table("", _RUNS, [_run_row(n, body, line, has_report) for n in range(len(line.entries))])
+        yield page.table(
+            "", _RUNS, [_run_row(n, body, line, has_report) for n in range(len(line.entries))]
+        )
         yield from draw_line(line)
 
 
@@ -139,7 +155,11 @@ def _title(status: Body) -> str:
 def _run_row(number: int, body: Body, line: Line, has_report: HasReport) -> tuple[Cell, ...]:
     entry = line.entries[number]
     figures = (show(name, entry.figures.get(name)) for name in _SHOWN)
-    report = PageLink("report", report_path(body, entry.source)) if has_report(body, entry.source) else DASH
+    report = (
+        PageLink("report", report_path(body, entry.source))
+        if has_report(body, entry.source)
+        else DASH
+    )
     return str(number + 1), _show_time(entry.at), *figures, entry.verdict, report
 
 

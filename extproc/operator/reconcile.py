@@ -1,9 +1,10 @@
 """What to do about a Benchmark, from its spec and the Jobs that exist. Pure.
 
-It has no memory: called again after a crash, anywhere between two actions, it returns what is left to do.
-Names make that so: a run's name follows from the spec's digest (and from when it was due), and the names of
-its objects follow from the run's, so that creating one twice is creating it once. A run that has
-ended is in the status before its Jobs may go; a run that is in the status is never begun again.
+It has no memory: called again after a crash, anywhere between two actions, it returns what is left
+to do. Names make that so: a run's name follows from the spec's digest (and from when it was due),
+and the names of its objects follow from the run's, so that creating one twice is creating it once.
+A run that has ended is in the status before its Jobs may go; a run that is in the status is never
+begun again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,9 @@ from extproc.operator.state import Action, Create, Delete, Observation, Replace,
 from extproc.operator.status import build_status, refuse_status
 
 
-def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, image: str) -> list[Action]:
+def reconcile(
+    benchmark: Benchmark, observed: Observation, now: datetime, *, image: str
+) -> list[Action]:
     """Returns what is to be done now, in this order; an empty list where nothing is.
 
     A status that somebody has edited beyond reading is written anew: the Jobs say which runs ended.
@@ -32,7 +35,9 @@ def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, ima
         return _reconcile(replace(benchmark, status={}), observed, now, image)
 
 
-def _reconcile(benchmark: Benchmark, observed: Observation, now: datetime, image: str) -> list[Action]:
+def _reconcile(
+    benchmark: Benchmark, observed: Observation, now: datetime, image: str
+) -> list[Action]:
     if fault := find_fault(benchmark, observed.router):
         observed = replace(observed, faults=(*observed.faults, fault))
     runs = sorted(
@@ -89,7 +94,9 @@ def _list_needless(
     ]
 
 
-def refuse_spec(body: Mapping[str, Any], message: str, observed: Observation, now: datetime) -> list[Action]:
+def refuse_spec(
+    body: Mapping[str, Any], message: str, observed: Observation, now: datetime
+) -> list[Action]:
     """What to do about a Benchmark that cannot be read: its status says why, and its runs stop."""
     before = body.get("status") or {}
     status = refuse_status(before, body["metadata"].get("generation", 1), message, now)

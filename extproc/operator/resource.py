@@ -30,9 +30,9 @@ class SpecRefused(ExtprocError):
 class PodOptions(SpecSection):
     """What the Pods of a run get. The image is the operator's own.
 
-    `cpu` and `memory` are requested for each Pod: a client that waits for CPU measures itself. `env_secret`
-    names a Secret whose keys become environment variables, for `target.api-key-env`. `node_selector` keeps
-    load off the nodes that serve.
+    `cpu` and `memory` are requested for each Pod: a client that waits for CPU measures itself.
+    `env_secret` names a Secret whose keys become environment variables, for `target.api-key-env`.
+    `node_selector` keeps load off the nodes that serve.
     """
 
     cpu: str = Field(default="1", pattern=r"^[0-9]+(\.[0-9]+)?m?$")
@@ -57,9 +57,9 @@ class MountedFiles(SpecSection):
 class Router(SpecSection):
     """The router whose strategies `ab` and `sweep` compare, by the ConfigMap that its settings are in.
 
-    The operator writes each arm into `key` of `config_map` in turn, and at the end, however that comes, what
-    was there before. At `ab.admin` every replica must show the change, and `ab.pool` is what is
-    changed of it.
+    The operator writes each arm into `key` of `config_map` in turn, and at the end, however that
+    comes, what was there before. At `ab.admin` every replica must show the change, and `ab.pool` is
+    what is changed of it.
     """
 
     config_map: str | None = None
@@ -69,9 +69,10 @@ class Router(SpecSection):
 class Results(SpecSection):
     """Where reports stay: a folder for each run on a volume claim.
 
-    `claim` names one of yours, which outlives the Benchmark. Without it one of `size` is made, and deleted
-    with the Benchmark unless `keep`; `storage_class` and `access_mode` are that one's. Several workers write
-    to it at once: unless all of them run on one node it must be `ReadWriteMany`, which is what they get.
+    `claim` names one of yours, which outlives the Benchmark. Without it one of `size` is made, and
+    deleted with the Benchmark unless `keep`; `storage_class` and `access_mode` are that one's.
+    Several workers write to it at once: unless all of them run on one node it must be
+    `ReadWriteMany`, which is what they get.
     """
 
     claim: str | None = None
@@ -84,13 +85,14 @@ class Results(SpecSection):
 class Operation(SpecSection):
     """How a Benchmark is run in a cluster.
 
-    `mode`: `run` is one run, `ab` compares strategies, `sweep` does so by load and dataset, `saturate`
-    looks for the highest rate. `workers` Pods offer the load of a `run`, an equal part each, and one more
-    merges their journals; they begin together `start_within_seconds` after their Job was made. `schedule`
-    runs it again and again, by the five fields of cron, in UTC; a run that is due while another one goes is
-    left out. `history_limit` runs are kept in the status. `suspend` ends what is running and begins nothing.
-    `deadline_seconds` ends a run that lasts too long. `router` says whose strategy `ab` and `sweep` change.
-    `files` are mounted for the spec's paths; `results` says where reports stay; `pods` is what Pods get.
+    `mode`: `run` is one run, `ab` compares strategies, `sweep` does so by load and dataset,
+    `saturate` looks for the highest rate. `workers` Pods offer the load of a `run`, an equal part
+    each, and one more merges their journals; they begin together `start_within_seconds` after their
+    Job was made. `schedule` runs it again and again, by the five fields of cron, in UTC; a run that
+    is due while another one goes is left out. `history_limit` runs are kept in the status.
+    `suspend` ends what is running and begins nothing. `deadline_seconds` ends a run that lasts too
+    long. `router` says whose strategy `ab` and `sweep` change. `files` are mounted for the spec's
+    paths; `results` says where reports stay; `pods` is what Pods get.
     """
 
     mode: Literal["run", "ab", "sweep", "saturate"] = "run"
@@ -112,7 +114,9 @@ class Operation(SpecSection):
             try:
                 CronSim(value, datetime(2026, 1, 1))  # noqa: DTZ001  # only read, not kept
             except CronSimError as error:
-                raise ValueError(f"{value!r} is not a schedule such as 0 3 * * *: {error}") from None
+                raise ValueError(
+                    f"{value!r} is not a schedule such as 0 3 * * *: {error}"
+                ) from None
             if len(value.split()) != 5:
                 raise ValueError(f"{value!r} is not a schedule of five fields")
         return value
@@ -155,7 +159,9 @@ def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
     name = metadata["name"]
     faults = []
     if len(name) > LONGEST_NAME:
-        faults.append(f"metadata.name: {len(name)} characters; {LONGEST_NAME} leave room for a Pod's name")
+        faults.append(
+            f"metadata.name: {len(name)} characters; {LONGEST_NAME} leave room for a Pod's name"
+        )
     own = {key: value for key, value in tree.items() if key in _OWN}
     rest = {key: value for key, value in tree.items() if key not in _OWN}
     operation, spec = None, None

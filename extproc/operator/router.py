@@ -1,9 +1,9 @@
 """A router's ConfigMap while a Benchmark changes its strategy; an annotation has the text before. Pure.
 
-A run takes the ConfigMap before it begins, and nobody else does until it is given back: an annotation holds
-the text as it was found, a label finds it again, whoever is gone meanwhile, the Benchmark included. Whatever
-somebody else writes into it during a run is theirs: it stays, without the strategy that the run had put
-there.
+A run takes the ConfigMap before it begins, and nobody else does until it is given back: an
+annotation holds the text as it was found, a label finds it again, whoever is gone meanwhile, the
+Benchmark included. Whatever somebody else writes into it during a run is theirs: it stays, without
+the strategy that the run had put there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,9 @@ class SwitchedRouter(msgspec.Struct, frozen=True):
 
 def is_switched(benchmark: Benchmark) -> bool:
     """Whether the operator is to switch the router for a Benchmark's runs."""
-    return bool(benchmark.operation.router.config_map) and benchmark.operation.mode in SWITCHED_MODES
+    return (
+        bool(benchmark.operation.router.config_map) and benchmark.operation.mode in SWITCHED_MODES
+    )
 
 
 def find_fault(benchmark: Benchmark, config_map: Object | None) -> str | None:
@@ -73,11 +75,15 @@ def read_switch(config_map: Mapping[str, Any]) -> SwitchedRouter | None:
 
 
 def settle_router(
-    run: Run | None, config_map: Object | None, taken: Sequence[Object], wanted: Mapping[str, object] | None
+    run: Run | None,
+    config_map: Object | None,
+    taken: Sequence[Object],
+    wanted: Mapping[str, object] | None,
 ) -> list[Object]:
     """Returns the ConfigMaps to change: those to give back, and the run's with its strategy.
 
-    `config_map` is the one of the run's router, if it has one; `taken` are all that its Benchmark has.
+    `config_map` is the one of the run's router, if it has one; `taken` are all that its Benchmark
+    has.
     """
     if run is None or config_map is None or not is_switched(run.benchmark):
         return [give_back(each) for each in taken]
@@ -100,7 +106,9 @@ def take(config_map: Object, run: Run) -> Object:
     return _mark(free, switch)
 
 
-def _switch(config_map: Object, switch: SwitchedRouter, wanted: Mapping[str, object]) -> list[Object]:
+def _switch(
+    config_map: Object, switch: SwitchedRouter, wanted: Mapping[str, object]
+) -> list[Object]:
     """The ConfigMap with the strategy that is wanted; nothing if it has it."""
     before = recall_text(config_map["data"][switch.key], switch)
     text = lay_strategy(before, switch.pool, wanted)
@@ -130,7 +138,9 @@ def give_back(config_map: Object) -> Object:
     metadata, switch = dict(config_map["metadata"]), read_switch(config_map)
     for part, name in (("labels", SWITCHED_LABEL), ("annotations", ANNOTATION)):
         left = {key: value for key, value in metadata.get(part, {}).items() if key != name}
-        metadata = {**metadata, part: left} if left else {k: v for k, v in metadata.items() if k != part}
+        metadata = (
+            {**metadata, part: left} if left else {k: v for k, v in metadata.items() if k != part}
+        )
     data = config_map.get("data", {})
     if switch is not None and switch.key in data:
         data = {**data, switch.key: recall_text(data[switch.key], switch)}
@@ -139,7 +149,10 @@ def give_back(config_map: Object) -> Object:
 
 def _mark(config_map: Object, switch: SwitchedRouter) -> Object:
     metadata = config_map["metadata"]
-    annotations = {**metadata.get("annotations", {}), ANNOTATION: msgspec.json.encode(switch).decode()}
+    annotations = {
+        **metadata.get("annotations", {}),
+        ANNOTATION: msgspec.json.encode(switch).decode(),
+    }
     labels = {**metadata.get("labels", {}), SWITCHED_LABEL: switch.benchmark}
     return {**config_map, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
 

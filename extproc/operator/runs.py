@@ -13,10 +13,14 @@ from extproc.operator.resource import Benchmark, read_time, write_time
 from extproc.operator.router import is_elsewhere
 from extproc.operator.state import JobState, LastWords, Observation, PodStart
 
-# A schedule that was missed for longer is not gone through minute by minute: its last time is what counts.
+# A schedule that was missed for longer is not gone through minute by minute: its last time is what
+# counts.
 _LOOK_BACK: Final = timedelta(days=8)
-# The kubelet's words for what no time mends: a Secret or key that is not there, no name of an image.
-_LASTING_REASONS: Final = frozenset({"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"})
+# The kubelet's words for what no time mends: a Secret or key that is not there, no name of an
+# image.
+_LASTING_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"}
+)
 _HEALS_WITHIN: Final = timedelta(seconds=60)
 # Of a run's name, after the Benchmark's.
 _DIGEST: Final = 8
@@ -76,7 +80,11 @@ def end_runs(benchmark: Benchmark, observed: Observation, now: datetime) -> Iter
     for job in observed.jobs:
         if job.run in recorded:
             continue
-        started = [each.started for each in observed.jobs if each.run == job.run and each.started is not None]
+        started = [
+            each.started
+            for each in observed.jobs
+            if each.run == job.run and each.started is not None
+        ]
         whole = replace(job, started=min(started, default=None))
         start = observed.starts.get(job.run)
         if job.is_over and job.part == MAIN:
@@ -113,13 +121,17 @@ def _enter(job: JobState, words: LastWords | None, benchmark: Benchmark, now: da
     return entry
 
 
-def _judge(job: JobState, words: LastWords | None, brief: Brief | None) -> tuple[str, str, Sequence[str]]:
+def _judge(
+    job: JobState, words: LastWords | None, brief: Brief | None
+) -> tuple[str, str, Sequence[str]]:
     """Phase, verdict and faults: a run without a report of its own is no verdict, but a failure."""
     if brief is not None:
         return ("Valid" if brief.is_good else "Invalid"), brief.title, brief.faults
     if words is None:
         return "Failed", "failed", [job.failure or "its Pod is gone without a word"]
-    words_of_pod = split_lines(words.text)[-5:] or [words.reason or f"exit status {words.exit_code}"]
+    words_of_pod = split_lines(words.text)[-5:] or [
+        words.reason or f"exit status {words.exit_code}"
+    ]
     return "Failed", "failed", words_of_pod
 
 

@@ -19,10 +19,15 @@ _Condition = tuple[str, str, str]
 
 
 def build_status(
-    benchmark: Benchmark, observed: Observation, run: Run | None, history: Sequence[Object], now: datetime
+    benchmark: Benchmark,
+    observed: Observation,
+    run: Run | None,
+    history: Sequence[Object],
+    now: datetime,
 ) -> Object:
     running = next(
-        (job for job in observed.jobs if run and job.run == run.name and job.started is not None), None
+        (job for job in observed.jobs if run and job.run == run.name and job.started is not None),
+        None,
     )
     # The status is about runs of the spec as it is now; runs of earlier specs are in the history.
     same = [entry for entry in history if entry.get("digest") == benchmark.digest]
@@ -69,7 +74,9 @@ def _remember(entry: Object) -> Object:
     return {name: value for name, value in entry.items() if value not in (None, [], {})}
 
 
-def _find_phase(benchmark: Benchmark, observed: Observation, run: Run | None, last: Object | None) -> str:
+def _find_phase(
+    benchmark: Benchmark, observed: Observation, run: Run | None, last: Object | None
+) -> str:
     if observed.faults:
         return "Refused"
     if benchmark.operation.suspend:
@@ -138,7 +145,9 @@ def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[s
     return list_regressions(trace_history(benchmark.name, model, history))
 
 
-def _show_schedule(benchmark: Benchmark, run: Run | None, observed: Observation, now: datetime) -> Object:
+def _show_schedule(
+    benchmark: Benchmark, run: Run | None, observed: Observation, now: datetime
+) -> Object:
     schedule = benchmark.operation.schedule
     if schedule is None:
         return {}
@@ -156,11 +165,15 @@ def _show_schedule(benchmark: Benchmark, run: Run | None, observed: Observation,
     return status
 
 
-def _list_conditions(faults: Sequence[str], phase: str, last: Object | None) -> dict[str, _Condition]:
+def _list_conditions(
+    faults: Sequence[str], phase: str, last: Object | None
+) -> dict[str, _Condition]:
     """Each condition as status, reason and message."""
     planned = ("False", "SpecRefused", "\n".join(faults)) if faults else ("True", "Possible", "")
     is_running = phase == "Running"
-    why = {"Suspended": "Suspended", "Waiting": "NothingDue", "Refused": "SpecRefused"}.get(phase, "Ended")
+    why = {"Suspended": "Suspended", "Waiting": "NothingDue", "Refused": "SpecRefused"}.get(
+        phase, "Ended"
+    )
     made = {
         "Planned": planned,
         "Running": ("True", "JobIsActive", "") if is_running else ("False", why, ""),
@@ -179,7 +192,10 @@ def _list_conditions(faults: Sequence[str], phase: str, last: Object | None) -> 
 
 
 def _turn(
-    before: Iterable[Mapping[str, Any]], wanted: Mapping[str, _Condition], generation: int, now: datetime
+    before: Iterable[Mapping[str, Any]],
+    wanted: Mapping[str, _Condition],
+    generation: int,
+    now: datetime,
 ) -> list[Object]:
     """Returns conditions; one with the same status as before keeps its transition time."""
     old = {condition["type"]: condition for condition in before}
@@ -200,7 +216,9 @@ def _turn(
     return turned
 
 
-def refuse_status(before: Mapping[str, Any], generation: int, message: str, now: datetime) -> Object:
+def refuse_status(
+    before: Mapping[str, Any], generation: int, message: str, now: datetime
+) -> Object:
     """The status of a Benchmark that cannot be read: it says why."""
     refused = {"phase": "Refused", "verdict": "", "observedGeneration": generation}
     planned = ("False", "SpecRefused", message)

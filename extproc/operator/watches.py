@@ -1,7 +1,8 @@
 """What the operator follows: a change of a Benchmark, or of what belongs to one, wakes that Benchmark.
 
-The lists and watches are `router.cluster`'s. Each one's health is in a metric and in `/readyz`: a Role
-without the verb, or an API server that is away, must not look like a cluster in which nothing happens.
+The lists and watches are `router.cluster`'s. Each one's health is in a metric and in `/readyz`: a
+Role without the verb, or an API server that is away, must not look like a cluster in which nothing
+happens.
 """
 
 import asyncio
@@ -164,7 +165,9 @@ async def follow(
             health = WatchHealth(f"{prefix}benchmarks")
             healths.append(health)
             resource = Resource(API_VERSION, namespace, PLURAL, _Benchmark)
-            tasks.create_task(ListWatch(access, resource).run(_Benchmarks(listeners, health, namespace)))
+            tasks.create_task(
+                ListWatch(access, resource).run(_Benchmarks(listeners, health, namespace))
+            )
             for api, plural, selector, label in (
                 ("batch/v1", "jobs", f"app.kubernetes.io/name={APP}", BENCHMARK_LABEL),
                 ("v1", "pods", f"app.kubernetes.io/name={APP}", BENCHMARK_LABEL),

@@ -22,7 +22,16 @@ from extproc.operator.resource import read_time
 from extproc.operator.state import Key
 from extproc.operator.watches import WatchHealth
 
-PHASES: Final = ("Refused", "Waiting", "Starting", "Running", "Valid", "Invalid", "Failed", "Suspended")
+PHASES: Final = (
+    "Refused",
+    "Waiting",
+    "Starting",
+    "Running",
+    "Valid",
+    "Invalid",
+    "Failed",
+    "Suspended",
+)
 _ENDS: Final = ("Valid", "Invalid", "Failed")
 # The operator writes a few; others that may write a status must not fill a Prometheus.
 _MOST_FIGURES: Final = 50
@@ -31,7 +40,9 @@ _TIMES: Final = {
     "last_run_finished": ("finishedAt", "End of the last run"),
     "next_run": ("nextRunAt", "When the schedule is due next"),
 }
-_WATCH: Final = "1 while a resource is listed and watched, 0 before its first list and after 30 s of failures"
+_WATCH: Final = (
+    "1 while a resource is listed and watched, 0 before its first list and after 30 s of failures"
+)
 
 
 def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> CollectorRegistry:
@@ -48,14 +59,18 @@ def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> Col
     info = gauge("info", "What is measured; always 1", "mode", "model")
     phase = gauge("phase", "1 for the phase that it is in, 0 for the others", "phase")
     progress = gauge("progress_ratio", "How much of it is over")
-    figure = gauge("figure", "A headline figure of the last run, by its name in the status", "figure")
+    figure = gauge(
+        "figure", "A headline figure of the last run, by its name in the status", "figure"
+    )
     runs = gauge("runs", "Runs that the status remembers, by how they ended", "phase")
     regressions = gauge("regressions", "Figures that are worse than in the valid runs before")
     times = {name: gauge(f"{name}_timestamp_seconds", text) for name, (_, text) in _TIMES.items()}
     for body in bodies:
         status, spec = read_status(body), body.get("spec") or {}
         own = body["metadata"]["namespace"], body["metadata"]["name"]
-        info.labels(*own, spec.get("mode", "run"), (spec.get("target") or {}).get("model") or "").set(1)
+        info.labels(
+            *own, spec.get("mode", "run"), (spec.get("target") or {}).get("model") or ""
+        ).set(1)
         for name in PHASES:
             phase.labels(*own, name).set(name == status["phase"])
         # A search has no known end: its progress is the number of its run.
@@ -75,7 +90,8 @@ def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> Col
     return registry
 
 
-# A page of ours has no script. A report is whatever a Pod of a run has written: it gets no origin, either.
+# A page of ours has no script. A report is whatever a Pod of a run has written: it gets no origin,
+# either.
 _RULES: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
@@ -130,7 +146,11 @@ class _Pages:
         names = request.match_info
         body = self._benchmarks.get((names["namespace"], names["name"]))
         run, file = names["run"], names["file"]
-        path = None if body is None else await asyncio.to_thread(find_report, self._reports, body, run, file)
+        path = (
+            None
+            if body is None
+            else await asyncio.to_thread(find_report, self._reports, body, run, file)
+        )
         if path is None:
             raise web.HTTPNotFound(text="there is no such report here\n")
         return web.FileResponse(path, headers=_SANDBOX)
@@ -147,7 +167,9 @@ class _Pages:
     async def readyz(self, _: web.Request) -> web.Response:
         text = "".join(f"{health.describe()}\n" for health in self._healths)
         is_ready = bool(self._healths) and all(health.is_up for health in self._healths)
-        return web.Response(status=200 if is_ready else 503, text=text or "nothing is followed yet\n")
+        return web.Response(
+            status=200 if is_ready else 503, text=text or "nothing is followed yet\n"
+        )
 
     def _list(self) -> list[Body]:
         return [body for _, body in sorted(self._benchmarks.items())]
@@ -159,7 +181,8 @@ class _Pages:
 def find_report(root: Path | None, body: Body, run: str, file: str) -> Path | None:
     """The file of a run's report below `root`/namespace/claim; `None` if it cannot be read.
 
-    Everything but `file` is of the Benchmark's status, and nothing that leads out of `root` is taken.
+    Everything but `file` is of the Benchmark's status, and nothing that leads out of `root` is
+    taken.
     """
     status, metadata = read_status(body), body["metadata"]
     claim = status["report"].partition("/")[0]

@@ -1,6 +1,7 @@
 """The queue of Benchmarks that are to be looked at: one at a time, and each again after a while.
 
-Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that say why.
+Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that
+say why.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.reason import describe_error
 
-# The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing helps.
+# The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing
+# helps.
 _LASTING: Final = frozenset({400, 403, 422})
 
 
@@ -54,7 +56,9 @@ async def _create(made: Object, calls: KubeCalls) -> None:
         there = await calls.get(made["kind"], metadata["namespace"], metadata["name"])
         owners = metadata.get("ownerReferences", ())
         if there is None or (owners and not is_owned(there, owners[0]["uid"])):
-            raise ApiRefusal(409, f"{made['kind']} {metadata['name']} is somebody else's, or going") from None
+            raise ApiRefusal(
+                409, f"{made['kind']} {metadata['name']} is somebody else's, or going"
+            ) from None
 
 
 def describe_refusal(action: Action, refusal: ApiRefusal) -> str | None:
@@ -99,7 +103,9 @@ class QueueOptions:
 class WorkQueue:
     """Benchmarks by key, and which of them wait to be looked at."""
 
-    def __init__(self, clients: KubeClients, options: QueueOptions, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, clients: KubeClients, options: QueueOptions, now: Callable[[], datetime]
+    ) -> None:
         self.benchmarks: dict[Key, Object] = {}
         self._clients, self._options, self._now = clients, options, now
         self._waiting: dict[Key, None] = {}
@@ -181,7 +187,9 @@ class WorkQueue:
             benchmark = parse_benchmark(body)
         except SpecRefused as refused:
             return refuse_spec(body, str(refused), observed, self._now())
-        observed = replace(await observe(benchmark, observed, calls), faults=find_spec_faults(benchmark))
+        observed = replace(
+            await observe(benchmark, observed, calls), faults=find_spec_faults(benchmark)
+        )
         return reconcile(benchmark, observed, self._now(), image=self._options.image)
 
 

@@ -1,6 +1,7 @@
 """How a fleet took a changing load: missed seconds, reaction, recovery, endpoint-seconds.
 
-The benchmark measures a real fleet by these rules, the simulator a virtual one. Times are seconds of the run.
+The benchmark measures a real fleet by these rules, the simulator a virtual one. Times are seconds
+of the run.
 """
 
 import math
@@ -27,7 +28,8 @@ class Rise:
 class Response:
     """Seconds from a rise until more endpoints were ready, if ever, and until the last missed second ended.
 
-    `recovery_s` is `None` if seconds were still missed when the load changed again, or without limits.
+    `recovery_s` is `None` if seconds were still missed when the load changed again, or without
+    limits.
     """
 
     name: str

@@ -52,7 +52,10 @@ def tiles(figures: Mapping[str, str]) -> str:
 
 def cards(plots: Mapping[str, str]) -> str:
     """Plots (SVG) under their titles, two in a row where there is room."""
-    boxes = (f'<section class="card"><h3>{escape(title)}</h3>{svg}</section>' for title, svg in plots.items())
+    boxes = (
+        f'<section class="card"><h3>{escape(title)}</h3>{svg}</section>'
+        for title, svg in plots.items()
+    )
     return f'<div class="cards">{"".join(boxes)}</div>'
 
 
@@ -65,7 +68,11 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> 
     """A table under its title, if it has one; the keyboard reaches it, to move what is too wide."""
 
     def link(at: Cell) -> str:
-        return escape(at) if isinstance(at, str) else f'<a href="{escape(at.href)}">{escape(at.text)}</a>'
+        return (
+            escape(at)
+            if isinstance(at, str)
+            else f'<a href="{escape(at.href)}">{escape(at.text)}</a>'
+        )
 
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{link(cell)}</td>' for cell in row)}</tr>" for row in rows)
@@ -77,7 +84,9 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> 
 
 
 def definitions(terms: Mapping[str, str]) -> str:
-    pairs = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in terms.items())
+    pairs = "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in terms.items()
+    )
     return f'<h2>Definitions</h2><div class="card"><dl>{pairs}</dl></div>'
 
 

@@ -1,7 +1,8 @@
 """Small plots as inline SVG: lines and bars. Colours come from the page's style sheet.
 
-No plot library: a page opens from a file without a network, follows the reader's light or dark scheme, and
-stays small (15 to 40 kB). Libraries that draw in browsers add megabytes of script, matplotlib fixed colours.
+No plot library: a page opens from a file without a network, follows the reader's light or dark
+scheme, and stays small (15 to 40 kB). Libraries that draw in browsers add megabytes of script,
+matplotlib fixed colours.
 """
 
 import math
@@ -11,7 +12,8 @@ from dataclasses import dataclass, replace
 from extproc.pages.page import escape, table
 
 _WIDTH, _HEIGHT = 640, 310
-# Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet sets them.
+# Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet
+# sets them.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 24, 60
 _NOTHING = '<p class="nothing">Nothing to plot.</p>'
 _DESK, _TELEPHONE = 8, 12.5  # units that a letter takes: on a desk, on a telephone
@@ -91,7 +93,12 @@ def number(value: float) -> str:
 
 
 def lines(
-    series: Sequence[Series], *, x_label: str, y_label: str, is_log_x: bool = False, is_log_y: bool = False
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    is_log_x: bool = False,
+    is_log_y: bool = False,
 ) -> str:
     """A line plot with a legend; says so when there is nothing to plot."""
     drawn = [_kept(line, is_log_x=is_log_x, is_log_y=is_log_y) for line in series]
@@ -103,11 +110,20 @@ def lines(
         rows = [(number(x), line.label, number(y)) for line, kept in pairs for x, y in kept]
         return table("", (x_label, "", y_label), rows)
     x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
-    y_axis = _axis([y for _, y in points] + [0.0] * (not is_log_y), _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
-    body = [_path(index, line.label, x_axis, y_axis, kept) for index, (line, kept) in enumerate(pairs)]
+    y_axis = _axis(
+        [y for _, y in points] + [0.0] * (not is_log_y), _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y
+    )
+    body = [
+        _path(index, line.label, x_axis, y_axis, kept) for index, (line, kept) in enumerate(pairs)
+    ]
     ticks = [_tick(x_axis.px(tick), tick) for tick in x_axis.ticks()]
     keys = {_css(index): line.label for index, line in enumerate(series)}
-    parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y)]
+    parts = [
+        *_rules(y_axis),
+        *ticks,
+        *body,
+        *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y),
+    ]
     return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
@@ -127,7 +143,8 @@ def dotted(
     heights = [dot.y for dots in found.values() for dot in dots]
     if not heights:
         return _NOTHING
-    # Two runs may leave an interval that is wider than anything measured: its whisker ends with the plot.
+    # Two runs may leave an interval that is wider than anything measured: its whisker ends with the
+    # plot.
     room = (min(heights) / 10, max(heights) * 10) if is_log_y else (0.0, max(heights) * 1.6)
     kept = {label: dots for label, dots in found.items() if dots}
     every = [dot for dots in kept.values() for dot in dots]
@@ -150,11 +167,17 @@ def dotted(
     ]
     body += [_tick(x_axis.px(place), place) for place in places]
     keys = {_css(index): label for index, label in enumerate(kept)}
-    parts = [*_rules(y_axis), *body, *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y)]
+    parts = [
+        *_rules(y_axis),
+        *body,
+        *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y),
+    ]
     return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
-def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis, aside_px: float) -> Iterator[str]:
+def _draw(
+    index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis, aside_px: float
+) -> Iterator[str]:
     steps = " ".join(f"{x_axis.px(dot.x) + aside_px:.1f},{y_axis.px(dot.y):.1f}" for dot in dots)
     yield f'<polyline class="line {_css(index)}" points="{steps}"/>'
     for dot in dots:
@@ -181,10 +204,19 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
     named = [replace(item, label="") for item in items] if is_keyed else items
     # All values or none: a few of them would look chosen.
     are_told = all(len(number(item.value)) * _DESK <= width for item in items)
-    texts = [text for item in named for text in (item.label, number(item.value) if are_told else "")]
+    texts = [
+        text for item in named for text in (item.label, number(item.value) if are_told else "")
+    ]
     every = max(1, math.ceil(max(map(len, texts)) * _TELEPHONE / width))
     body = [
-        _bar(item, _LEFT + (index + 0.5) * width, width, y_axis, is_spare=index % every > 0, is_told=are_told)
+        _bar(
+            item,
+            _LEFT + (index + 0.5) * width,
+            width,
+            y_axis,
+            is_spare=index % every > 0,
+            is_told=are_told,
+        )
         for index, item in enumerate(named)
     ]
     keys = {_css(item.colour): item.label for item in items if is_keyed}
@@ -195,7 +227,10 @@ def _kept(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, 
     return [
         (x, y)
         for x, y in zip(line.xs, line.ys, strict=True)
-        if math.isfinite(x) and math.isfinite(y) and (x > 0 or not is_log_x) and (y > 0 or not is_log_y)
+        if math.isfinite(x)
+        and math.isfinite(y)
+        and (x > 0 or not is_log_x)
+        and (y > 0 or not is_log_y)
     ]
 
 
@@ -211,7 +246,9 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
     return Axis(low, high + 0.05 * (high - low), start_px, end_px)
 
 
-def _path(index: int, label: str, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]) -> str:
+def _path(
+    index: int, label: str, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]
+) -> str:
     steps = " ".join(f"{x_axis.px(x):.1f},{y_axis.px(y):.1f}" for x, y in points)
     title = f"<title>{escape(label)}</title>"
     line = f'<polyline class="line {_css(index)}" points="{steps}">{title}</polyline>'
@@ -225,7 +262,9 @@ def _path(index: int, label: str, x_axis: Axis, y_axis: Axis, points: Sequence[t
 
 
 def _css(index: int) -> str:
-    return f"s{index % 6}" + (f" d{index // 6 % 3}" if index >= 6 else "")  # after six colours, dashes
+    return f"s{index % 6}" + (
+        f" d{index // 6 % 3}" if index >= 6 else ""
+    )  # after six colours, dashes
 
 
 def _tick(x: float, value: float) -> str:
@@ -240,7 +279,9 @@ def _rules(y_axis: Axis) -> Iterator[str]:
         yield _text(_LEFT - 6, y + 5, number(tick), css="y")
 
 
-def _labels(x_label: str, y_label: str, *, is_log_x: bool = False, is_log_y: bool = False) -> Iterator[str]:
+def _labels(
+    x_label: str, y_label: str, *, is_log_x: bool = False, is_log_y: bool = False
+) -> Iterator[str]:
     x_label, y_label = x_label + ", log scale" * is_log_x, y_label + ", log scale" * is_log_y
     yield _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x_label, css="axis")
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
@@ -279,7 +320,9 @@ def _stroke(css: str, start: tuple[float, float], end: tuple[float, float]) -> s
 
 def _figure(body: Sequence[str], legend: Mapping[str, str], name: str) -> str:
     """`legend`: what each class of lines or bars is; `name`: what a screen reader says."""
-    keys = "".join(f'<span class="key {css}">{escape(label)}</span>' for css, label in legend.items())
+    keys = "".join(
+        f'<span class="key {css}">{escape(label)}</span>' for css, label in legend.items()
+    )
     head = f'<div class="legend">{keys}</div>' if legend else ""
     frame = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}"'
     return f"{head}<svg {frame}>{''.join(body)}</svg>"

@@ -118,16 +118,21 @@ class Application:
             can_route=lambda: self.pools.can_route,
         )
         self.access_logs = AccessLogs(
-            self.pools.feedback.take, on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc()
+            self.pools.feedback.take,
+            on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
         )
         self.health = Health(lambda: not self.faults())
         self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
         self._path = start.path
         self._content = start.content
         self.metrics.streams_open.set_function(lambda: self.processor.streams_open)
-        self.metrics.watch(lambda: [(each.pool, each.settings.endpoints.kind) for each in self.pools])
+        self.metrics.watch(
+            lambda: [(each.pool, each.settings.endpoints.kind) for each in self.pools]
+        )
         self.metrics.registry.register(PoolCollector(self.pools))
-        self.metrics.registry.register(FeedbackCollector(lambda: (each.feedback for each in self.pools)))
+        self.metrics.registry.register(
+            FeedbackCollector(lambda: (each.feedback for each in self.pools))
+        )
         if self.courier is not None:
             self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
 
@@ -199,8 +204,8 @@ def _warn(settings: Settings) -> None:
 async def serve_until_signal(start: Start) -> int:
     """Runs the service until SIGTERM or SIGINT.
 
-    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
-    some were cut. Raises `SettingsError` where it cannot start.
+    Returns the exit status: 0 if every request in flight at the first signal was served to its end,
+    1 if some were cut. Raises `SettingsError` where it cannot start.
     """
     settings = start.settings.server
     app = Application(start)
@@ -227,8 +232,9 @@ async def serve_until_signal(start: Start) -> int:
         for routine in (app.health.run, app.watch_settings):
             stack.callback(run_reported(routine()).cancel)
         await transport.start()
-        # Objects of the start-up stay: collections need not scan them again while requests wait. What a
-        # request makes goes with it, by count of references: every 700 objects a collection looks in vain.
+        # Objects of the start-up stay: collections need not scan them again while requests wait.
+        # What a request makes goes with it, by count of references: every 700 objects a collection
+        # looks in vain.
         gc.freeze()
         gc.set_threshold(20_000)
         pools = [
@@ -241,7 +247,9 @@ async def serve_until_signal(start: Start) -> int:
         return await _drain(app, transport, signals, settings.drain_s)
 
 
-async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:
+async def _drain(
+    app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float
+) -> int:
     """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them.
 
     Requests that wait for room go on waiting: others end, and make some.
@@ -294,5 +302,7 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
 
     pools = [pool.name for pool in settings.pools]
     return Xds(
-        pools, open_pool=settings.open_pool, on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc()
+        pools,
+        open_pool=settings.open_pool,
+        on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc(),
     )

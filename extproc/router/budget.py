@@ -32,8 +32,8 @@ def unlimited() -> Budget:
 class StreamPlaces:
     """Streams that the connections of one listener have open together: about `most`, twice that in any case.
 
-    Beyond `most` a connection opens one if it has less than an equal share of them. So whoever fills the
-    places takes none of those that a proxy with few streams needs.
+    Beyond `most` a connection opens one if it has less than an equal share of them. So whoever
+    fills the places takes none of those that a proxy with few streams needs.
     """
 
     __slots__ = ("connections", "most", "used")

@@ -12,16 +12,17 @@ from typing import Final, TextIO
 
 from extproc.router.budget import TokenBucket
 
-# As `extra` of a message that every try repeats: it is let through once a minute. Messages of one text that
-# say different things have another `kind` each.
+# As `extra` of a message that every try repeats: it is let through once a minute. Messages of one
+# text that say different things have another `kind` each.
 ONCE_A_MINUTE: Final = {"every_s": 60.0}
 
 
 class RateLimit(logging.Filter):
     """Lets a message through a few times at once, then once a second, however often it is said.
 
-    Messages with the same text before its arguments count as one: a flood of refusals is one message,
-    whatever each of them quotes. The next one says how many were left out. DEBUG has no limit.
+    Messages with the same text before its arguments count as one: a flood of refusals is one
+    message, whatever each of them quotes. The next one says how many were left out. DEBUG has no
+    limit.
     """
 
     def __init__(self, clock: Callable[[], float], *, burst: int = 10, kinds: int = 256) -> None:
@@ -36,7 +37,8 @@ class RateLimit(logging.Filter):
         if record.levelno <= logging.DEBUG:
             return True
         kind = (record.name, record.levelno, f"{record.msg}{getattr(record, 'kind', '')}")
-        # The longest unheard goes first: a text that is never the same twice takes no memory for good.
+        # The longest unheard goes first: a text that is never the same twice takes no memory for
+        # good.
         bucket, unsaid = self._allowances.pop(kind, (None, 0))
         if bucket is None:
             every_s: float | None = getattr(record, "every_s", None)

@@ -7,7 +7,12 @@ from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -43,7 +48,14 @@ RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 # Outcomes of requests that a pool answers itself, and of those answered before a pool is found.
 POOL_OUTCOMES: Final = ("cold", "no_endpoint", "over_share", "overloaded", "sheddable")
-OUTCOMES: Final = ("bad_request", "body_too_large", "model_not_found", "models", "no_endpoint", "no_room")
+OUTCOMES: Final = (
+    "bad_request",
+    "body_too_large",
+    "model_not_found",
+    "models",
+    "no_endpoint",
+    "no_room",
+)
 
 
 class _Registry(CollectorRegistry):
@@ -51,7 +63,9 @@ class _Registry(CollectorRegistry):
 
     def collect(self) -> Iterator[Metric]:
         for family in super().collect():
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith("_created")
+            ]
             yield family
 
 
@@ -64,8 +78,8 @@ def prompt_error_whys(kind: type[PromptError]) -> Iterator[str]:
 class Metrics(Collector):
     """Every metric of the service, in a registry of its own; the observer of the streams.
 
-    What is counted for each request is counted in plain integers, and read when it is scraped: a counter
-    of the library takes a lock and costs as much as a pick.
+    What is counted for each request is counted in plain integers, and read when it is scraped: a
+    counter of the library takes a lock and costs as much as a pick.
     """
 
     def __init__(self) -> None:
@@ -76,24 +90,43 @@ class Metrics(Collector):
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
         self._pick_seconds = Histogram(_PICK_BUCKETS)
-        self.streams_open = Gauge("extproc_streams_open", "Open ext_proc streams.", registry=self.registry)
-        self._served_elsewhere = self._counter("picks_served_elsewhere", "Picks answered elsewhere.", "pool")
-        self._prompt_errors = self._counter("prompt_errors", "Requests whose body could not be read.", "why")
-        self._stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
-        self.watch_restarts = self._counter("watch_restarts", "Lost watches of a source.", "pool", "why")
-        self.objectives_restarts = self._counter(
-            "objectives_watch_restarts", "Lost or refused watches of a pool's objectives.", "pool", "why"
+        self.streams_open = Gauge(
+            "extproc_streams_open", "Open ext_proc streams.", registry=self.registry
         )
-        self._reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
+        self._served_elsewhere = self._counter(
+            "picks_served_elsewhere", "Picks answered elsewhere.", "pool"
+        )
+        self._prompt_errors = self._counter(
+            "prompt_errors", "Requests whose body could not be read.", "why"
+        )
+        self._stream_errors = self._counter(
+            "stream_errors", "Streams that ended with a fault.", "why"
+        )
+        self.watch_restarts = self._counter(
+            "watch_restarts", "Lost watches of a source.", "pool", "why"
+        )
+        self.objectives_restarts = self._counter(
+            "objectives_watch_restarts",
+            "Lost or refused watches of a pool's objectives.",
+            "pool",
+            "why",
+        )
+        self._reloads = self._counter(
+            "config_reloads", "Attempts to load a changed configuration.", "result"
+        )
         self._config_refused = Gauge(
-            "extproc_config_refused", "1 while the configuration is not the file's.", registry=self.registry
+            "extproc_config_refused",
+            "1 while the configuration is not the file's.",
+            registry=self.registry,
         )
         self.access_log_faults = self._counter(
             "access_log_faults", "Unusable messages of access logs.", "why"
         )
         self._spans = self._counter("spans", "Spans by what became of them.", "result")
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
-        Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
+        Info("extproc", "The running service.", registry=self.registry).info(
+            {"version": __version__}
+        )
         ProcessCollector(registry=self.registry)
         for counter, values in (
             (self._prompt_errors, sorted(prompt_error_whys(PromptError))),
@@ -139,7 +172,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         self._expect()
         picks = counters("extproc_picks", "Picks by reason.", "pool", "strategy", "reason")
-        requests = counters("extproc_requests", "Requests by what became of them.", "pool", "outcome")
+        requests = counters(
+            "extproc_requests", "Requests by what became of them.", "pool", "outcome"
+        )
         routed = Counts[str](dict.fromkeys((pool.name for pool, _ in self._pools()), 0))
         for kind, count in self._picks.items():
             picks.add_metric(kind, count)

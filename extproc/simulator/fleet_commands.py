@@ -37,7 +37,9 @@ ARMS: Final = ("round_robin", "least_load", "prefix_hash", "prefix_cache")
 class Number(click.FloatRange):
     """A range that takes no NaN and no infinity, which compare with nothing."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -49,7 +51,9 @@ class Seeds(click.ParamType[Sequence[int]]):
 
     name = "seeds"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[int]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Sequence[int]:
         if not isinstance(value, str):
             return tuple(value)
         try:
@@ -87,8 +91,12 @@ LOSS: Final = Number(0, 1)
 LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
 check_workloads: Final = check_names("check_workloads", find_workload)
 _FAULTS: Final = click.Choice(BusFault, case_sensitive=False)
-PRESETS: Final = "KubeAI's 8 x L4 benchmark, all 12 cells; its k6 threads on 8 x H100 and on 2 x L4."
-SHARE_DELAY: Final = "Gateways send each other their picks; milliseconds until they arrive. [default: never]"
+PRESETS: Final = (
+    "KubeAI's 8 x L4 benchmark, all 12 cells; its k6 threads on 8 x H100 and on 2 x L4."
+)
+SHARE_DELAY: Final = (
+    "Gateways send each other their picks; milliseconds until they arrive. [default: never]"
+)
 SHARE_LOSS: Final = "Share of these messages that is lost."
 SHARE_FAULT: Final = "What is wrong with the connection between gateways."
 
@@ -102,8 +110,12 @@ arms_option = click.option(
     metavar="NAME[:OPTION=VALUE,…]",
     help=f"A strategy with its settings, or another router's rule: {', '.join(PEERS)}.",
 )
-csv_option = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write a line per run.")
-warmup_option = click.option("--warmup-s", type=SECONDS, help="Warm-up time. [default: the workload's]")
+csv_option = click.option(
+    "--csv", "csv_path", type=click.Path(path_type=Path), help="Write a line per run."
+)
+warmup_option = click.option(
+    "--warmup-s", type=SECONDS, help="Warm-up time. [default: the workload's]"
+)
 measured_option = click.option(
     "--measured-s", type=RATE, help="Time that is measured. [default: the workload's]"
 )
@@ -122,7 +134,11 @@ def write_file(path: Path | None, content: bytes) -> None:
 _AXES: Final[Sequence[tuple[Sequence[str], object, Mapping[str, Any]]]] = (
     (["--endpoints"], 8, {"type": POSITIVE}),
     (["--gateways"], 1, {"type": POSITIVE, "help": "Independent pickers."}),
-    (["--share-delay", "share_delay_ms"], None, {"type": SECONDS, "metavar": "MS", "help": SHARE_DELAY}),
+    (
+        ["--share-delay", "share_delay_ms"],
+        None,
+        {"type": SECONDS, "metavar": "MS", "help": SHARE_DELAY},
+    ),
     (["--share-loss"], 0.0, {"type": LOSS, "help": SHARE_LOSS}),
     (["--share-fault"], BusFault.NONE, {"type": _FAULTS, "help": SHARE_FAULT}),
     (["--scenario"], "plain", {"type": click.Choice([*SCENARIOS])}),
@@ -134,7 +150,11 @@ def _take_axes(*, multiple: bool) -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:
         for names, value, given in reversed(_AXES):
-            more = {"default": [value] if multiple else value, "show_default": value is not None, **given}
+            more = {
+                "default": [value] if multiple else value,
+                "show_default": value is not None,
+                **given,
+            }
             command = click.option(*names, multiple=multiple, **more)(command)
         return command
 
@@ -143,7 +163,9 @@ def _take_axes(*, multiple: bool) -> Callable[[Any], Any]:
 
 _NO_SCALER: Final = "none"
 _BESIDE_PRESET: Final = {"preset", "profiles", "seeds", "json_path", "csv_path"}
-_check_scalings = check_names("check_scalings", lambda text: text == _NO_SCALER or parse_scaling(text))
+_check_scalings = check_names(
+    "check_scalings", lambda text: text == _NO_SCALER or parse_scaling(text)
+)
 _check_spike = check_names("check_spike", lambda text: not text or parse_spike(text))
 
 
@@ -165,10 +187,16 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
 )
 @click.option("--rate", type=RATE, help="Requests per second instead.")
 @click.option("--users", type=POSITIVE, help="Closed loop instead: this many sessions at a time.")
-@click.option("--trace", type=click.Path(dir_okay=False), help="A trace in Mooncake's format instead.")
-@click.option("--trace-speed", type=RATE, default=1.0, show_default=True, help="Speed of the replay.")
+@click.option(
+    "--trace", type=click.Path(dir_okay=False), help="A trace in Mooncake's format instead."
+)
+@click.option(
+    "--trace-speed", type=RATE, default=1.0, show_default=True, help="Speed of the replay."
+)
 @click.option("--requests", type=POSITIVE, help="This many, instead of a measured time.")
-@click.option("--think-s", type=SECONDS, help="Mean pause before the next turn. [default: the workload's]")
+@click.option(
+    "--think-s", type=SECONDS, help="Mean pause before the next turn. [default: the workload's]"
+)
 @click.option(
     "--profile",
     "profiles",
@@ -202,11 +230,20 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
 )
 @warmup_option
 @measured_option
-@click.option("--seed", "seeds", type=Seeds(), default="0", show_default=True, help="As 3, 1,5 or 1-8.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures and settings here.")
+@click.option(
+    "--seed", "seeds", type=Seeds(), default="0", show_default=True, help="As 3, 1,5 or 1-8."
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write figures and settings here."
+)
 @csv_option
 def fleet(
-    *, preset: str | None, seeds: Sequence[int], json_path: Path | None, csv_path: Path | None, **options: Any
+    *,
+    preset: str | None,
+    seeds: Sequence[int],
+    json_path: Path | None,
+    csv_path: Path | None,
+    **options: Any,
 ) -> None:
     """Simulate a fleet behind the picker, in virtual time."""
     profiles = options["profiles"]
@@ -222,7 +259,9 @@ def fleet(
     runs = [*zip(cells, _run(cells), strict=True)]
     # Runs at different loads are no rivals.
     for load in dict.fromkeys(cell.load for cell in cells):
-        click.echo(render_summaries([summary for cell, summary in runs if cell.load == load]), nl=False)
+        click.echo(
+            render_summaries([summary for cell, summary in runs if cell.load == load]), nl=False
+        )
     write_file(json_path, _encode_runs(runs))
     write_file(csv_path, write_csv([flatten(summary) for _, summary in runs]).encode())
 
@@ -247,7 +286,11 @@ def _list_cells(
     others["profiles"] = tuple(others["profiles"])
     return [
         MatrixCell(
-            arm=arm, seed=seed, load=load, autoscale="" if scaling == _NO_SCALER else scaling, **others
+            arm=arm,
+            seed=seed,
+            load=load,
+            autoscale="" if scaling == _NO_SCALER else scaling,
+            **others,
         )
         for load in loads or (None,)
         for seed in seeds
@@ -257,7 +300,9 @@ def _list_cells(
 
 
 def _encode_runs(runs: Sequence[tuple[MatrixCell, Summary]]) -> bytes:
-    found = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
+    found = [
+        {"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs
+    ]
     definitions = {name: find_profile(name) for cell, _ in runs for name in cell.profile_names}
     document = {"version": __version__, "profiles": definitions, "runs": found}
     return orjson.dumps(document, option=orjson.OPT_INDENT_2)
@@ -324,7 +369,9 @@ def _print_preset(
 )
 @click.option("--load", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
 @_take_axes(multiple=True)
-@click.option("--profile", "profiles", multiple=True, default=[""], help="[default: the workload's]")
+@click.option(
+    "--profile", "profiles", multiple=True, default=[""], help="[default: the workload's]"
+)
 @click.option("--seeds", "seed", type=Seeds(), default="11-13", show_default=True)
 @warmup_option
 @measured_option
@@ -342,13 +389,19 @@ def matrix(
 ) -> None:
     """Simulate every combination, on all cores.
 
-    FOLDER keeps the figures. Runs that it has are not done again. So a stopped command continues, and one
-    with more arms, loads or seeds adds to it.
+    FOLDER keeps the figures. Runs that it has are not done again. So a stopped command continues,
+    and one with more arms, loads or seeds adds to it.
     """
     kinds = [(name,) if name else () for name in profiles]
     window = {name: [axes.pop(name)] for name in ("warmup_s", "measured_s")}
     cells = [
-        *cross(**dict(sorted(axes.items(), reverse=True)), **window, profiles=kinds, seed=seed, arm=arms)
+        *cross(
+            **dict(sorted(axes.items(), reverse=True)),
+            **window,
+            profiles=kinds,
+            seed=seed,
+            arm=arms,
+        )
     ]
     progress = ProgressLine(1.0, sys.stderr, monotonic)
     rows = run_matrix(

@@ -42,36 +42,73 @@ def read_ports(text: str) -> list[int]:
 @click.option("--port", type=click.IntRange(0, 65535), help="One port; 0 for a free one.")
 @click.option("--ports", help="Several endpoints in one process, as in 8001-8008.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--name", default="vllm", show_default=True, help="The endpoint's name. Several add -0, -1, …")
 @click.option(
-    "--model", "models", multiple=True, default=["simulated"], show_default=True, help="The model's names."
-)
-@click.option("--adapter", "adapters", multiple=True, help="A LoRA adapter that is loaded at the start.")
-@click.option(
-    "--max-loras", type=COUNT, default=4, show_default=True, help="LoRA adapters per step; 0 for no LoRA."
+    "--name", default="vllm", show_default=True, help="The endpoint's name. Several add -0, -1, …"
 )
 @click.option(
-    "--profile", default=DEFAULT_PROFILE, show_default=True, help="A built-in profile, or a YAML file."
+    "--model",
+    "models",
+    multiple=True,
+    default=["simulated"],
+    show_default=True,
+    help="The model's names.",
 )
-@click.option("--speed", type=SPEED, default=1.0, show_default=True, help="Engine seconds per real second.")
-@click.option("--block-size", type=click.IntRange(1), help="Tokens per KV block, instead of the profile's.")
 @click.option(
-    "--max-model-len", type=click.IntRange(1), help="The context's length, instead of the profile's."
+    "--adapter", "adapters", multiple=True, help="A LoRA adapter that is loaded at the start."
+)
+@click.option(
+    "--max-loras",
+    type=COUNT,
+    default=4,
+    show_default=True,
+    help="LoRA adapters per step; 0 for no LoRA.",
+)
+@click.option(
+    "--profile",
+    default=DEFAULT_PROFILE,
+    show_default=True,
+    help="A built-in profile, or a YAML file.",
+)
+@click.option(
+    "--speed", type=SPEED, default=1.0, show_default=True, help="Engine seconds per real second."
+)
+@click.option(
+    "--block-size", type=click.IntRange(1), help="Tokens per KV block, instead of the profile's."
+)
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(1),
+    help="The context's length, instead of the profile's.",
 )
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; else 4 bytes per token."
 )
 @click.option(
-    "--answer-tokens", type=COUNT, default=0, help="Mean natural length of answers; 0: up to max_tokens."
+    "--answer-tokens",
+    type=COUNT,
+    default=0,
+    help="Mean natural length of answers; 0: up to max_tokens.",
 )
-@click.option("--force-include-usage", is_flag=True, help="Streams end with usage, requested or not.")
-@click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens.")
-@click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events here, as tcp://*:5557.")
-@click.option("--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events.")
 @click.option(
-    "--fail", "faults", multiple=True, metavar="NAME=VALUE", help=f"One of {', '.join(Faults.model_fields)}."
+    "--force-include-usage", is_flag=True, help="Streams end with usage, requested or not."
 )
-def vllm(*, port: int | None, ports: str | None, host: str, name: str, speed: float, **options: Any) -> None:
+@click.option(
+    "--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens."
+)
+@click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events here, as tcp://*:5557.")
+@click.option(
+    "--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events."
+)
+@click.option(
+    "--fail",
+    "faults",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=f"One of {', '.join(Faults.model_fields)}.",
+)
+def vllm(
+    *, port: int | None, ports: str | None, host: str, name: str, speed: float, **options: Any
+) -> None:
     """Simulate vLLM endpoints over HTTP.
 
     In real time or faster, until SIGINT or SIGTERM.
@@ -80,7 +117,9 @@ def vllm(*, port: int | None, ports: str | None, host: str, name: str, speed: fl
         raise click.UsageError("give either --port or --ports")
     numbers = [port] if port is not None else read_ports(ports or "")
     tokenizer = options["tokenizer"]
-    profile = _adapt(find_profile(options["profile"]), options["block_size"], options["max_model_len"])
+    profile = _adapt(
+        find_profile(options["profile"]), options["block_size"], options["max_model_len"]
+    )
     shared = ServerOptions(
         profile=profile,
         tokenizer=FileTokenizer(tokenizer) if tokenizer else FourByteTokenizer(),
@@ -105,7 +144,9 @@ def vllm(*, port: int | None, ports: str | None, host: str, name: str, speed: fl
         runner.run(_serve_until_end(endpoints, host, numbers))
 
 
-async def _serve_until_end(endpoints: Sequence[SimulatedEndpoint], host: str, ports: Sequence[int]) -> None:
+async def _serve_until_end(
+    endpoints: Sequence[SimulatedEndpoint], host: str, ports: Sequence[int]
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -123,7 +164,9 @@ def _adapt(profile: Profile, block_size: int | None, max_model_len: int | None) 
         raise SettingsError(str(fault)) from None
 
 
-def _open_publishers(names: Sequence[str], kv_events: str | None, topic: str) -> list[Publisher | None]:
+def _open_publishers(
+    names: Sequence[str], kv_events: str | None, topic: str
+) -> list[Publisher | None]:
     """Opens one socket per endpoint, on consecutive ports from that of `kv_events`."""
     if kv_events is None:
         return [None] * len(names)

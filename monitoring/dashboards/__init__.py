@@ -1,7 +1,8 @@
 """What the dashboards show, and why: rows of panels, each a question with its queries.
 
-`$namespace`, `$pool` and `$__rate_interval` are filled in by Grafana, and by the tests, which ask every query
-of a real Prometheus. One that shows a fault, or what not everybody has, may find nothing (`may_be_empty`).
+`$namespace`, `$pool` and `$__rate_interval` are filled in by Grafana, and by the tests, which ask
+every query of a real Prometheus. One that shows a fault, or what not everybody has, may find
+nothing (`may_be_empty`).
 """
 
 from typing import Final

@@ -27,7 +27,8 @@ class Query:
 class Panel:
     """One question. `unit` is one of Grafana's names, `width` in 24ths of the page.
 
-    From `doubtful` on it is amber, from `bad` on red; below `least` it is red. `None`: nobody can say.
+    From `doubtful` on it is amber, from `bad` on red; below `least` it is red. `None`: nobody can
+    say.
     """
 
     title: str
@@ -79,7 +80,9 @@ def quantile(share: float, histogram: str, labels: str = IN, by: str = "le") -> 
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', labels, by)})"
 
 
-def quantiles(histogram: str, labels: str = IN, by: str = "", legend: str = "") -> tuple[Query, ...]:
+def quantiles(
+    histogram: str, labels: str = IN, by: str = "", legend: str = ""
+) -> tuple[Query, ...]:
     """The median and the 95th percentile, by some labels."""
     labelled = f"{by}, le" if by else "le"
     return tuple(

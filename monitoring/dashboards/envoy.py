@@ -2,7 +2,17 @@
 
 from typing import Final
 
-from monitoring.dashboards.board import CLIENTS, EXT_PROC, IN, NAMESPACE, Board, Panel, Query, Row, rate
+from monitoring.dashboards.board import (
+    CLIENTS,
+    EXT_PROC,
+    IN,
+    NAMESPACE,
+    Board,
+    Panel,
+    Query,
+    Row,
+    rate,
+)
 
 ENVOY: Final = Board(
     "extproc-envoy",
@@ -15,7 +25,12 @@ ENVOY: Final = Board(
                 Panel(
                     "Requests at Envoy",
                     "Clients' requests a second, by Envoy.",
-                    (Query(rate("envoy_http_downstream_rq_total", CLIENTS, "instance"), "{{instance}}"),),
+                    (
+                        Query(
+                            rate("envoy_http_downstream_rq_total", CLIENTS, "instance"),
+                            "{{instance}}",
+                        ),
+                    ),
                     "reqps",
                     width=12,
                 ),
@@ -31,7 +46,9 @@ ENVOY: Final = Board(
                     "By class of their status, Envoy's own and the service's included.",
                     (
                         Query(
-                            rate("envoy_http_downstream_rq_xx", CLIENTS, "envoy_response_code_class"),
+                            rate(
+                                "envoy_http_downstream_rq_xx", CLIENTS, "envoy_response_code_class"
+                            ),
                             "{{envoy_response_code_class}}xx",
                         ),
                     ),
@@ -56,7 +73,10 @@ ENVOY: Final = Board(
                     "Fail-open requests",
                     "Requests a second that Envoy sent on without the service's answer; and timeouts.",
                     (
-                        Query(rate(f"{EXT_PROC}_failure_mode_allowed", CLIENTS, "instance"), "{{instance}}"),
+                        Query(
+                            rate(f"{EXT_PROC}_failure_mode_allowed", CLIENTS, "instance"),
+                            "{{instance}}",
+                        ),
                         Query(
                             rate(f"{EXT_PROC}_message_timeouts", CLIENTS, "instance"),
                             "{{instance}} timeouts",
@@ -80,8 +100,13 @@ ENVOY: Final = Board(
                     "ext_proc streams",
                     "Begun a second, and those that failed, by Envoy.",
                     (
-                        Query(rate(f"{EXT_PROC}_streams_started", CLIENTS, "instance"), "{{instance}}"),
-                        Query(rate(f"{EXT_PROC}_streams_failed", CLIENTS, "instance"), "{{instance}} failed"),
+                        Query(
+                            rate(f"{EXT_PROC}_streams_started", CLIENTS, "instance"), "{{instance}}"
+                        ),
+                        Query(
+                            rate(f"{EXT_PROC}_streams_failed", CLIENTS, "instance"),
+                            "{{instance}} failed",
+                        ),
                     ),
                     "reqps",
                 ),

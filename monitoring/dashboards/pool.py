@@ -41,7 +41,12 @@ ONE_POOL: Final = Board(
                 Panel(
                     "First byte, p95",
                     "From a request's first byte at Envoy to its answer's (a stream's headers); good ones.",
-                    (Query(quantile(0.95, "extproc_first_byte_seconds", f'{POOLS},class="2xx"'), "p95"),),
+                    (
+                        Query(
+                            quantile(0.95, "extproc_first_byte_seconds", f'{POOLS},class="2xx"'),
+                            "p95",
+                        ),
+                    ),
                     "s",
                     width=6,
                     doubtful=1,
@@ -73,7 +78,9 @@ ONE_POOL: Final = Board(
                     "Prompts' tokens a second that were believed to be in the picked endpoint's cache.",
                     (
                         Query(
-                            rate("extproc_predicted_tokens_total", f'{POOLS},cached="yes"', "reason"),
+                            rate(
+                                "extproc_predicted_tokens_total", f'{POOLS},cached="yes"', "reason"
+                            ),
                             "{{reason}}",
                         ),
                     ),
@@ -84,7 +91,12 @@ ONE_POOL: Final = Board(
                 Panel(
                     "Prefill saved, by reason",
                     "Engines' seconds a second that those tokens would have taken to compute.",
-                    (Query(rate("extproc_saved_prefill_seconds_total", POOLS, "reason"), "{{reason}}"),),
+                    (
+                        Query(
+                            rate("extproc_saved_prefill_seconds_total", POOLS, "reason"),
+                            "{{reason}}",
+                        ),
+                    ),
                     "suffix: engines",
                     kind="stack",
                     width=6,
@@ -94,7 +106,9 @@ ONE_POOL: Final = Board(
                     "Share of the tokens that came to it which its cache had. Needs `signals`.",
                     (
                         Query(
-                            rate("extproc_measured_tokens_total", f'{POOLS},cached="yes"', "endpoint")
+                            rate(
+                                "extproc_measured_tokens_total", f'{POOLS},cached="yes"', "endpoint"
+                            )
                             + " / "
                             + rate("extproc_measured_tokens_total", POOLS, "endpoint"),
                             "{{endpoint}}",
@@ -118,7 +132,12 @@ ONE_POOL: Final = Board(
                 Panel(
                     "Time to first byte by class, p95",
                     "The same by the answer's class, p95: refusals that are quick, failures that are slow.",
-                    (Query(quantile(0.95, "extproc_first_byte_seconds", POOLS, "class, le"), "{{class}}"),),
+                    (
+                        Query(
+                            quantile(0.95, "extproc_first_byte_seconds", POOLS, "class, le"),
+                            "{{class}}",
+                        ),
+                    ),
                     "s",
                     width=6,
                 ),
@@ -138,7 +157,12 @@ ONE_POOL: Final = Board(
                 Panel(
                     "Answers that failed",
                     "Share of each endpoint's: 5xx, no connection, cut off.",
-                    (Query(f"pool_endpoint:extproc_answers_failed:ratio_rate5m{{{POOLS}}}", "{{endpoint}}"),),
+                    (
+                        Query(
+                            f"pool_endpoint:extproc_answers_failed:ratio_rate5m{{{POOLS}}}",
+                            "{{endpoint}}",
+                        ),
+                    ),
                     "percentunit",
                     doubtful=0.05,
                     bad=0.2,
@@ -189,7 +213,11 @@ ONE_POOL: Final = Board(
                 Panel(
                     "Picks that another endpoint answered",
                     "Picks a second that another endpoint answered, as a gateway told.",
-                    (Query(rate("extproc_picks_served_elsewhere_total", POOLS, "pool"), "{{pool}}"),),
+                    (
+                        Query(
+                            rate("extproc_picks_served_elsewhere_total", POOLS, "pool"), "{{pool}}"
+                        ),
+                    ),
                     "reqps",
                 ),
             ),

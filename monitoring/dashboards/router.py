@@ -121,8 +121,14 @@ _PAYS: Final = Row(
             "Share of the prompts' tokens that was believed to be in a cache, and that vLLM found there. "
             "The two should be close.",
             (
-                Query(f"pool:extproc_predicted_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} predicted"),
-                Query(f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} measured"),
+                Query(
+                    f"pool:extproc_predicted_tokens_cached:ratio_rate10m{{{IN}}}",
+                    "{{pool}} predicted",
+                ),
+                Query(
+                    f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}",
+                    "{{pool}} measured",
+                ),
             ),
             "percentunit",
         ),
@@ -154,7 +160,9 @@ _PAYS: Final = Row(
             "Of good answers, p95, by the endpoint's zone; empty where no source tells zones.",
             (
                 Query(
-                    quantile(0.95, "extproc_first_byte_seconds", f'{GOOD},zone!=""', "pool, zone, le"),
+                    quantile(
+                        0.95, "extproc_first_byte_seconds", f'{GOOD},zone!=""', "pool, zone, le"
+                    ),
                     "{{pool}} {{zone}}",
                     may_be_empty=True,
                 ),
@@ -214,7 +222,9 @@ _KNOWN: Final = Row(
             "Yes while a source has no good list to tell.",
             (
                 Query(
-                    f"max by (pool, why) (extproc_pool_fault{{{IN}}})", "{{pool}} {{why}}", may_be_empty=True
+                    f"max by (pool, why) (extproc_pool_fault{{{IN}}})",
+                    "{{pool}} {{why}}",
+                    may_be_empty=True,
                 ),
             ),
             "bool_yes_no",
@@ -286,7 +296,9 @@ _COSTS: Final = Row(
                     may_be_empty=True,
                 ),
                 Query(rate("extproc_xds_nacks_total", by="type"), "Envoy refuses {{type}}"),
-                Query(rate("extproc_config_reloads_total", by="result"), "configuration {{result}}"),
+                Query(
+                    rate("extproc_config_reloads_total", by="result"), "configuration {{result}}"
+                ),
                 Query(f"max(extproc_config_refused{{{IN}}})", "file is not in force"),
             ),
             "suffix:/s",

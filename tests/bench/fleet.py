@@ -27,12 +27,19 @@ class Fleet:
 
     def count_late(self) -> int:
         """How often an endpoint has said that it is too late for its simulated time."""
-        return sum(log.read_text().count("the simulation is") for log in self.directory.glob("vllm-*.log"))
+        return sum(
+            log.read_text().count("the simulation is") for log in self.directory.glob("vllm-*.log")
+        )
 
     def spec(self, traffic: dict[str, Any], **fields: Any) -> dict[str, Any]:
         """A spec file's tree for this fleet; `ab` among the fields gets the ways to switch and flush."""
         ab = {"settings_file": str(self.settings_file), "admin": self.admin, **fields.pop("ab", {})}
-        target = {"api": "vllm", "model": MODEL, "endpoint_header": "x-served-by", **fields.pop("target", {})}
+        target = {
+            "api": "vllm",
+            "model": MODEL,
+            "endpoint_header": "x-served-by",
+            **fields.pop("target", {}),
+        }
         return {
             "endpoint": self.url,
             "target": target,
@@ -52,11 +59,18 @@ def run_fleet(
     client, admin, ext_proc, service_admin = ports[: len(_SHIPPED_PORTS)]
     served = ports[len(_SHIPPED_PORTS) :]
     moved = dict(zip(_SHIPPED_PORTS, ports, strict=False))
-    tree = edited(load("standalone.yaml"), moved, [lambda tree: set_addresses(tree, "vllm", served)])
+    tree = edited(
+        load("standalone.yaml"), moved, [lambda tree: set_addresses(tree, "vllm", served)]
+    )
     share = -(-endpoints // processes)
     simulators = [
         Simulators(
-            directory, served[first : first + share], "--model", MODEL, *simulate, name=f"vllm-{first}"
+            directory,
+            served[first : first + share],
+            "--model",
+            MODEL,
+            *simulate,
+            name=f"vllm-{first}",
         )
         for first in range(0, endpoints, share)
     ]

@@ -1,7 +1,7 @@
 """A server that answers at once, to measure the client: as cheap as Python can be.
 
-`python null_server.py` prints its port. A request's `max_tokens` is the number of chunks it gets. With
-`--busy` it serves nobody else for so long before each answer.
+`python null_server.py` prints its port. A request's `max_tokens` is the number of chunks it gets.
+With `--busy` it serves nobody else for so long before each answer.
 """
 
 import argparse

@@ -34,7 +34,9 @@ def run_null_server(*options: str) -> Iterator[int]:
 async def serving(**handlers: Handler) -> AsyncIterator[int]:
     """Serves `name=handler` at `/name`, and `chat` at the chat path."""
     paths = {"chat": "/v1/chat/completions", "models": "/v1/models"}
-    async with hosting({paths.get(name, f"/{name}"): each for name, each in handlers.items()}) as address:
+    async with hosting(
+        {paths.get(name, f"/{name}"): each for name, each in handlers.items()}
+    ) as address:
         yield int(address.rpartition(":")[2])
 
 

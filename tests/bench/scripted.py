@@ -25,7 +25,8 @@ Script = Sequence[tuple[float, bytes]]
 class ScriptedServer:
     """Answers one request per connection with the script, then closes it.
 
-    Keeps what it was sent, and how far its script is: `now_s` is a clock for the client that is never late.
+    Keeps what it was sent, and how far its script is: `now_s` is a clock for the client that is
+    never late.
     """
 
     script: Script
@@ -107,7 +108,11 @@ ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content":
 USAGE = event(
     {
         "choices": [],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}},
+        "usage": {
+            "prompt_tokens": 7,
+            "completion_tokens": 4,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        },
     }
 )
 DONE = b"data: [DONE]\n\n"

@@ -19,7 +19,9 @@ from extproc.bench.spec.tree import Spec
 
 def spec(**traffic: object) -> Spec:
     shape = {"req_rate": 10, "total_prompts": 100, **traffic}
-    return Spec.model_validate({"endpoint": "127.0.0.1:8000", "performance": {"traffic_shape": shape}})
+    return Spec.model_validate(
+        {"endpoint": "127.0.0.1:8000", "performance": {"traffic_shape": shape}}
+    )
 
 
 def record(index: int, intended_s: float, **changes: object) -> Record:
@@ -81,7 +83,12 @@ def result(
         offered_rps=len(records) / duration_s if duration_s else None,
         clients=(
             ClientStats(
-                0, 1.0, duration_s, None, 0.0, (LoopSample(1.0, 0.001, 3), LoopSample(2.0, 0.002, 4))
+                0,
+                1.0,
+                duration_s,
+                None,
+                0.0,
+                (LoopSample(1.0, 0.001, 3), LoopSample(2.0, 0.002, 4)),
             ),
         ),
         scrapes=(EndpointScrape("10.0.0.0:8000", CacheCounters(0, 0), CacheCounters(1000, 600)),),

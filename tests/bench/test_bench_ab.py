@@ -24,7 +24,9 @@ TTFT_S = {"round_robin": 0.4, "prefix_hash": 0.1}
 
 
 def comparing(**fields: object) -> Spec:
-    return Spec.model_validate({**spec().model_dump(), "ab": {"arms": ARMS, "repeats": 3, **fields}})
+    return Spec.model_validate(
+        {**spec().model_dump(), "ab": {"arms": ARMS, "repeats": 3, **fields}}
+    )
 
 
 class World:
@@ -69,7 +71,14 @@ async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
 
     assert [line for line in world.log if line.startswith("prepare")] == [
         f"prepare {name}"
-        for name in ("round_robin", "prefix_hash", "prefix_hash", "round_robin", "round_robin", "prefix_hash")
+        for name in (
+            "round_robin",
+            "prefix_hash",
+            "prefix_hash",
+            "round_robin",
+            "round_robin",
+            "prefix_hash",
+        )
     ]
     assert [seeded.seed for seeded in world.specs] == [0, 0, 1, 1, 2, 2]
     assert len({trial.report.schedule for trial in trials if trial.repeat == 1}) == 1
@@ -90,12 +99,18 @@ async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
     assert len(trials) == 2
 
 
-async def test_arm_is_confirmed_after_its_run_and_measured_again_once_if_its_router_changed() -> None:
+async def test_arm_is_confirmed_after_its_run_and_measured_again_once_if_its_router_changed() -> (
+    None
+):
     """As where a replica reads a minute late what was written since the run before."""
     world = World(late_changes=1)
     trials = await ab.run_trials(comparing(repeats=1, prime="30s"), world.run, world)
 
-    again = ["prepare round_robin", "round_robin, repeat 1 of 1: priming", "round_robin, repeat 1 of 1"]
+    again = [
+        "prepare round_robin",
+        "round_robin, repeat 1 of 1: priming",
+        "round_robin, repeat 1 of 1",
+    ]
     assert world.log[:8] == [*again, "confirm round_robin"] * 2
     assert world.log[-1] == "confirm prefix_hash"
     assert [trial.arm for trial in trials] == ["round_robin", "prefix_hash(load_factor=2)"]
@@ -110,17 +125,22 @@ async def test_summary_pairs_the_arms_by_repeat() -> None:
 
     assert summary.is_valid
     assert summary.remarks[-1].startswith("no cache was emptied, as scrape lists no endpoint")
-    assert not [each for each in (await compared(World(), comparing(flush=[]))).remarks if "cache" in each]
+    assert not [
+        each for each in (await compared(World(), comparing(flush=[]))).remarks if "cache" in each
+    ]
     assert summary.baseline == "round_robin"
     assert arm.label == "prefix_hash(load_factor=2)"
     assert arm.figures["ttft_mean_ms"].mean == pytest.approx(101, abs=0.01)
-    # Seeds differ, the pairs do not: every repeat has the same change, so that its interval is a point.
+    # Seeds differ, the pairs do not: every repeat has the same change, so that its interval is a
+    # point.
     assert (change.mean, change.low, change.high) == pytest.approx((-0.75, -0.75, -0.75))
     assert change.excludes_zero
 
 
 async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> None:
-    sure, unsure, single = [await compared(World(), comparing(repeats=count)) for count in (3, 2, 1)]
+    sure, unsure, single = [
+        await compared(World(), comparing(repeats=count)) for count in (3, 2, 1)
+    ]
     broken = await compared(World(failure="timeout"), comparing())
     change = single.arms[1].changes["ttft_mean_ms"]
 
@@ -143,21 +163,40 @@ async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> Non
 @table(
     ("ttft", "tokens", "expected"),
     [
-        ((-0.41, -0.48, -0.33), 0.3, "41 % sooner than b (95 %: 33 to 48 %), with 1.30 times the tokens"),
-        ((0.5, 0.2, 0.8), 0.0, "sends the first token 50 % later than b (95 %: 20 to 80 %), 3 repeats."),
-        ((-0.1, -0.3, 0.2), 0.0, "10 % sooner than b (not certain: 95 % lies between -30 and +20 %), 3"),
+        (
+            (-0.41, -0.48, -0.33),
+            0.3,
+            "41 % sooner than b (95 %: 33 to 48 %), with 1.30 times the tokens",
+        ),
+        (
+            (0.5, 0.2, 0.8),
+            0.0,
+            "sends the first token 50 % later than b (95 %: 20 to 80 %), 3 repeats.",
+        ),
+        (
+            (-0.1, -0.3, 0.2),
+            0.0,
+            "10 % sooner than b (not certain: 95 % lies between -30 and +20 %), 3",
+        ),
         ((0.01, -0.01, 0.03), 0.0, "sends the first token as soon as b"),
     ],
 )
-def test_difference_is_told_in_a_line(ttft: tuple[float, float, float], tokens: float, expected: str) -> None:
-    changes = {"ttft_mean_ms": Interval(*ttft, 3), "total_tok_per_s": Interval(tokens, tokens, tokens, 3)}
+def test_difference_is_told_in_a_line(
+    ttft: tuple[float, float, float], tokens: float, expected: str
+) -> None:
+    changes = {
+        "ttft_mean_ms": Interval(*ttft, 3),
+        "total_tok_per_s": Interval(tokens, tokens, tokens, 3),
+    }
     example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
 
     assert expected in str(describe_difference("a", "b", changes, 0.95, example))
 
 
 def test_two_repeats_say_that_they_are_too_few() -> None:
-    assert show_change("ttft_mean_ms", Interval(-0.25, None, None, 2)) == "-25.0% (2 repeats: too few)"
+    assert (
+        show_change("ttft_mean_ms", Interval(-0.25, None, None, 2)) == "-25.0% (2 repeats: too few)"
+    )
 
 
 async def test_servers_are_compared_where_urls_are_given() -> None:
@@ -172,9 +211,9 @@ async def test_servers_are_compared_where_urls_are_given() -> None:
     trials = await ab.run_trials(asked, run, SwitchNothing())
 
     assert isinstance(build_switch(asked.ab), Switch)
-    assert [(trial.arm, each.base_url) for trial, each in zip(trials, world.specs, strict=True)] == [
-        (url, url) for url in urls
-    ]
+    assert [
+        (trial.arm, each.base_url) for trial, each in zip(trials, world.specs, strict=True)
+    ] == [(url, url) for url in urls]
 
 
 class SwitchNothing:
@@ -233,7 +272,9 @@ async def test_failed_runs_leave_figures_out_and_say_so() -> None:
 
 async def test_clients_limit_is_told_from_other_faults_by_its_kind() -> None:
     """Not by a text, which an arm's name or a server's words may have."""
-    limited = await ab.run_trials(seeded := comparing(repeats=1), (world := World(started_s=None)).run, world)
+    limited = await ab.run_trials(
+        seeded := comparing(repeats=1), (world := World(started_s=None)).run, world
+    )
     failed = await ab.run_trials(seeded, (world := World(failure="timeout")).run, world)
     renamed = [replace(trial, arm="invalid: client-limited") for trial in failed[:1]]
 
@@ -243,23 +284,36 @@ async def test_clients_limit_is_told_from_other_faults_by_its_kind() -> None:
 
 
 @table(("count", "rows"), [(1, 8), (2, 8), (4, 16)])
-async def test_terminal_has_the_headline_figures_in_a_hundred_columns(count: int, rows: int) -> None:
+async def test_terminal_has_the_headline_figures_in_a_hundred_columns(
+    count: int, rows: int
+) -> None:
     """Means beside their change, or in a table of their own where more than two arms are compared."""
-    arms = ["round_robin", "prefix_hash", *({"name": "prefix_hash", "x": x} for x in (1, 2))][:count]
+    arms = ["round_robin", "prefix_hash", *({"name": "prefix_hash", "x": x} for x in (1, 2))][
+        :count
+    ]
     text = ab.ab_markdown(await compared(World(), comparing(arms=arms)))
 
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == rows + 2 * (rows // 8)
     assert max(map(len, table)) <= 100
-    assert (count > 1) == any("TTFT mean" in line and "-75.0% [-75.0, -75.0]*" in line for line in table)
-    assert "failed" in ab.ab_markdown(await compared(World(failure="timeout"), comparing(arms=arms)))
+    assert (count > 1) == any(
+        "TTFT mean" in line and "-75.0% [-75.0, -75.0]*" in line for line in table
+    )
+    assert "failed" in ab.ab_markdown(
+        await compared(World(failure="timeout"), comparing(arms=arms))
+    )
 
 
 async def test_page_has_every_figure_and_the_json_every_trial() -> None:
     summary = await compared(World(), comparing(baseline="prefix_hash(load_factor=2)"))
     page, fields = ab.ab_html(summary), json.loads(report.encode_report(summary))
 
-    for part in ("101.0 ms [98.5 ms, 103.5 ms]", "+300.0% [+300.0, +300.0]*", "+0.0 points", "TPOT p99"):
+    for part in (
+        "101.0 ms [98.5 ms, 103.5 ms]",
+        "+300.0% [+300.0, +300.0]*",
+        "+0.0 points",
+        "TPOT p99",
+    ):
         assert part in page
     # The change is that of the second column to the first.
     assert [arm.label for arm in summary.arms] == ["prefix_hash(load_factor=2)", "round_robin"]
@@ -279,7 +333,9 @@ def test_student_quantile_agrees_with_the_tables() -> None:
 def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(7)
     intervals = [mean_interval(rng.normal(5, 2, 4).tolist(), 0.9) for _ in range(2000)]
-    covered = [i.low <= 5 <= i.high for i in intervals if i and i.low is not None and i.high is not None]
+    covered = [
+        i.low <= 5 <= i.high for i in intervals if i and i.low is not None and i.high is not None
+    ]
 
     assert len(covered) == 2000
     assert math.isclose(np.mean(covered), 0.9, abs_tol=0.02)

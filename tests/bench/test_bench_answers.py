@@ -52,9 +52,14 @@ async def test_missing_usage_is_estimated_and_an_empty_output_has_no_first_token
 
 
 ERROR = b'data: {"error": {"message": "out of memory", "type": "internal"}}\n\n'
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(chunk("a")), chunk("a"))
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (
+    len(chunk("a")),
+    chunk("a"),
+)
 SLOW_DOWN = b'{"error": {"message": "slow down", "type": "rate_limit"}}'
-HEAD_429 = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n" % len(SLOW_DOWN)
+HEAD_429 = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n" % len(
+    SLOW_DOWN
+)
 
 
 @table(
@@ -66,7 +71,12 @@ HEAD_429 = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length:
         ([(0, STREAM + b"data: {nope\n\n" + DONE)], "bad answer", None, ""),
         ([(0, b"SSH-2.0-OpenSSH_9.6\r\n\r\n")], "protocol", None, ""),
         ([(0, HEAD_429 + SLOW_DOWN)], "http 429", "slow down", ""),
-        ([(0, b"HTTP/1.1 503 No\r\nContent-Length: 8\r\n\r\nno hosts")], "http 503", "no hosts", ""),
+        (
+            [(0, b"HTTP/1.1 503 No\r\nContent-Length: 8\r\n\r\nno hosts")],
+            "http 503",
+            "no hosts",
+            "",
+        ),
     ],
 )
 async def test_answer_that_fails_keeps_its_chunks(
@@ -83,7 +93,9 @@ async def test_answer_that_fails_keeps_its_chunks(
 
 async def test_slow_trickle_of_single_bytes_is_stamped_when_a_chunk_is_whole() -> None:
     data = chunk("a") + chunk("b")
-    record = await ask_once([(0, STREAM), *((0.002, data[i : i + 1]) for i in range(len(data))), (0, DONE)])
+    record = await ask_once(
+        [(0, STREAM), *((0.002, data[i : i + 1]) for i in range(len(data))), (0, DONE)]
+    )
 
     assert record.text == "ab"
     assert record.chunk_s == pytest.approx([0.002 * len(data) / 2, 0.002 * len(data)], abs=0.004)
@@ -92,7 +104,9 @@ async def test_slow_trickle_of_single_bytes_is_stamped_when_a_chunk_is_whole() -
 async def test_giant_chunk_is_one_chunk_and_split_characters_lose_nothing() -> None:
     giant = await ask_once([(0, STREAM + chunk("x" * 5_000_000) + DONE)])
     data = chunk("naïve 👋🏽") + chunk("日本語") + USAGE + DONE
-    split = await ask_once([(0, STREAM), *((0.001, data[i : i + 3]) for i in range(0, len(data), 3))])
+    split = await ask_once(
+        [(0, STREAM), *((0.001, data[i : i + 3]) for i in range(0, len(data), 3))]
+    )
 
     assert (giant.is_ok, len(giant.chunk_s), len(giant.text)) == (True, 1, 5_000_000)
     assert (split.is_ok, split.text) == (True, "naïve 👋🏽日本語")
@@ -120,7 +134,9 @@ async def test_refused_connection_is_told_from_a_lost_one() -> None:
 async def test_whole_answer_has_tokens_but_no_first_token() -> None:
     usage = b'"usage": {"prompt_tokens": 5, "completion_tokens": 1}'
     body = b'{"choices": [{"message": {"content": "hi"}}], %s}' % usage
-    head = b"HTTP/1.1 200 OK\r\nx-served-by: 10.0.0.1:8000\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"HTTP/1.1 200 OK\r\nx-served-by: 10.0.0.1:8000\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     ask = ChatQuery("m", ASK.messages, 10, is_streaming=False)
     record = await ask_once([(0, head + body)], ask=ask)
 
@@ -172,7 +188,9 @@ def cut(data: bytes, cuts: list[int]) -> list[Read]:
 def test_events_are_the_same_however_they_are_cut(cuts: list[int], chunks: list[bytes]) -> None:
     """Any other bytes can be cut, too."""
     assert [data.decode() for _, data in cut_sse(cut(EVENT_STREAM, cuts))] == EVENTS
-    assert sum(len(data) for _, data in cut_sse((0.0, chunk) for chunk in chunks)) <= sum(map(len, chunks))
+    assert sum(len(data) for _, data in cut_sse((0.0, chunk) for chunk in chunks)) <= sum(
+        map(len, chunks)
+    )
 
 
 def test_event_has_the_time_of_its_last_byte_and_an_unfinished_one_is_none() -> None:

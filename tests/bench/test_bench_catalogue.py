@@ -14,7 +14,13 @@ from extproc.bench.report.report import build, decode_report, encode_report
 from extproc.bench.spec.tree import Spec
 from tests.bench.synthetic import steady
 
-STACK = {"accelerator": "nvidia-l4", "count": 2, "engine": "vllm", "version": "0.32.0", "price-per-hour": 3.6}
+STACK = {
+    "accelerator": "nvidia-l4",
+    "count": 2,
+    "engine": "vllm",
+    "version": "0.32.0",
+    "price-per-hour": 3.6,
+}
 
 
 def priced(run: RunResult, **fields: Any) -> RunResult:
@@ -30,7 +36,9 @@ def test_tokens_per_dollar_are_throughput_over_price(tmp_path: Path) -> None:
     write_reports(run, said, tmp_path)
     page = (tmp_path / "report.html").read_text()
 
-    assert said.spending.total_tok_per_dollar == pytest.approx(said.measured.throughput.total_tps * 1000)
+    assert said.spending.total_tok_per_dollar == pytest.approx(
+        said.measured.throughput.total_tps * 1000
+    )
     assert said.spending.dollars == pytest.approx(said.whole.window.end_s / 1000, rel=1e-3)
     assert headlines(said)["tok/$"] == f"{said.measured.throughput.total_tps * 1000:,.0f}"
     assert (said.labels, said.stack["accelerator"]) == ({"team": "blue"}, "nvidia-l4")
@@ -39,7 +47,9 @@ def test_tokens_per_dollar_are_throughput_over_price(tmp_path: Path) -> None:
     assert "tok/$" not in headlines(build(steady(10)))
 
 
-def entry(number: int, *, at: str = "", is_valid: bool = True, kind: str = "k", **figures: float) -> Entry:
+def entry(
+    number: int, *, at: str = "", is_valid: bool = True, kind: str = "k", **figures: float
+) -> Entry:
     told = {"req_per_s": 10.0, "ttft_median_ms": 100.0, **figures}
     return Entry(f"{number}", kind, "n", "m", at or f"2026-11-{number:02}", is_valid, "valid", told)
 
@@ -52,7 +62,10 @@ def regressions(*entries: Entry) -> list[str]:
 def test_last_run_is_held_against_the_median_of_those_before_and_their_noise() -> None:
     """Median deviation 10 of 100: three robust deviations are 44."""
     quiet = [entry(i) for i in range(1, 5)]
-    noisy = [entry(i + 1, ttft_median_ms=value) for i, value in enumerate((80.0, 90.0, 100.0, 110.0, 120.0))]
+    noisy = [
+        entry(i + 1, ttft_median_ms=value)
+        for i, value in enumerate((80.0, 90.0, 100.0, 110.0, 120.0))
+    ]
 
     assert regressions(*quiet, entry(5, req_per_s=9.4)) == ["req_per_s"]
     assert regressions(*quiet, entry(5, req_per_s=9.6)) == []
@@ -68,8 +81,13 @@ def test_only_the_last_few_valid_runs_of_the_kind_count_in_order_of_time() -> No
 
     assert regressions(*old, *recent, entry(9, req_per_s=1.0, is_valid=False)) == []
     assert regressions(*old, *recent, entry(9)) == []
-    assert len(trace_lines([entry(1), entry(2, kind="other", req_per_s=1.0)], tolerance=0.05, runs=5)) == 2
-    assert regressions(entry(9, at="2026-11-09", req_per_s=1.0), entry(1, at="2026-11-01")) == ["req_per_s"]
+    assert (
+        len(trace_lines([entry(1), entry(2, kind="other", req_per_s=1.0)], tolerance=0.05, runs=5))
+        == 2
+    )
+    assert regressions(entry(9, at="2026-11-09", req_per_s=1.0), entry(1, at="2026-11-01")) == [
+        "req_per_s"
+    ]
 
 
 def test_a_figure_that_got_worse_is_one_sentence() -> None:

@@ -60,7 +60,9 @@ def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_w
     assert "better" not in text
     assert "one run of each: a difference may be noise" in comparison.remarks[0]
     # It names the part that is compared, and leaves out what neither has.
-    assert "figures of the steady window, 0.0 to 10.0 s; latencies from the intended start\n" in text
+    assert (
+        "figures of the steady window, 0.0 to 10.0 s; latencies from the intended start\n" in text
+    )
     assert "| ITL mean" in text
     assert "goodput" not in text
 
@@ -95,9 +97,14 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
             "asked for model other",
         ),
         (steady(100, started_s=None), "B is invalid: client-limited: offered"),
-        (steady(100, failure="timeout"), "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100"),
         (
-            result([*steady(98).records, failed(98, 9.8), failed(99, 9.9)], window=Window(0.0, 10.0)),
+            steady(100, failure="timeout"),
+            "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100",
+        ),
+        (
+            result(
+                [*steady(98).records, failed(98, 9.8), failed(99, 9.9)], window=Window(0.0, 10.0)
+            ),
             "B is invalid: requests failed: 2 of 100 requests failed (2.0%, 1.0% allowed): timeout 2",
         ),
         (
@@ -106,7 +113,9 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
         ),
     ],
 )
-def test_runs_that_answer_different_questions_are_not_fair_to_compare(other: RunResult, fault: str) -> None:
+def test_runs_that_answer_different_questions_are_not_fair_to_compare(
+    other: RunResult, fault: str
+) -> None:
     comparison = pair(other)
 
     assert any(fault in found for found in comparison.faults), comparison.faults
@@ -115,9 +124,17 @@ def test_runs_that_answer_different_questions_are_not_fair_to_compare(other: Run
 @table(
     ("requests", "is_equal"),
     # A count of n is off by its root: one of 18 is nothing, 60 of 2,000 are.
-    [((18, 19), True), ((200, 210), True), ((2000, 2040), True), ((2000, 2100), False), ((18, 36), False)],
+    [
+        ((18, 19), True),
+        ((200, 210), True),
+        ((2000, 2040), True),
+        ((2000, 2100), False),
+        ((18, 36), False),
+    ],
 )
-def test_load_that_differs_by_counting_noise_is_equal(requests: tuple[int, int], is_equal: bool) -> None:
+def test_load_that_differs_by_counting_noise_is_equal(
+    requests: tuple[int, int], is_equal: bool
+) -> None:
     a, b = ([said(steady(count, per_second=count / 10))] for count in requests)
 
     assert is_equal == (not [fault for fault in compare(a, b).faults if "unequal" in fault])
@@ -203,13 +220,20 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         (["ab", "--url", "http://h:1", "--rate", "2"], "give a spec file"),
         (["run", "FILE", "--rate", "2"], "not both"),
         (["compare", "FILE"], "give two reports, or two folders; of one table `bench page"),
-        (["run", "--url", "ftp://h", "--rate", "2", "--duration", "1s"], "neither host, host:port nor"),
+        (
+            ["run", "--url", "ftp://h", "--rate", "2", "--duration", "1s"],
+            "neither host, host:port nor",
+        ),
         (["run", "FILE", "--pushgateway", "http://gateway"], "--pushgateway was removed in 0.2"),
     ],
 )
-def test_arguments_without_meaning_or_gone_say_so(arguments: list[str], fault: str, tmp_path: Path) -> None:
+def test_arguments_without_meaning_or_gone_say_so(
+    arguments: list[str], fault: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments])
+    result = CliRunner().invoke(
+        bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments]
+    )
 
     assert isinstance(result.exception, SettingsError)
     assert fault in str(result.exception)

@@ -39,7 +39,9 @@ def test_token_is_read_again_when_its_time_is_over_and_the_old_one_stays(
     assert keys.get() == "second"
 
 
-def test_refusal_reads_the_file_again_but_not_for_every_request(kept: tuple[Path, list[float], Keys]) -> None:
+def test_refusal_reads_the_file_again_but_not_for_every_request(
+    kept: tuple[Path, list[float], Keys],
+) -> None:
     """All requests in flight are refused at once; within a second nothing is read, then one token is."""
     path, now, keys = kept
     path.write_text("second")
@@ -79,10 +81,14 @@ SINE = {"req-rate": 1, "shape": {"name": "sine", "period": 8}}
         (BURSTGPT, {}, "burstgpt was removed in 0.2"),
     ],
 )
-def test_removed_field_says_what_to_do(traffic: dict[str, Any], fields: dict[str, Any], said: str) -> None:
+def test_removed_field_says_what_to_do(
+    traffic: dict[str, Any], fields: dict[str, Any], said: str
+) -> None:
     rate = {} if traffic else {"req-rate": 1}
     with pytest.raises((ValueError, SettingsError), match=said):
-        build_workload(build_spec(1, {"total-prompts": 1, **rate, **traffic}, **fields), build_registry())
+        build_workload(
+            build_spec(1, {"total-prompts": 1, **rate, **traffic}, **fields), build_registry()
+        )
 
 
 @pytest.mark.slow

@@ -47,7 +47,9 @@ def build(
 
 def chat(messages: int, size: int = 10) -> dict[str, object]:
     roles = ["human", "gpt"]
-    return {"conversations": [{"from": roles[i % 2], "value": f"{i} " * size} for i in range(messages)]}
+    return {
+        "conversations": [{"from": roles[i % 2], "value": f"{i} " * size} for i in range(messages)]
+    }
 
 
 def write_json(path: Path, rows: object) -> Path:
@@ -56,7 +58,13 @@ def write_json(path: Path, rows: object) -> Path:
 
 
 def test_sharegpt_is_cut_at_its_answers(tmp_path: Path) -> None:
-    said = [("gpt", "welcome"), ("system", "be brief"), ("human", "a"), ("human", "b"), ("gpt", "one")]
+    said = [
+        ("gpt", "welcome"),
+        ("system", "be brief"),
+        ("human", "a"),
+        ("human", "b"),
+        ("gpt", "one"),
+    ]
     turns = [{"from": who, "value": text} for who, text in [*said, ("human", "unanswered")]]
     path = write_json(tmp_path / "s.json", [{"conversations": turns}])
     (conversation,) = build({"name": "share-gpt", "path": path})
@@ -87,7 +95,9 @@ def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
     path = write_json(tmp_path / "s.json", rows)
 
     long = build({"name": "share-gpt", "path": path, "min-messages": 16})
-    wordy = build({"name": "share-gpt", "path": path, "min-user-messages": 5, "min-user-characters": 2500})
+    wordy = build(
+        {"name": "share-gpt", "path": path, "min-user-messages": 5, "min-user-characters": 2500}
+    )
     assert [c.message_count for c in long] == [16, 30]
     assert [c.message_count for c in wordy] == [10]
 
@@ -164,7 +174,8 @@ def test_mooncake_blocks_give_equal_text_for_equal_ids(tmp_path: Path) -> None:
     rows = [(0, 1000, [1, 2]), (500, 1000, [1, 3])]
     path.write_text(
         "".join(
-            json.dumps({"timestamp": at, "input_length": size, "output_length": 2, "hash_ids": ids}) + "\n"
+            json.dumps({"timestamp": at, "input_length": size, "output_length": 2, "hash_ids": ids})
+            + "\n"
             for at, size, ids in rows
         )
     )
@@ -207,11 +218,17 @@ def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:
             MOONCAKE + ', "hash_ids": [1]}',
             "row 1: input_length is above 512 tokens for each of hash_i",
         ),
-        ("mooncake", MOONCAKE + ', "hash_ids": 7}', "row 1: hash_ids is no list of numbers or texts"),
+        (
+            "mooncake",
+            MOONCAKE + ', "hash_ids": 7}',
+            "row 1: hash_ids is no list of numbers or texts",
+        ),
         ("mooncake", "{}", "row 1: input_length is no number from 0 on"),
     ],
 )
-def test_file_that_cannot_be_used_is_told(name: str, text: str | None, fault: str, tmp_path: Path) -> None:
+def test_file_that_cannot_be_used_is_told(
+    name: str, text: str | None, fault: str, tmp_path: Path
+) -> None:
     path = tmp_path / ("file" if text is not None else "none")
     path.write_text(text) if text is not None else None
     options = {"name": "trace", "layout": name} if name in {"azure", "mooncake"} else {"name": name}
@@ -246,10 +263,17 @@ def test_fitting_keeps_common_prefixes(head: str, one: str, other: str, tokens: 
     assert b.startswith(shared)
 
 
-def test_padding_does_not_continue_the_prompt_and_instructions_leave_room_for_the_question() -> None:
+def test_padding_does_not_continue_the_prompt_and_instructions_leave_room_for_the_question() -> (
+    None
+):
     """Were filler equal for all, a prompt and its continuation would share it by accident."""
-    a, b = (fit_messages((TurnMessage("user", text),), 40)[0].content for text in ("tell me", "tell me more"))
-    fitted = fit_messages((TurnMessage("system", "law " * 500), TurnMessage("user", "why " * 50)), 80)
+    a, b = (
+        fit_messages((TurnMessage("user", text),), 40)[0].content
+        for text in ("tell me", "tell me more")
+    )
+    fitted = fit_messages(
+        (TurnMessage("system", "law " * 500), TurnMessage("user", "why " * 50)), 80
+    )
 
     assert estimate_tokens(a) == estimate_tokens(b) == 40
     assert a[7:20] != b[12:25]
@@ -271,12 +295,16 @@ def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path
 def prompt_of(*sizes: int) -> tuple[TurnMessage, ...]:
     """Alternating messages of so many tokens, from a question on; the last is a question."""
     roles = ["user", "assistant"]
-    return tuple(TurnMessage(roles[place % 2], f"{place}ab " * size) for place, size in enumerate(sizes))
+    return tuple(
+        TurnMessage(roles[place % 2], f"{place}ab " * size) for place, size in enumerate(sizes)
+    )
 
 
 @table("tokens", range(2, 60))
 @table("system", [(), (TurnMessage("system", "be brief " * 4),)])
-def test_input_length_is_the_prompts_and_ends_in_asking(tokens: int, system: tuple[TurnMessage, ...]) -> None:
+def test_input_length_is_the_prompts_and_ends_in_asking(
+    tokens: int, system: tuple[TurnMessage, ...]
+) -> None:
     prompt = (*system, *prompt_of(10, 8, 6, 12, 4))
     fitted = fit_messages(prompt, tokens)
 
@@ -320,15 +348,21 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    made.train_from_iterator(["the quick brown fox jumps over the lazy dog", "bab cad dob"] * 50, trainer)
+    made.train_from_iterator(
+        ["the quick brown fox jumps over the lazy dog", "bab cad dob"] * 50, trainer
+    )
     made.save(str(path))
     return path
 
 
 @table("name", ["random", "synthetic", "share-gpt"])
-def test_lengths_are_counted_by_a_tokenizer_that_is_there(name: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_lengths_are_counted_by_a_tokenizer_that_is_there(
+    name: str, tokenizer: Path, tmp_path: Path
+) -> None:
     ruler = TokenRuler(tokenizer)
     section = {"name": name}
     if name == "share-gpt":
@@ -355,7 +389,9 @@ def test_tokenizer_trims_and_fits_any_text(tokenizer: Path, text: str, tokens: i
 def test_account_warns_of_a_cycled_datasets_period_and_counts_hits_of_whole_blocks() -> None:
     prompts = build("random", need=16)
     cycled = account(prompts, 64, endpoints=8)
-    twice = account([Conversation((ChatTurn((TurnMessage("user", fit_text("", 32)),), 1),))], 2, endpoints=8)
+    twice = account(
+        [Conversation((ChatTurn((TurnMessage("user", fit_text("", 32)),), 1),))], 2, endpoints=8
+    )
 
     assert (cycled.exact_repeats, cycled.period, cycled.has_faked_affinity) == (0.75, 16, True)
     assert "round robin will look like affinity" in str(cycled)
@@ -406,7 +442,9 @@ def test_preset_of_the_published_k6_run_has_its_figures() -> None:
 
     assert len(threads) == 1000
     assert len(prompts) / 1000 == pytest.approx(7.34, rel=0.03)
-    assert account(threads, len(prompts), 8).input_tokens / len(prompts) == pytest.approx(680, rel=0.01)
+    assert account(threads, len(prompts), 8).input_tokens / len(prompts) == pytest.approx(
+        680, rel=0.01
+    )
     assert {prompt.turns[0].output_tokens for prompt in prompts} == {10}
 
 

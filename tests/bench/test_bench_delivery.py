@@ -47,11 +47,15 @@ STEPS = [{"req_rate": 50, "duration": 0.5}, {"req_rate": 200, "duration": 0.5}]
     ],
     ids=lambda traffic: "-".join(str(value) for value in traffic.values())[:30],
 )
-async def test_every_start_is_delivered_once_none_early(traffic: dict[str, Any], null_server: int) -> None:
+async def test_every_start_is_delivered_once_none_early(
+    traffic: dict[str, Any], null_server: int
+) -> None:
     result = await deliver(null_server, req_rate=120, duration=1, **traffic)
 
     offered = np.array(result.info.schedule_s)
-    delivered = np.sort([record.started_s for record in result.records if record.started_s is not None])
+    delivered = np.sort(
+        [record.started_s for record in result.records if record.started_s is not None]
+    )
     assert len(delivered) == len(offered)
     assert np.all(delivered >= offered)
 

@@ -20,13 +20,17 @@ def slow_server() -> Iterator[int]:
         yield port
 
 
-def invoke(command: str, folder: Path, port: int, traffic: dict[str, object], **fields: object) -> Result:
+def invoke(
+    command: str, folder: Path, port: int, traffic: dict[str, object], **fields: object
+) -> Result:
     path = write_spec(folder, port, traffic, **fields)
     return CliRunner().invoke(bench, [command, path, "--output", str(folder / "out")])
 
 
 @pytest.mark.slow
-def test_saturate_finds_the_rate_that_a_slow_server_can_serve(slow_server: int, tmp_path: Path) -> None:
+def test_saturate_finds_the_rate_that_a_slow_server_can_serve(
+    slow_server: int, tmp_path: Path
+) -> None:
     traffic: dict[str, object] = {"req-rate": 1, "duration": 2, "warm-up": 0.5}
     ladder = {"start": 8, "factor": 2, "steps": 5, "precision": 0.3}
     result = invoke("saturate", tmp_path, slow_server, traffic, saturate=ladder)
@@ -59,8 +63,16 @@ def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_ab_excuses_the_client_as_run_does(null_server: int, tmp_path: Path) -> None:
-    ab = {"arms": ["random", "least_load"], "command": ["true"], "flush": [], "repeats": 1, "tolerance": 10}
-    spec = write_spec(tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab, limits={"lag-p99": 1e-9})
+    ab = {
+        "arms": ["random", "least_load"],
+        "command": ["true"],
+        "flush": [],
+        "repeats": 1,
+        "tolerance": 10,
+    }
+    spec = write_spec(
+        tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab, limits={"lag-p99": 1e-9}
+    )
     bad, allowed = (
         CliRunner().invoke(bench, ["ab", spec, *flag]) for flag in ([], ["--allow-client-limited"])
     )
@@ -74,7 +86,11 @@ def test_ab_excuses_no_fault_that_names_the_clients_limit(null_server: int, tmp_
     """An arm may be called so, and a server may answer so: here every request fails."""
     ab = {"arms": ["invalid: client-limited"], "command": ["true"], "flush": [], "repeats": 1}
     spec = write_spec(
-        tmp_path, null_server, {"total-prompts": 3, "vus": 1}, ab=ab, target={"model": "m", "timeout": 1e-6}
+        tmp_path,
+        null_server,
+        {"total-prompts": 3, "vus": 1},
+        ab=ab,
+        target={"model": "m", "timeout": 1e-6},
     )
     told = CliRunner().invoke(bench, ["ab", spec, "--allow-client-limited", "--quiet"])
 
@@ -82,8 +98,12 @@ def test_ab_excuses_no_fault_that_names_the_clients_limit(null_server: int, tmp_
     assert "invalid: requests failed" in told.stderr
 
 
-def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(null_server: int, tmp_path: Path) -> None:
-    result = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]})
+def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(
+    null_server: int, tmp_path: Path
+) -> None:
+    result = invoke(
+        "ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]}
+    )
 
     assert result.exit_code == 1
     assert "false ended with 1" in str(result.exception)

@@ -43,7 +43,8 @@ def test_ladder_of_groups_is_asked_as_it_says(caplog: pytest.LogCaptureFixture) 
     """Twenty prompts in groups of five, gone through again; a pause of a tenth of a second between steps."""
     spec, work, prompts = work_out(CONFIGURATION.read_text())
     starts = [
-        sum(low <= at < high for at in work.starts_s or ()) for low, high in ((0, 1), (1, 1.1), (1.1, 2.1))
+        sum(low <= at < high for at in work.starts_s or ())
+        for low, high in ((0, 1), (1, 1.1), (1.1, 2.1))
     ]
 
     assert (spec.target.model, spec.target.api.name, spec.target.is_streaming) == (
@@ -55,7 +56,9 @@ def test_ladder_of_groups_is_asked_as_it_says(caplog: pytest.LogCaptureFixture) 
     assert all(5 <= len(turn.messages[1].content) / 4 <= 15 for turn in prompts)
     assert (starts[1], spec.traffic.duration) == (0, 2.1)
     assert 5 < starts[0] < starts[2] < 80
-    assert parse_spec(CliRunner().invoke(bench, ["init", "--from", str(CONFIGURATION)]).stdout) == spec
+    assert (
+        parse_spec(CliRunner().invoke(bench, ["init", "--from", str(CONFIGURATION)]).stdout) == spec
+    )
     for said in ("load.num_workers", "report", "storage", "Qwen/Qwen3-32B (not on this machine"):
         assert said in caplog.text
 
@@ -63,14 +66,23 @@ def test_ladder_of_groups_is_asked_as_it_says(caplog: pytest.LogCaptureFixture) 
 @table(
     ("text", "faults"),
     [
-        (change("load", sweep={"type": "linear"}), ["load.sweep: not done here: `extproc bench saturate`"]),
+        (
+            change("load", sweep={"type": "linear"}),
+            ["load.sweep: not done here: `extproc bench saturate`"],
+        ),
         (change("load", surge=1), ["load.surge: not done here: no such key is known"]),
-        (change("load", type="trace_session_replay"), ["load.type: 'trace_session_replay' is none of"]),
+        (
+            change("load", type="trace_session_replay"),
+            ["load.type: 'trace_session_replay' is none of"],
+        ),
         (
             change("load", type="concurrent"),
             ["load: a stage of type concurrent has concurrency_level and num"],
         ),
-        (change("data", type="shareGPT"), ["data.type: 'shareGPT' is none of 'random' or 'shared_prefix'"]),
+        (
+            change("data", type="shareGPT"),
+            ["data.type: 'shareGPT' is none of 'random' or 'shared_prefix'"],
+        ),
         (
             change("api", type="embeddings", slo_unit="s"),
             ["api.type: 'embeddings' is none", "api.slo_unit: not"],
@@ -94,7 +106,14 @@ def test_other_loads_and_data_become_their_own(tmp_path: Path) -> None:
     """One stage, a closed loop, lengths by their distributions, and those of an Azure trace."""
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,12,4\n")
-    lengths = {"type": "lognormal", "mean": 50, "std_dev": 50, "min": 1, "max": 4000, "total_count": 9}
+    lengths = {
+        "type": "lognormal",
+        "mean": 50,
+        "std_dev": 50,
+        "min": 1,
+        "max": 4000,
+        "total_count": 9,
+    }
     drawn = {"input_distribution": lengths, "output_distribution": {"std": 0, "mean": 20}}
     stage = [{"concurrency_level": 3, "num_requests": 800}]
     closed = yaml.safe_load(change("load", type="concurrent", stages=stage))
@@ -103,9 +122,19 @@ def test_other_loads_and_data_become_their_own(tmp_path: Path) -> None:
     traced = {"type": "random", "trace": {"file": str(trace)}}
     _, _, (row,) = work_out(yaml.safe_dump({**closed, "data": traced}))
 
-    assert (one.traffic.shape.name, one.traffic.req_rate, one.traffic.duration) == ("constant", 5, 30)
-    assert (spec.traffic.vus, work.total, {turn.output_tokens for turn in prompts}) == (3, 800, {20})
-    assert fmean(len(turn.messages[0].content) / 4 for turn in prompts) == pytest.approx(50, rel=0.15)
+    assert (one.traffic.shape.name, one.traffic.req_rate, one.traffic.duration) == (
+        "constant",
+        5,
+        30,
+    )
+    assert (spec.traffic.vus, work.total, {turn.output_tokens for turn in prompts}) == (
+        3,
+        800,
+        {20},
+    )
+    assert fmean(len(turn.messages[0].content) / 4 for turn in prompts) == pytest.approx(
+        50, rel=0.15
+    )
     assert row.output_tokens == 4
 
 
@@ -122,12 +151,21 @@ def test_configuration_and_trace_are_run_against_a_simulated_endpoint(tmp_path: 
 
     def run(*arguments: object) -> dict[str, Any]:
         output = tmp_path / f"out-{len(arguments)}"
-        command = ["run", *map(str, arguments), "--output", str(output), "--quiet", "--allow-client-limited"]
+        command = [
+            "run",
+            *map(str, arguments),
+            "--output",
+            str(output),
+            "--quiet",
+            "--allow-client-limited",
+        ]
         CliRunner().invoke(bench, command, catch_exceptions=False)
         report: dict[str, Any] = json.loads((output / "report.json").read_bytes())
         return report
 
-    with Simulators(tmp_path, range(port, port + 1), "--model", "llama", "--speed", "20") as endpoint:
+    with Simulators(
+        tmp_path, range(port, port + 1), "--model", "llama", "--speed", "20"
+    ) as endpoint:
         endpoint.wait_ready()
         ladder = run(file)
         replayed = run("--url", url, "--trace", trace)
@@ -158,22 +196,34 @@ def sharegpt(tmp_path: Path) -> Path:
     """Twelve conversations of four messages, each with its number, and one that is too short."""
 
     def say(row: int, turn: int) -> dict[str, str]:
-        return {"from": ("human", "gpt")[turn % 2], "value": f"{turn} of {row} " + "word " * (8 + row)}
+        return {
+            "from": ("human", "gpt")[turn % 2],
+            "value": f"{turn} of {row} " + "word " * (8 + row),
+        }
 
     rows = [{"conversations": [say(row, turn) for turn in range(4)]} for row in range(12)]
     path = tmp_path / "sharegpt.json"
-    path.write_bytes(orjson.dumps([*rows, {"conversations": [{"from": "human", "value": "alone"}]}]))
+    path.write_bytes(
+        orjson.dumps([*rows, {"conversations": [{"from": "human", "value": "alone"}]}])
+    )
     return path
 
 
 @pytest.mark.parametrize("job", yaml.safe_load(SEEDS.read_text()), ids=lambda job: str(job["name"]))
-def test_arguments_of_the_published_jobs_work_unchanged(job: dict[str, Any], sharegpt: Path) -> None:
+def test_arguments_of_the_published_jobs_work_unchanged(
+    job: dict[str, Any], sharegpt: Path
+) -> None:
     """Only the path of the file is another one here."""
     done = serve(*job["args"], f"--dataset-path={sharegpt}", "--print-spec")
     spec = parse_spec(done.stdout)
     shape, expected = spec.traffic, job["means"]
 
-    assert (shape.req_rate, shape.max_concurrency, shape.total_prompts, shape.dataset.max_prompts) == (
+    assert (
+        shape.req_rate,
+        shape.max_concurrency,
+        shape.total_prompts,
+        shape.dataset.max_prompts,
+    ) == (
         expected["rate"],
         expected["cap"],
         expected["prompts"],
@@ -219,7 +269,9 @@ def test_tokenizer_is_found_by_path_folder_and_in_the_hubs_cache(tmp_path: Path)
     assert find_tokenizer("org/other", {"HF_HOME": str(tmp_path)}) is None
 
 
-def test_command_measures_and_writes_vllms_file(null_server: int, sharegpt: Path, tmp_path: Path) -> None:
+def test_command_measures_and_writes_vllms_file(
+    null_server: int, sharegpt: Path, tmp_path: Path
+) -> None:
     base = (f"--base-url=http://127.0.0.1:{null_server}", "--model=m", f"--dataset-path={sharegpt}")
     done = serve(*base, "--num-prompts=5", "--request-rate=20", "--output", tmp_path / "out")
 

@@ -83,7 +83,11 @@ class Router:
 async def serving(path: Path) -> AsyncIterator[Router]:
     await asyncio.to_thread(path.write_text, SETTINGS)
     router = Router(path)
-    pages = {"GET /config": router.config, "GET /pools": router.pools, "GET /metrics": router.metrics}
+    pages = {
+        "GET /config": router.config,
+        "GET /pools": router.pools,
+        "GET /metrics": router.metrics,
+    }
     async with hosting({**pages, "POST /reset_prefix_cache": router.flush}) as router.address:
         yield router
 
@@ -102,7 +106,9 @@ async def router(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncIterator[R
 
 
 def lab_of(router: Router, endpoints: Sequence[str] = (), **fields: object) -> Lab:
-    ab = Ab.model_validate({"settings_file": router.path, "admin": router.address, "pool": "two", **fields})
+    ab = Ab.model_validate(
+        {"settings_file": router.path, "admin": router.address, "pool": "two", **fields}
+    )
     return Lab(router.http, build_switch(ab), ab, endpoints)
 
 
@@ -115,7 +121,9 @@ async def test_lab_waits_until_the_strategy_is_in_force(router: Router) -> None:
     assert router.polls_until_seen == -1
 
 
-async def test_router_that_somebody_changed_and_changed_back_ends_the_comparison(router: Router) -> None:
+async def test_router_that_somebody_changed_and_changed_back_ends_the_comparison(
+    router: Router,
+) -> None:
     lab = lab_of(router)
     await lab.prepare(PREFIX_HASH)
     await lab.confirm(PREFIX_HASH)
@@ -143,7 +151,9 @@ async def test_arm_is_waited_for_unless_it_is_in_force(router: Router) -> None:
     assert router.polls_until_seen == -1
 
 
-async def test_lab_waits_for_the_last_replica_of_a_name(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_lab_waits_for_the_last_replica_of_a_name(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
     """One replica reads its file at once; the other, which nobody named, takes its time."""
     async with serving(tmp_path / "a.yaml") as first, serving(tmp_path / "b.yaml") as second:
         found = [[first.address], [first.address, second.address]]
@@ -177,7 +187,9 @@ async def test_router_without_an_address_has_nothing_in_force(http: aiohttp.Clie
     assert set(await resolve("localhost", 80)) <= {"127.0.0.1:80", "[::1]:80"}
 
 
-async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_unchanged(router: Router) -> None:
+async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_unchanged(
+    router: Router,
+) -> None:
     with pytest.raises(LabError, match=r"ab\.admin: router\.invalid:9090: "):
         await lab_of(router, admin="router.invalid:9090", switch_timeout=300).prepare(PREFIX_HASH)
 
@@ -246,7 +258,9 @@ async def test_settings_file_is_restored_with_comments_and_its_first_pool_is_swi
     assert [path.name for path in router.path.parent.iterdir()] == ["extproc.yaml"]
 
     await SettingsFileSwitch(router.path, None).put(ROUND_ROBIN)
-    assert yaml.safe_load(router.path.read_text())["pools"][0]["strategy"] == {"name": "round_robin"}
+    assert yaml.safe_load(router.path.read_text())["pools"][0]["strategy"] == {
+        "name": "round_robin"
+    }
     with pytest.raises(SettingsError, match=r"none\.yaml: cannot be read: No such file"):
         SettingsFileSwitch(router.path.with_name("none.yaml"), None)
 

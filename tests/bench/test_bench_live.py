@@ -81,19 +81,25 @@ def test_metrics_stay_up_while_they_linger_and_a_signal_ends_that() -> None:
 
 async def tell_counters(request: aiohttp.web.Request) -> aiohttp.web.Response:
     del request
-    return aiohttp.web.Response(text="vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 1\n")
+    return aiohttp.web.Response(
+        text="vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 1\n"
+    )
 
 
 @pytest.mark.slow
 @table("header", [None, "10.0.0.1:8000"])
-async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_says(header: str | None) -> None:
+async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_says(
+    header: str | None,
+) -> None:
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
         await request.read()
         headers = {"x-served-by": header} if header else {}
         return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
 
     async with serving(chat=answer, metrics=tell_counters) as port:
-        result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
+        result = await run(
+            build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence()
+        )
 
     assert {record.endpoint for record in result.records} == {header or f"127.0.0.1:{port}"}
 
@@ -140,7 +146,9 @@ def test_board_of_an_experiment_tells_how_much_of_all_its_runs_is_done() -> None
         (Pace(4), None, "0%"),
     ],
 )
-def test_progress_is_what_is_known_and_never_all_of_it(pace: Pace, share: float | None, shown: str) -> None:
+def test_progress_is_what_is_known_and_never_all_of_it(
+    pace: Pace, share: float | None, shown: str
+) -> None:
     pace.begin()
 
     assert pace.show(share) == shown

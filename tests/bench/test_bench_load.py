@@ -25,7 +25,10 @@ class FakeClient:
     """Answers after `delay_s`; `spoil` may make a record fail."""
 
     def __init__(
-        self, clock: RunClock, delay_s: float = 0.0, spoil: Callable[[Record], None] = lambda _: None
+        self,
+        clock: RunClock,
+        delay_s: float = 0.0,
+        spoil: Callable[[Record], None] = lambda _: None,
     ) -> None:
         self.asks: list[ChatQuery] = []
         self.most = self._now = 0
@@ -145,7 +148,9 @@ async def test_duration_ends_a_closed_loop_and_later_turns_of_an_open_one() -> N
     assert [r.turn for r in opened.records] == [0, 1]
 
 
-async def test_requests_beyond_the_count_are_not_made_and_numbering_cycles_through_the_dataset() -> None:
+async def test_requests_beyond_the_count_are_not_made_and_numbering_cycles_through_the_dataset() -> (
+    None
+):
     generator, _ = await play(build_share(starts=[(0, 0.0), (1, 0.0)], requests=4))
     numbering = Numbering([THREE_TURNS, Conversation(THREE_TURNS.turns[:1])])
 
@@ -237,7 +242,9 @@ async def test_watch_sees_a_blocked_event_loop() -> None:
 
 
 @table(("graceful_stop", "turns"), [(5, [0, 1, 2]), (0, [0])])
-async def test_users_finish_conversations_until_the_stop(graceful_stop: float, turns: list[int]) -> None:
+async def test_users_finish_conversations_until_the_stop(
+    graceful_stop: float, turns: list[int]
+) -> None:
     """As k6's do: time is up after the first turn, and nobody begins another conversation."""
     share = build_share(users=1, duration=0.02, graceful_stop=graceful_stop)
     generator, _ = await play(share, delay_s=0.03)
@@ -246,9 +253,12 @@ async def test_users_finish_conversations_until_the_stop(graceful_stop: float, t
     assert [record.is_last for record in generator.records][:-1] == [False] * (len(turns) - 1)
 
 
-async def test_think_time_lies_between_an_answer_and_the_next_question_unless_the_dataset_knows_it() -> None:
+async def test_think_time_lies_between_an_answer_and_the_next_question_unless_the_dataset_knows_it() -> (
+    None
+):
     turns = tuple(
-        ChatTurn((TurnMessage("user", "question"),), 5, think_s=think_s) for think_s in (9.0, 0.02, None)
+        ChatTurn((TurnMessage("user", "question"),), 5, think_s=think_s)
+        for think_s in (9.0, 0.02, None)
     )
     share = build_share([Conversation(turns)], starts=[(0, 0.0)], think_time=0.05)
     generator, _ = await play(share, delay_s=0.01)

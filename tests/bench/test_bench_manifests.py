@@ -22,7 +22,9 @@ def load(name: str) -> Any:
 
 
 def test_spec_of_the_job_is_possible_and_asks_the_gateway_that_the_manifests_install() -> None:
-    service = yaml.safe_load((FOLDER.parent / "overlays" / "gateway" / "envoy-service.yaml").read_text())
+    service = yaml.safe_load(
+        (FOLDER.parent / "overlays" / "gateway" / "envoy-service.yaml").read_text()
+    )
     spec = parse_spec((FOLDER / "benchmark.yaml").read_text())
     host = ClientHost(cores=2, ports=28_000, files=65_536)
     made = plan(spec, build_workload(spec, build_registry()), host, latency_s=5)
@@ -86,7 +88,10 @@ def test_processor_in_the_manual_speaks_its_api(tmp_path: Path) -> None:
     (tmp_path / "triton.py").write_text(blocks("python")[0])
     registry, plugin = build_registry(), run_path(str(tmp_path / "triton.py"))
     plugin["register"](registry)
-    record, stream = Record(0, 0, 0, 0.0), b'data: {"text_output": "he"}\n\ndata: {"text_output": "llo"}\n\n'
+    record, stream = (
+        Record(0, 0, 0, 0.0),
+        b'data: {"text_output": "he"}\n\ndata: {"text_output": "llo"}\n\n',
+    )
     collect_stream(record, [(1.0, stream)], plugin["Triton"]())
 
     assert (record.failure, record.text) == (None, "hello")

@@ -21,7 +21,14 @@ def late(index: int = 0) -> Record:
 
 
 def test_measure_follows_its_definition() -> None:
-    expected = {"ttft": 3.0, "ttft_sent": 0.5, "e2e": 5.0, "e2e_sent": 2.5, "tpot": 0.2, "lag": 0.25}
+    expected = {
+        "ttft": 3.0,
+        "ttft_sent": 0.5,
+        "e2e": 5.0,
+        "e2e_sent": 2.5,
+        "tpot": 0.2,
+        "lag": 0.25,
+    }
     expected |= {"ntpot": 5.0 / 11, "time_per_token": 2.5 / 11, "held": 2.0}
 
     assert {name: metrics.MEASURES[name](late()) for name in expected} == pytest.approx(expected)
@@ -39,7 +46,9 @@ def test_measure_follows_its_definition() -> None:
         ("lag", {"started_s": None}),
     ],
 )
-def test_figure_that_a_request_lacks_is_absent_and_not_zero(name: str, changes: dict[str, object]) -> None:
+def test_figure_that_a_request_lacks_is_absent_and_not_zero(
+    name: str, changes: dict[str, object]
+) -> None:
     assert metrics.MEASURES[name](record(0, 1.0, **changes)) is None
 
 
@@ -64,14 +73,18 @@ def test_stats_are_exact_for_any_sample(values: list[float]) -> None:
     mean = 1000 * math.fsum(values) / len(values)
     assert len(values) == stats.count
     assert stats.mean == pytest.approx(mean)
-    assert stats.std**2 == pytest.approx(math.fsum((1000 * v - mean) ** 2 for v in values) / len(values))
+    assert stats.std**2 == pytest.approx(
+        math.fsum((1000 * v - mean) ** 2 for v in values) / len(values)
+    )
     assert Stats.of([]) is None
 
 
 def test_counts_keep_every_request_and_name_each_failure() -> None:
     unfinished = record(3, 3.0, end_s=None, sent_s=None)
 
-    counts = metrics.counts([record(0, 0.0), failed(1, 1.0), failed(2, 2.0, "status 500"), unfinished])
+    counts = metrics.counts(
+        [record(0, 0.0), failed(1, 1.0), failed(2, 2.0, "status 500"), unfinished]
+    )
 
     assert metrics.Counts(4, 3, 1, 1, {"status 500": 1, "timeout": 1}) == counts
     assert counts.failed == 2
@@ -99,9 +112,13 @@ def test_throughput_of_the_steady_window_excludes_ramp_and_stragglers() -> None:
     records = steady(100).records
     inside = metrics.measure(records, Window(3.0, 9.0), Slo())
     flow = inside.throughput
-    only = metrics.throughput([record(0, 0.0, chunk_s=[0.5, 1.5], output_tokens=10)], Window(1.0, 2.0))
+    only = metrics.throughput(
+        [record(0, 0.0, chunk_s=[0.5, 1.5], output_tokens=10)], Window(1.0, 2.0)
+    )
 
-    assert (flow.started_rps, flow.requests_rps, flow.output_tps) == pytest.approx((10, 10, 110), rel=0.03)
+    assert (flow.started_rps, flow.requests_rps, flow.output_tps) == pytest.approx(
+        (10, 10, 110), rel=0.03
+    )
     assert flow.in_flight == pytest.approx(15, rel=0.01)
     e2e_s = inside.latency_ms["e2e_sent"].mean / 1000
     assert flow.in_flight == pytest.approx(flow.started_rps * e2e_s, rel=0.03)  # Little's law
@@ -136,7 +153,9 @@ def test_goodput_judges_from_the_intended_start_and_a_single_token_breaks_no_tpo
 
 def test_hit_rate_weighs_by_tokens_and_totals_show_how_far_the_estimate_is_off() -> None:
     told = ((300, 300), (100, 0), (900, None))
-    records = [record(i, 0.0, input_tokens=asked, cached_tokens=hit) for i, (asked, hit) in enumerate(told)]
+    records = [
+        record(i, 0.0, input_tokens=asked, cached_tokens=hit) for i, (asked, hit) in enumerate(told)
+    ]
     totals = metrics.tokens([record(0, 0.0), record(1, 1.0)])
 
     assert metrics.hit_rate(records) == pytest.approx(0.75)
@@ -182,7 +201,10 @@ RECORDS = st.lists(st.tuples(st.integers(0, 90), KINDS), max_size=40).map(
 def test_two_windows_hold_together_what_one_holds(records: list[Record], cut: int) -> None:
     # Nothing happens at such an odd time, so that nothing is in both.
     middle = cut + 0.0123
-    parts = [metrics.throughput(records, window) for window in (Window(0.0, middle), Window(middle, 100.0))]
+    parts = [
+        metrics.throughput(records, window)
+        for window in (Window(0.0, middle), Window(middle, 100.0))
+    ]
     whole = metrics.throughput(records, Window(0.0, 100.0))
 
     for name in ("started_rps", "requests_rps", "input_tps", "output_tps", "in_flight"):

@@ -69,7 +69,9 @@ def test_signal_ends_a_run_with_a_report_marked_partial(
     assert build(read_journal(out / "run.jsonl")).verdict.text == "invalid: partial"
 
 
-def test_signal_to_the_group_at_the_start_kills_no_load_process(null_server: int, tmp_path: Path) -> None:
+def test_signal_to_the_group_at_the_start_kills_no_load_process(
+    null_server: int, tmp_path: Path
+) -> None:
     """They are still being imported: as `timeout` or systemd end what has just begun."""
     with start(tmp_path, null_server) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -89,22 +91,29 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
     with start(tmp_path, null_server) as process:
         wait_until(lambda: count_lines(journal) > 20)
         process.kill()
-        # Its load processes write until they notice: what they share with it is closed when all are gone.
+        # Its load processes write until they notice: what they share with it is closed when all are
+        # gone.
         process.communicate(timeout=60)
     kept = count_lines(journal)
     with journal.open("ab") as file:
         file.write(b'{"index":999,"sess')
 
-    result = CliRunner().invoke(bench, ["report", str(journal), "--output", str(tmp_path / "again")])
+    result = CliRunner().invoke(
+        bench, ["report", str(journal), "--output", str(tmp_path / "again")]
+    )
 
     assert result.exit_code == DOES_NOT_HOLD
     assert "invalid: partial" in result.stderr
-    assert "of the journal were cut off half-way" in " ".join(result.stderr.replace("│", " ").split())
+    assert "of the journal were cut off half-way" in " ".join(
+        result.stderr.replace("│", " ").split()
+    )
     report = json.loads((tmp_path / "again" / "report.json").read_text())
     assert report["whole"]["counts"]["completed"] >= kept - 1
 
 
-async def test_journal_of_a_whole_run_gives_its_report_again(null_server: int, tmp_path: Path) -> None:
+async def test_journal_of_a_whole_run_gives_its_report_again(
+    null_server: int, tmp_path: Path
+) -> None:
     spec = Spec.model_validate(tree(null_server, duration=None, **{"total-prompts": 30}))
     result = await run(spec, progress=Silence(), journal=tmp_path / "run.jsonl")
 
@@ -141,7 +150,9 @@ def test_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
             read_journal(path)
 
 
-def invoke(folder: Path, spec: dict[str, Any], *arguments: str) -> "subprocess.CompletedProcess[str]":
+def invoke(
+    folder: Path, spec: dict[str, Any], *arguments: str
+) -> "subprocess.CompletedProcess[str]":
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(spec))
     command = [sys.executable, "-m", "extproc", "bench", arguments[0], str(path), *arguments[1:]]
@@ -167,7 +178,9 @@ def test_server_that_is_gone_ends_the_run_and_is_no_valid_one(tmp_path: Path) ->
             caller, _ = once.accept()
             caller.recv(65536)
             once.close()
-            caller.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            caller.sendall(
+                b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
             caller.close()
 
         threading.Thread(target=answer).start()
@@ -183,7 +196,9 @@ def test_server_that_is_gone_ends_the_run_and_is_no_valid_one(tmp_path: Path) ->
     assert 'class="banner bad"' in page
 
 
-def test_faults_of_the_machine_are_messages_and_no_tracebacks(null_server: int, tmp_path: Path) -> None:
+def test_faults_of_the_machine_are_messages_and_no_tracebacks(
+    null_server: int, tmp_path: Path
+) -> None:
     """A port in use; a folder that cannot be made."""
     spec = tree(null_server, duration=1)
     (tmp_path / "file").touch()

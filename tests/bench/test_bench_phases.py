@@ -57,12 +57,19 @@ def ready(*counts: tuple[float, int]) -> list[FleetSample]:
         ({"burst": 50, "after": 80}, [("before", 0, 80), ("spike", 80, 100)]),
         (
             {"burst": 20, "after": 20, "every": 60},
-            [("before", 0, 20), ("spike 1", 20, 40), ("after spike 1", 40, 80), ("spike 2", 80, 100)],
+            [
+                ("before", 0, 20),
+                ("spike 1", 20, 40),
+                ("after spike 1", 40, 80),
+                ("spike 2", 80, 100),
+            ],
         ),
         (None, []),
     ],
 )
-def test_spikes_part_a_run(spike: dict[str, float] | None, expected: list[tuple[str, float, float]]) -> None:
+def test_spikes_part_a_run(
+    spike: dict[str, float] | None, expected: list[tuple[str, float, float]]
+) -> None:
     found = list_stretches(shape(traffic_spike=spike), 100)
 
     assert [(part.name, part.start_s, part.end_s) for part in found] == expected
@@ -86,7 +93,10 @@ def test_reaction_and_recovery_count_from_the_rise() -> None:
     found = measure_elasticity(slow_from(31, 45), stretches, LIMIT, samples, 100.0)
 
     assert found
-    assert (found.slo_seconds_missed, found.endpoint_seconds) == (14, 30 * 2 + 12 * 2 + 38 * 3 + 20 * 2)
+    assert (found.slo_seconds_missed, found.endpoint_seconds) == (
+        14,
+        30 * 2 + 12 * 2 + 38 * 3 + 20 * 2,
+    )
     ((rise),) = found.responses
     assert (rise.reaction_s, rise.recovery_s) == (12.0, 15.0)
 
@@ -116,7 +126,10 @@ def test_seconds_missed_before_the_next_spike_belong_to_their_own() -> None:
 
 def spiked() -> RunResult:
     shape = {"req_rate": 1, "duration": 100, "traffic_spike": {"burst": 10, "after": 30}}
-    tree = {"endpoint": "127.0.0.1:1", "performance": {"traffic_shape": shape, "slo": {"ttft_ms": 1000}}}
+    tree = {
+        "endpoint": "127.0.0.1:1",
+        "performance": {"traffic_shape": shape, "slo": {"ttft_ms": 1000}},
+    }
     made = result(slow_from(31, 45), duration_s=101.0, of=Spec.model_validate(tree))
     return replace(made, info=replace(made.info, fleet=tuple(ready((0, 2), (42, 3)))))
 
@@ -203,7 +216,9 @@ async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
         yield address, state
 
 
-async def watched(watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None) -> FleetWatch:
+async def watched(
+    watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None
+) -> FleetWatch:
     watch = FleetWatch(watching, endpoints)
     task = asyncio.create_task(watch.run())
     await until(lambda: watch.samples(0.0))
@@ -215,7 +230,9 @@ async def watched(watching: Watching, endpoints: Sequence[str], looks: int, chan
     return watch
 
 
-async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str, dict[str, int]]) -> None:
+async def test_router_tells_who_is_ready_and_they_tell_the_rest(
+    world: tuple[str, dict[str, int]],
+) -> None:
     address, state = world
     watching = Watching(every=0.1, admin=address, pool="llm")
     samples = (await watched(watching, (), 4, lambda: state.update(ready=3))).samples(0.0)
@@ -224,7 +241,9 @@ async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str
     assert (samples[0].running, samples[0].waiting) == (14, 10)
 
 
-async def test_without_a_router_those_are_ready_that_answer(world: tuple[str, dict[str, int]]) -> None:
+async def test_without_a_router_those_are_ready_that_answer(
+    world: tuple[str, dict[str, int]],
+) -> None:
     address, _ = world
     watch = await watched(Watching(every=0.1), [address, "127.0.0.1:1"], 1)
     away = await watched(Watching(every=0.1, admin="127.0.0.1:1"), (), 1)

@@ -53,7 +53,9 @@ def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> 
         (HOST, {"req_rate": 5000, "duration": 1}, "cores are needed"),
     ],
 )
-def test_impossible_runs_are_refused(host: ClientHost, traffic: dict[str, object], fault: str) -> None:
+def test_impossible_runs_are_refused(
+    host: ClientHost, traffic: dict[str, object], fault: str
+) -> None:
     assert any(fault in found for found in planned(host, 1, **traffic).faults)
 
 
@@ -93,7 +95,9 @@ def write(path: Path, traffic: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize("latency", ["-5", "0", "soon"])
-def test_plan_command_prints_and_refuses_a_latency_that_nobody_takes(latency: str, tmp_path: Path) -> None:
+def test_plan_command_prints_and_refuses_a_latency_that_nobody_takes(
+    latency: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})
     result = CliRunner().invoke(bench, ["plan", path])
 
@@ -108,7 +112,8 @@ RIGHT = {"req-rate": 5, "duration": 10, "dataset": "random"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [(kind, n) for kind in ("fields", "traffic") for n in range(len(REFUSED[kind]))]
+    ("kind", "number"),
+    [(kind, n) for kind in ("fields", "traffic") for n in range(len(REFUSED[kind]))],
 )
 def test_plan_calls_impossible_what_run_does(kind: str, number: int, tmp_path: Path) -> None:
     fields, fault = REFUSED[kind][number]
@@ -130,7 +135,12 @@ def test_plan_calls_impossible_what_run_does(kind: str, number: int, tmp_path: P
 def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.yaml",
-        {"req-rate": 5, "duration": 20, "dataset": "random", "traffic-spike": {"burst": 5, "after": 5}},
+        {
+            "req-rate": 5,
+            "duration": 20,
+            "dataset": "random",
+            "traffic-spike": {"burst": 5, "after": 5},
+        },
     )
     planned = CliRunner().invoke(bench, ["plan", path])
     result = CliRunner().invoke(bench, ["dataset", path])

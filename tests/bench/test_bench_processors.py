@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.processors.collector import collect_stream, collect_whole
-from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAICompletions, OpenAIResponses
+from extproc.bench.processors.openai import (
+    AnthropicMessages,
+    OpenAIChat,
+    OpenAICompletions,
+    OpenAIResponses,
+)
 from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Record, TokenSource
 from tests.tables import table
@@ -17,7 +22,11 @@ CHAT = (TurnMessage("system", "be brief"), TurnMessage("user", "hi"))
 ASK = ChatQuery("m", CHAT, 5)
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
-RESPONSE_USAGE = {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 8}}
+RESPONSE_USAGE = {
+    "input_tokens": 9,
+    "output_tokens": 2,
+    "input_tokens_details": {"cached_tokens": 8},
+}
 ALL: list[Processor] = [OpenAIChat(), OpenAICompletions(), OpenAIResponses(), AnthropicMessages()]
 
 
@@ -39,11 +48,17 @@ COUNTED = {"stream_options": {"include_usage": True}}
             "/v1/responses",
             {"model": "m", "input": MESSAGES, "max_output_tokens": 5, "stream": True},
         ),
-        (AnthropicMessages(), "/v1/messages", {**TOLD, "system": "be brief", "messages": MESSAGES[1:]}),
+        (
+            AnthropicMessages(),
+            "/v1/messages",
+            {**TOLD, "system": "be brief", "messages": MESSAGES[1:]},
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_request_is_what_the_api_expects(processor: Processor, path: str, body: dict[str, object]) -> None:
+def test_request_is_what_the_api_expects(
+    processor: Processor, path: str, body: dict[str, object]
+) -> None:
     assert (processor.path(ASK), processor.body(ASK)) == (path, body)
 
 
@@ -81,7 +96,9 @@ STREAMS: list[tuple[Processor, bytes]] = [
         sse(
             {
                 "type": "message_start",
-                "message": {"usage": {"input_tokens": 1, "cache_read_input_tokens": 8, "output_tokens": 0}},
+                "message": {
+                    "usage": {"input_tokens": 1, "cache_read_input_tokens": 8, "output_tokens": 0}
+                },
             },
             {"type": "ping"},
             {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "he"}},
@@ -115,7 +132,9 @@ def test_stream_gives_text_chunks_and_tokens(processor: Processor, stream: bytes
             {
                 "object": "response",
                 "error": None,
-                "output": [{"type": "message", "content": [{"type": "output_text", "text": "hello"}]}],
+                "output": [
+                    {"type": "message", "content": [{"type": "output_text", "text": "hello"}]}
+                ],
                 "usage": RESPONSE_USAGE,
             },
         ),
@@ -142,12 +161,20 @@ def test_whole_answer_gives_text(processor: Processor, answer: dict[str, Any]) -
     [
         (OpenAIChat(), {"error": {"message": "broken", "type": "x"}}),
         (OpenAIChat(), {"object": "error", "message": "broken"}),
-        (OpenAIResponses(), {"type": "response.failed", "response": {"error": {"message": "broken"}}}),
+        (
+            OpenAIResponses(),
+            {"type": "response.failed", "response": {"error": {"message": "broken"}}},
+        ),
         (OpenAIResponses(), {"type": "error", "message": "broken"}),
-        (AnthropicMessages(), {"type": "error", "error": {"type": "overloaded_error", "message": "broken"}}),
+        (
+            AnthropicMessages(),
+            {"type": "error", "error": {"type": "overloaded_error", "message": "broken"}},
+        ),
     ],
 )
-def test_error_in_a_stream_is_the_servers_failure(processor: Processor, payload: dict[str, Any]) -> None:
+def test_error_in_a_stream_is_the_servers_failure(
+    processor: Processor, payload: dict[str, Any]
+) -> None:
     record = Record(0, 0, 0, 0.0)
     collect_stream(record, [(1.0, sse(payload))], processor)
 
@@ -158,7 +185,9 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["choices", "delta", "usage", "type", "error", "text"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["choices", "delta", "usage", "type", "error", "text"]), inner
+        )
     ),
 )
 

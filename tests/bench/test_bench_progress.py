@@ -4,7 +4,16 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
-from extproc.bench.progress import Display, Exporter, Goal, GoalProgress, Pace, RunSnapshot, roughly, watching
+from extproc.bench.progress import (
+    Display,
+    Exporter,
+    Goal,
+    GoalProgress,
+    Pace,
+    RunSnapshot,
+    roughly,
+    watching,
+)
 from tests.tables import table
 
 SNAPSHOT = RunSnapshot(
@@ -37,7 +46,9 @@ def test_display_shows_sent_in_flight_errors_ttft_and_lag() -> None:
 
 def test_watching_tells_all_and_ends_with_the_last_state_on_the_console() -> None:
     file, registry = io.StringIO(), CollectorRegistry()
-    with watching("a run", Console(file=file, width=80), Exporter(registry), None, quiet=False) as progress:
+    with watching(
+        "a run", Console(file=file, width=80), Exporter(registry), None, quiet=False
+    ) as progress:
         progress.update(SNAPSHOT)
     text = generate_latest(registry).decode()
 

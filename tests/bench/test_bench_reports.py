@@ -48,11 +48,14 @@ def published() -> RunMetrics:
     )
 
 
-# Trailing blanks are part of the layout: values are left in ten columns. `·` stands for a blank here.
+# Trailing blanks are part of the layout: values are left in ten columns. `·` stands for a blank
+# here.
 PUBLISHED = (Path(__file__).parent / "data" / "published.txt").read_text().replace("·", " ")
 
 
-def test_vllm_text_is_byte_for_byte_the_published_layout_with_goodput_where_limits_are_set() -> None:
+def test_vllm_text_is_byte_for_byte_the_published_layout_with_goodput_where_limits_are_set() -> (
+    None
+):
     limited = vllm_text(replace(published(), goodput=metrics.Goodput(10, 0.1, 1.5)))
 
     assert vllm_text(published()).encode() == PUBLISHED.encode()
@@ -141,7 +144,9 @@ def test_verdict_is_printed_with_its_reasons_literally() -> None:
 
 def hostile() -> RunResult:
     """Names from outside must not become markup."""
-    return result([record(index, index / 10, endpoint="<script>alert(1)</script>") for index in range(30)])
+    return result(
+        [record(index, index / 10, endpoint="<script>alert(1)</script>") for index in range(30)]
+    )
 
 
 def test_html_has_words_for_its_figures_and_folds_the_tables_that_few_read() -> None:
@@ -174,7 +179,9 @@ def test_html_shows_goodput_and_says_where_there_is_nothing_to_plot() -> None:
 @pytest.mark.parametrize(
     "run", [steady(300), hostile(), result([failed(0, 0.0)])], ids=["good", "hostile", "failed"]
 )
-async def test_html_opens_without_console_message_or_network_request(run: RunResult, tmp_path: Path) -> None:
+async def test_html_opens_without_console_message_or_network_request(
+    run: RunResult, tmp_path: Path
+) -> None:
     path = tmp_path / "report.html"
     path.write_text(html_report(run, report.build(run)), "utf-8")
 
@@ -182,7 +189,9 @@ async def test_html_opens_without_console_message_or_network_request(run: RunRes
 
 
 @table("is_capped", [False, True])
-def test_terminal_page_and_comparison_show_the_same_figures_of_the_same_part(is_capped: bool) -> None:
+def test_terminal_page_and_comparison_show_the_same_figures_of_the_same_part(
+    is_capped: bool,
+) -> None:
     """The first half waits four times as long: with a warm-up it is not in any of them, with a cap in all."""
     waits = [2.0 if index < 60 else 0.5 for index in range(120)]
     made = [
@@ -206,7 +215,9 @@ def test_terminal_page_and_comparison_show_the_same_figures_of_the_same_part(is_
         if heading != "failed, of the whole run" and value != "–":  # noqa: RUF001  # as reports have it
             assert f"{heading:.<30}: {value}\n" in terminal
             assert value in page
-            row = next((line for line in comparison.splitlines() if line.startswith(f"| {heading} ")), None)
+            row = next(
+                (line for line in comparison.splitlines() if line.startswith(f"| {heading} ")), None
+            )
             assert row is None or row.split("|")[2].strip() == value
     assert len(comparison.splitlines()) <= 6 + 8
     assert name_part(said) in terminal
@@ -243,7 +254,9 @@ def test_slices_hold_the_rates_the_latencies_and_what_was_in_flight() -> None:
 
 
 def test_rates_add_up_to_the_requests_and_a_slice_without_any_has_no_latency() -> None:
-    due = [record(index, index / 7) for index in range(300)] + [failed(index, index) for index in range(5)]
+    due = [record(index, index / 7) for index in range(300)] + [
+        failed(index, index) for index in range(5)
+    ]
     at, empty = cut_timeline(due, 45.0), cut_timeline([], 0.0)
 
     assert at.asked_rps.sum() * (at.at_s[1] - at.at_s[0]) == pytest.approx(305)

@@ -66,7 +66,9 @@ async def test_stalled_server_shows_in_latency_from_the_intended_start() -> None
         return await answer(request)
 
     async with serving(chat=stall) as port:
-        result = await run_quietly(build_spec(port, {"req-rate": 20, "duration": 3, "max-concurrency": 1}))
+        result = await run_quietly(
+            build_spec(port, {"req-rate": 20, "duration": 3, "max-concurrency": 1})
+        )
 
     ends = [(record.end_s or 0, record) for record in result.records]
     assert sum(end_s - (record.sent_s or 0) > 1 for end_s, record in ends) == 1
@@ -131,7 +133,9 @@ async def test_scrape_without_counters_gives_none() -> None:
         assert read_cache_counters(text) is None
 
 
-async def test_records_hold_endpoint_and_cache_and_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_hold_endpoint_and_cache_and_the_key_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     keys: set[str | None] = set()
 
     async def check(request: aiohttp.web.Request) -> aiohttp.web.Response:
@@ -172,7 +176,9 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
         named, unnamed = build_spec(port, traffic), build_spec(port, traffic, target={})
         assert [await find_model(spec) for spec in (named, unnamed)] == ["m", "tiny"]
     for spec in (unnamed, named):
-        with pytest.raises(LoadError, match=rf"127\.0\.0\.1:{port}: Connection refused: no request"):
+        with pytest.raises(
+            LoadError, match=rf"127\.0\.0\.1:{port}: Connection refused: no request"
+        ):
             await find_model(spec)
     async with serving() as port:  # a server that lists no model
         assert await find_model(build_spec(port, traffic)) == "m"
@@ -229,7 +235,9 @@ OLD_PLUGIN = "def register(registry):\n    registry.reports['mine.txt'] = str\n"
         ("c.py", OLD_PLUGIN, r"registry\.reports was removed in 0\.2"),
     ],
 )
-def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tmp_path: Path) -> None:
+def test_plugin_that_cannot_be_used_is_told(
+    name: str, text: str, fault: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(text)
     plugin = str(tmp_path / name) if name.endswith(".py") else name
 
@@ -240,7 +248,9 @@ def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tm
 @pytest.mark.slow
 async def test_cancelled_run_leaves_no_process_behind() -> None:
     async with serving(chat=answer) as port:
-        running = asyncio.create_task(run_quietly(build_spec(port, {"req-rate": 5, "duration": 60})))
+        running = asyncio.create_task(
+            run_quietly(build_spec(port, {"req-rate": 5, "duration": 60}))
+        )
         await asyncio.sleep(1.5)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -250,7 +260,9 @@ async def test_cancelled_run_leaves_no_process_behind() -> None:
 
 
 @pytest.mark.slow
-def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int, tmp_path: Path) -> None:
+def test_run_command_prints_the_report_and_exits_by_its_verdict(
+    null_server: int, tmp_path: Path
+) -> None:
     output, traffic = tmp_path / "out", {"req-rate": 50, "total-prompts": 20}
     path = write_spec(tmp_path, null_server, {**traffic})
     good = call("run", path, "--quiet", "--output", str(output), "--metrics-port", "0")
@@ -324,7 +336,9 @@ async def test_run_is_measured_once_however_many_formats_tell_it(
 def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: int) -> None:
     """A thousand answers of 100 chunks are more than a pipe holds; a late parent gets them all."""
     spec = build_spec(
-        null_server, {"vus": 20, "total-prompts": 1000, "max-output-length": 100}, target={"model": "m"}
+        null_server,
+        {"vus": 20, "total-prompts": 1000, "max-output-length": 100},
+        target={"model": "m"},
     )
     workload = build_workload(spec, build_registry())
     context = multiprocessing.get_context("spawn")
@@ -350,7 +364,9 @@ def tree(port: int, **more: Any) -> dict[str, Any]:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 60), st.booleans())
-def test_parts_together_are_the_schedule(count: int, processes: int, prompts: int, is_closed: bool) -> None:
+def test_parts_together_are_the_schedule(
+    count: int, processes: int, prompts: int, is_closed: bool
+) -> None:
     """Every start, every user and every conversation is one part's; no other part has it."""
     shape = {"vus": 20} if is_closed else {"req-rate": 10}
     dataset = {"name": "random", "input_tokens": 4}
@@ -371,12 +387,17 @@ def test_parts_together_are_the_schedule(count: int, processes: int, prompts: in
 
 
 @pytest.mark.slow
-async def test_merged_report_counts_what_one_machine_counts(null_server: int, tmp_path: Path) -> None:
+async def test_merged_report_counts_what_one_machine_counts(
+    null_server: int, tmp_path: Path
+) -> None:
     """Both parts are ready long before they begin, whatever else the machine does."""
     spec, start_at = Spec.model_validate(tree(null_server)), time.time() + 40
     parts = [Part(number, 2, start_at) for number in range(2)]
     results = await asyncio.gather(
-        *(run(spec, progress=Silence(), part=each, journal=tmp_path / each.journal) for each in parts)
+        *(
+            run(spec, progress=Silence(), part=each, journal=tmp_path / each.journal)
+            for each in parts
+        )
     )
     whole = await run(spec, progress=Silence())
     result = CliRunner().invoke(bench, ["report", str(tmp_path), "--output", str(tmp_path)])
@@ -385,18 +406,30 @@ async def test_merged_report_counts_what_one_machine_counts(null_server: int, tm
     assert result.exit_code == 0, result.output
     assert report["verdict"]["text"].startswith("valid")
     assert [len(each.records) for each in results] == [20, 20]
-    assert [(part["number"], part["count"], part["starts"], part["records"]) for part in report["parts"]] == [
+    assert [
+        (part["number"], part["count"], part["starts"], part["records"]) for part in report["parts"]
+    ] == [
         (0, 2, 20, 20),
         (1, 2, 20, 20),
     ]
     assert report["whole"]["counts"]["completed"] == len(whole.records) == 40
     merged = merge_parts([(str(i), each) for i, each in enumerate(results)])
-    assert [r.intended_s for r in merged.records] == pytest.approx([r.intended_s for r in whole.records])
+    assert [r.intended_s for r in merged.records] == pytest.approx(
+        [r.intended_s for r in whole.records]
+    )
     assert "part 0 of 2" in result.output
 
 
 def start_part(folder: Path, number: int, start_at: float) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "extproc", "bench", "run", str(folder / "spec.yaml"), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "extproc",
+        "bench",
+        "run",
+        str(folder / "spec.yaml"),
+        "--quiet",
+    ]
     part = ["--part", f"{number}/2", "--start-at", str(start_at), "--output", str(folder)]
     return subprocess.Popen([*command, *part])
 
@@ -433,14 +466,24 @@ def part_of(whole: Sequence[Record], number: int, count: int, **more: Any) -> tu
     [
         ([(0, {})], "share missing", "part 1 of 2 is missing: it has no journal"),
         ([(0, {}), (0, {}), (1, {})], "share missing", "part 0 was given 2 times: parts overlap"),
-        ([(0, {}), (1, {"lost": "it was ready 3.0 s late"})], "share missing", "it was ready 3.0 s late"),
-        ([(0, {"clock_offset_s": 4.1}), (1, {"clock_offset_s": -0.2})], "clocks apart", "about 4 s apart"),
+        (
+            [(0, {}), (1, {"lost": "it was ready 3.0 s late"})],
+            "share missing",
+            "it was ready 3.0 s late",
+        ),
+        (
+            [(0, {"clock_offset_s": 4.1}), (1, {"clock_offset_s": -0.2})],
+            "clocks apart",
+            "about 4 s apart",
+        ),
         ([(0, {"clock_offset_s": 0.9}), (1, {"clock_offset_s": -0.2})], "", ""),
         ([(0, {}), (1, {})], "", ""),
     ],
     ids=["missing", "twice", "lost", "clocks apart", "clocks near", "whole"],
 )
-def test_verdict_tells_parts_faults(parts: list[tuple[int, dict[str, Any]]], kind: str, fault: str) -> None:
+def test_verdict_tells_parts_faults(
+    parts: list[tuple[int, dict[str, Any]]], kind: str, fault: str
+) -> None:
     records = [synthetic.record(index, index * 0.1) for index in range(10)]
     merged = merge_parts([part_of(records, number, 2, **more) for number, more in parts])
     verdict = judge(merged)
@@ -463,7 +506,9 @@ def test_journals_of_other_runs_are_refused_and_of_other_times_told() -> None:
         merge_parts([first, (name, replace(other, info=replace(other.info, model="n")))])
 
 
-async def test_part_that_is_late_says_so_and_leaves_a_journal(null_server: int, tmp_path: Path) -> None:
+async def test_part_that_is_late_says_so_and_leaves_a_journal(
+    null_server: int, tmp_path: Path
+) -> None:
     part = Part(0, 2, time.time() - 5)
     spec = Spec.model_validate(tree(null_server))
     with pytest.raises(LoadError, match=r"part 0 of 2 was ready .* s after --start-at"):
@@ -488,7 +533,9 @@ async def test_part_that_is_late_says_so_and_leaves_a_journal(null_server: int, 
         ("0/2", "2026-11-22T12:00:00", "time zone"),
     ],
 )
-def test_part_and_start_are_read_or_refused(part: str, start_at: str | None, expected: Part | str) -> None:
+def test_part_and_start_are_read_or_refused(
+    part: str, start_at: str | None, expected: Part | str
+) -> None:
     if isinstance(expected, Part):
         assert parse_part(part, start_at) == expected
     else:
@@ -525,4 +572,6 @@ def test_figures_of_merged_parts_are_those_of_one_run(intended_s: list[float], c
     window = whole_run(merged)
 
     assert list(merged.records) == records
-    assert measure(merged.records, window, Slo(ttft_ms=5000)) == measure(records, window, Slo(ttft_ms=5000))
+    assert measure(merged.records, window, Slo(ttft_ms=5000)) == measure(
+        records, window, Slo(ttft_ms=5000)
+    )

@@ -73,7 +73,9 @@ def test_ladder_ends_where_the_client_is_the_limit() -> None:
 
 def dead(rate: float) -> saturate.Rung:
     """A server that is not there."""
-    return build_rung(rate, [failed(i, i / rate, "connect") for i in range(round(rate * SPAN_S))], SPAN_S)
+    return build_rung(
+        rate, [failed(i, i / rate, "connect") for i in range(round(rate * SPAN_S))], SPAN_S
+    )
 
 
 def refusing(rate: float, capacity: float) -> saturate.Rung:
@@ -81,7 +83,9 @@ def refusing(rate: float, capacity: float) -> saturate.Rung:
     kept = []
     for index in range(round(rate * SPAN_S)):
         at = index / rate
-        is_served = int(index * capacity / rate) != int((index - 1) * capacity / rate) or rate <= capacity
+        is_served = (
+            int(index * capacity / rate) != int((index - 1) * capacity / rate) or rate <= capacity
+        )
         times = {"first_token_s": at + 0.04, "end_s": at + 0.05, "chunk_s": [at + 0.04, at + 0.05]}
         kept.append(record(index, at, **times) if is_served else failed(index, at, "http 503"))
     return build_rung(rate, kept, SPAN_S + 0.05)

@@ -53,7 +53,9 @@ SPIKE = {"burst": "1s", "req-rate": "50 qps", "after": "2s", "every": "4s"}
 )
 def test_shape_has_its_rate_in_every_window(traffic: dict[str, Any], expected: list[int]) -> None:
     seconds = len(expected)
-    counts, _ = np.histogram(schedule(req_rate=10, duration=seconds, **traffic), np.arange(seconds + 1))
+    counts, _ = np.histogram(
+        schedule(req_rate=10, duration=seconds, **traffic), np.arange(seconds + 1)
+    )
 
     assert counts.tolist() == pytest.approx(expected, abs=1 if "shape" in traffic else 0)
 
@@ -68,7 +70,9 @@ def test_poisson_gaps_are_exponential_and_constant_ones_are_not() -> None:
 
 @table("burstiness", [0.3, 4.0])
 def test_gamma_gaps_have_shape_burstiness(burstiness: float) -> None:
-    gaps = np.diff(schedule(req_rate=50, total_prompts=20_000, arrivals="gamma", burstiness=burstiness))
+    gaps = np.diff(
+        schedule(req_rate=50, total_prompts=20_000, arrivals="gamma", burstiness=burstiness)
+    )
 
     reference = np.random.default_rng(99).gamma(burstiness, 1 / burstiness / 50, 400_000)
     assert ks_ratio(np.searchsorted(np.sort(reference), gaps) / len(reference)) < 1

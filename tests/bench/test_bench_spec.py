@@ -21,7 +21,9 @@ from tests.bench.manual import blocks
 from tests.tables import table
 
 RESOURCE = (
-    (Path(__file__).parent / "data/proposed.yaml").read_text().replace(", req-rate: 20 qps, after: 5m", "")
+    (Path(__file__).parent / "data/proposed.yaml")
+    .read_text()
+    .replace(", req-rate: 20 qps, after: 5m", "")
 )
 
 
@@ -30,7 +32,11 @@ def test_proposed_resource_is_read_as_it_is() -> None:
 
     traffic = spec.traffic
     assert (spec.name, spec.base_url) == ("llama3-405b-2024-07-01", "http://llm-1.svc.local:8000")
-    assert (traffic.req_rate, traffic.total_prompts, traffic.dataset.name) == (10.0, 1000, "share-gpt")
+    assert (traffic.req_rate, traffic.total_prompts, traffic.dataset.name) == (
+        10.0,
+        1000,
+        "share-gpt",
+    )
     assert traffic.input_length == Distribution(value=1024)
     assert traffic.traffic_spike is not None
     assert traffic.traffic_spike.burst == 600.0
@@ -44,12 +50,19 @@ def test_proposed_resource_is_read_as_it_is() -> None:
 
 
 def test_every_fault_is_told_with_its_place() -> None:
-    text = "performance: {traffic-shape: {req-rate: ten, total-prompts: 0, dataset: random, speed: 1}}"
+    text = (
+        "performance: {traffic-shape: {req-rate: ten, total-prompts: 0, dataset: random, speed: 1}}"
+    )
     with pytest.raises(SettingsError) as caught:
         parse_spec(text)
 
     told = str(caught.value)
-    for place in ("endpoint", "traffic-shape.req-rate", "traffic-shape.total-prompts", "traffic-shape.speed"):
+    for place in (
+        "endpoint",
+        "traffic-shape.req-rate",
+        "traffic-shape.total-prompts",
+        "traffic-shape.speed",
+    ):
         assert place in told
 
 
@@ -73,7 +86,9 @@ REFUSED = yaml.safe_load((Path(__file__).parent / "data/refused.yaml").read_text
 def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault: str) -> None:
     given = {"req-rate": 1, "duration": 60, **fields}
     with pytest.raises(ValueError, match=fault):
-        TrafficShape.model_validate({name: value for name, value in given.items() if value is not None})
+        TrafficShape.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
 
 
 @table(
@@ -84,7 +99,9 @@ def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault:
         ("https://api.example.com/openai/v1/", None, "https://api.example.com/openai"),
     ],
 )
-def test_endpoint_may_be_a_url_and_its_port_said_twice(address: str, port: int | None, expected: str) -> None:
+def test_endpoint_may_be_a_url_and_its_port_said_twice(
+    address: str, port: int | None, expected: str
+) -> None:
     tree = {"endpoint": address, "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}}}
 
     assert Spec.model_validate(tree | ({"port": port} if port else {})).base_url == expected
@@ -170,24 +187,40 @@ def schema() -> dict[str, Any]:
 
 def uncomment(text: str) -> str:
     """Every field that is commented out, taken in; what is a choice against another field stays out."""
-    skipped = ("port:", "max-concurrency:", "shape:", "traffic-spike:", "input-length:", "total-prompts:")
+    skipped = (
+        "port:",
+        "max-concurrency:",
+        "shape:",
+        "traffic-spike:",
+        "input-length:",
+        "total-prompts:",
+    )
     lines = []
     for line in text.splitlines():
         head, sharp, rest = line.partition("# ")
-        is_field = sharp and not head.strip() and rest.split(" ")[0].endswith(":") and rest[0].islower()
-        lines.append(head + rest if is_field and not rest.startswith((*skipped, "plugins:")) else line)
+        is_field = (
+            sharp and not head.strip() and rest.split(" ")[0].endswith(":") and rest[0].islower()
+        )
+        lines.append(
+            head + rest if is_field and not rest.startswith((*skipped, "plugins:")) else line
+        )
     return "\n".join(lines)
 
 
-def test_template_shows_every_section_and_can_be_run_as_it_is_and_with_its_comments_taken_in() -> None:
+def test_template_shows_every_section_and_can_be_run_as_it_is_and_with_its_comments_taken_in() -> (
+    None
+):
     text = invoke("init")
     whole = parse_spec(uncomment(text))
 
     assert {
-        parse_spec(invoke("init", *option)).traffic.req_rate for option in ([], ["--quick"], ["--ab"])
+        parse_spec(invoke("init", *option)).traffic.req_rate
+        for option in ([], ["--quick"], ["--ab"])
     } == {4, 8}
     assert (whole.stack.accelerator, whole.labels) == ("nvidia-l4", {"cluster": "eu-1"})
-    assert [field.alias for field in Spec.model_fields.values() if f"{field.alias}:" not in text] == []
+    assert [
+        field.alias for field in Spec.model_fields.values() if f"{field.alias}:" not in text
+    ] == []
 
 
 def test_init_writes_a_new_file_and_leaves_an_old_one_alone(tmp_path: Path) -> None:
@@ -199,7 +232,9 @@ def test_init_writes_a_new_file_and_leaves_an_old_one_alone(tmp_path: Path) -> N
         invoke("init", str(file))
 
 
-def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(schema: dict[str, Any]) -> None:
+def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(
+    schema: dict[str, Any],
+) -> None:
     for text in (*blocks("yaml"), uncomment(invoke("init"))):
         jsonschema.validate(yaml.safe_load(text), schema)
     for preset in PRESETS:
@@ -208,6 +243,8 @@ def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(sc
 
 
 @pytest.mark.parametrize("wrong", REFUSED["schema"])
-def test_schema_refuses_what_the_model_refuses(schema: dict[str, Any], wrong: dict[str, Any]) -> None:
+def test_schema_refuses_what_the_model_refuses(
+    schema: dict[str, Any], wrong: dict[str, Any]
+) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema)

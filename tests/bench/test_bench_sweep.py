@@ -55,8 +55,16 @@ def sweep_spec(ab: Mapping[str, object] | None = None, **fields: object) -> Spec
     )
 
 
-def cell(strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid", **figures: float) -> Cell:
-    base = {"max_concurrency": cap, "requests": 1000, "duration_s": 10, "req_per_s": 100, "in_flight": 50}
+def cell(
+    strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid", **figures: float
+) -> Cell:
+    base = {
+        "max_concurrency": cap,
+        "requests": 1000,
+        "duration_s": 10,
+        "req_per_s": 100,
+        "in_flight": 50,
+    }
     return Cell(strategy, {**base, **figures}, "", repeat, RunVerdict.parse(said))
 
 
@@ -65,13 +73,17 @@ def spot(sweep: sweep_table.SweepTable, strategy: str) -> sweep_table.Spot:
 
 
 def published(name: str) -> list[Cell]:
-    return read_published(files("extproc.bench.published").joinpath(name).read_text("utf-8").splitlines())
+    return read_published(
+        files("extproc.bench.published").joinpath(name).read_text("utf-8").splitlines()
+    )
 
 
 def test_sweep_goes_through_all_loads_and_arms_before_the_next_repeat() -> None:
     tasks = list_tasks(sweep_spec())
 
-    assert [(task.load.concurrency, task.arm.name, task.repeat, task.spec.seed) for task in tasks] == [
+    assert [
+        (task.load.concurrency, task.arm.name, task.repeat, task.spec.seed) for task in tasks
+    ] == [
         (100, "round_robin", 0, 0),
         (100, "prefix_hash", 0, 0),
         (800, "round_robin", 0, 0),
@@ -123,7 +135,9 @@ def test_dataset_is_laid_over_the_traffic_shape_and_named() -> None:
         ({"concurrency": [1]}, 2, "2 processes cannot share a concurrency of 1"),
     ],
 )
-def test_sweep_that_makes_no_sense_is_refused(fields: dict[str, object], processes: int, fault: str) -> None:
+def test_sweep_that_makes_no_sense_is_refused(
+    fields: dict[str, object], processes: int, fault: str
+) -> None:
     with pytest.raises(SettingsError, match=fault):
         list_tasks(sweep_spec(None, **fields).model_copy(update={"processes": processes}))
 
@@ -145,18 +159,24 @@ class World:
         if len(self.titles) == self._stop_before:
             raise Interrupted
         self.titles.append(title)
-        return result([record(index, index / 10) for index in range(100)], duration_s=11.4, of=seeded)
+        return result(
+            [record(index, index / 10) for index in range(100)], duration_s=11.4, of=seeded
+        )
 
 
 def keep_in(folder: Path, task: Task, said: report.Report) -> None:
-    sweeping.append_measured(folder / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said))
+    sweeping.append_measured(
+        folder / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said)
+    )
 
 
 def do(tasks: Sequence[Task], folder: Path, world: World) -> list[str]:
     """Does what is missing as the command does it; returns the titles of what was run."""
     missing = sweeping.find_missing(tasks, folder)
     asyncio.run(
-        sweeping.run_tasks(missing, world.run, world, lambda task, _, said: keep_in(folder, task, said))
+        sweeping.run_tasks(
+            missing, world.run, world, lambda task, _, said: keep_in(folder, task, said)
+        )
     )
     return world.titles
 
@@ -185,7 +205,9 @@ def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
     assert len(world.titles) == 1
 
 
-def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(tmp_path: Path) -> None:
+def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(
+    tmp_path: Path,
+) -> None:
     do(list_tasks(sweep_spec()), tmp_path, World())
     wider = sweep_spec({"repeats": 3, "arms": [*ARMS, "random"]}, concurrency=[100, 200])
     added = do(list_tasks(wider), tmp_path, World())
@@ -210,7 +232,9 @@ def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> No
     tasks, world = list_tasks(sweep_spec()), World()
 
     def keep(task: Task, made: RunResult, said: report.Report) -> None:
-        keep_in(tmp_path, task, report.build(replace(made, records=())) if task is tasks[0] else said)
+        keep_in(
+            tmp_path, task, report.build(replace(made, records=())) if task is tasks[0] else said
+        )
 
     asyncio.run(sweeping.run_tasks(tasks, world.run, world, keep))
 
@@ -256,7 +280,9 @@ def test_ratios_are_paired_by_repeat() -> None:
 
 def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency() -> None:
     usual = cell("round_robin", total_tok_per_s=100, ttft_mean_ms=400)
-    limited = cell("prefix_hash", said="invalid: client-limited", total_tok_per_s=145, ttft_mean_ms=2)
+    limited = cell(
+        "prefix_hash", said="invalid: client-limited", total_tok_per_s=145, ttft_mean_ms=2
+    )
     broken = cell("prefix_hash", said="invalid: requests failed", total_tok_per_s=145)
     sweep = sweep_table.gather("x", [usual, limited])
     (line,) = sweep_table.sweep_headlines(sweep)
@@ -270,7 +296,9 @@ def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency
     for worse in (broken, cell("prefix_hash", said="invalid: client-limited, partial")):
         named = replace(worse, dataset="invalid: client-limited")
         assert not sweep_table.gather("x", [usual, limited, named]).is_client_limited_only
-    assert not sweep_table.gather("x", [limited], faults=["a run is missing"]).is_client_limited_only
+    assert not sweep_table.gather(
+        "x", [limited], faults=["a run is missing"]
+    ).is_client_limited_only
     assert 'class="dot' not in sweep_table.sweep_html(sweep)  # one load is drawn as bars
     assert "no ratio" in sweep_table.sweep_headlines(sweep_table.gather("x", [usual, broken]))[0]
 
@@ -298,7 +326,9 @@ def test_headline_is_of_the_highest_load_that_compares() -> None:
 
 def test_single_runs_have_no_interval_and_unequal_rates_are_remarked() -> None:
     sweep = sweep_table.gather("x", [cell("a", total_tok_per_s=1), cell("b", total_tok_per_s=2)])
-    uneven = sweep_table.gather("x", [cell("round_robin", req_per_s=50), cell("prefix_hash", req_per_s=100)])
+    uneven = sweep_table.gather(
+        "x", [cell("round_robin", req_per_s=50), cell("prefix_hash", req_per_s=100)]
+    )
 
     assert "too few for an interval" in sweep_table.how(sweep)
     assert "b |  2.00 |" in sweep_table.sweep_markdown(sweep)
@@ -340,7 +370,9 @@ SEEDS = Path(str(files("extproc.simulator.fleet"))) / "kubeai-8xl4.csv"
 
 def test_on_time_client_leaves_nothing_in_flight_below_capacity_and_drains_evenly_above() -> None:
     assert on_time_in_flight(rate=10, cap=100, count=1000, throughput=20) == 0.0
-    assert on_time_in_flight(rate=1e9, cap=1e9, count=1000, throughput=10) == pytest.approx(500, rel=0.01)
+    assert on_time_in_flight(rate=1e9, cap=1e9, count=1000, throughput=10) == pytest.approx(
+        500, rel=0.01
+    )
 
 
 @table(
@@ -350,9 +382,13 @@ def test_on_time_client_leaves_nothing_in_flight_below_capacity_and_drains_evenl
         ("round_robin", [716, 1282, 2141, 3245], "valid"),
     ],
 )
-def test_published_cells_are_judged_by_littles_law(strategy: str, in_flight: list[int], verdict: str) -> None:
+def test_published_cells_are_judged_by_littles_law(
+    strategy: str, in_flight: list[int], verdict: str
+) -> None:
     """KubeAI's 8 x L4: its prefix-hash client had far fewer in flight than one on time would have had."""
-    rows = [row for row in read_published(SEEDS.read_text().splitlines()) if row.strategy == strategy]
+    rows = [
+        row for row in read_published(SEEDS.read_text().splitlines()) if row.strategy == strategy
+    ]
     verdicts = [judge_cell(row) for row in rows]
 
     assert [row.cap for row in rows] == [800, 1600, 3200, 8000]
@@ -366,7 +402,10 @@ def test_published_cells_are_judged_by_littles_law(strategy: str, in_flight: lis
         ("strategy,requests\nround_robin,1\n", "lacks columns"),
         ("", "lacks columns"),
         (SEEDS.read_text().replace("8000.0", "many"), "no number"),
-        (SEEDS.read_text().splitlines()[0] + "\n800,800,round_robin\n", "lacks duration_s, requests"),
+        (
+            SEEDS.read_text().splitlines()[0] + "\n800,800,round_robin\n",
+            "lacks duration_s, requests",
+        ),
     ],
 )
 def test_table_without_its_columns_or_numbers_is_refused(text: str, fault: str) -> None:
@@ -387,7 +426,9 @@ def test_published_k6_runs_give_the_published_headlines() -> None:
     assert small.mean == pytest.approx(469.34 / 712.11)
     assert large.mean == pytest.approx(361.07 / 405.39)
     # A cold first run and a warm second one are no repeats: there is no mean of both.
-    assert {spot.figures["e2e_mean_ms"].count for part in parts.values() for spot in part.spots} == {1}
+    assert {
+        spot.figures["e2e_mean_ms"].count for part in parts.values() for spot in part.spots
+    } == {1}
     # The single replica was cut off after ten and a half minutes.
     assert (alone.figures["duration_s"], alone.figures["unfinished"]) == (630, 249)
     assert alone.in_flight == pytest.approx(314, abs=1)
@@ -397,7 +438,9 @@ def test_published_pairs_that_their_client_limited_have_a_bound_and_no_latency_r
     pair = published("kubeai-8xl4-laptop.csv")
     sweep = sweep_table.gather("seed", read_published(SEEDS.read_text().splitlines()))
 
-    assert [(one.requests, str(one.verdict)) for one in pair] == [(4000, "invalid: client-limited")] * 2
+    assert [(one.requests, str(one.verdict)) for one in pair] == [
+        (4000, "invalid: client-limited")
+    ] * 2
     assert "tok/s at least +45%" in sweep_table.sweep_headlines(sweep)[-1]
     assert len(sweep.faults) == 5
 
@@ -409,7 +452,12 @@ def test_simulated_table_is_read_with_its_seeds_as_repeats() -> None:
     rows = list_rows([PublishedCell(seed_preset.read_published_cells()[0], False, run)])
     (one,) = read_published(write_csv(rows).splitlines())
 
-    assert (one.repeat, one.dataset, str(one.said), one.requests) == (3, "client on time", "valid", 40)
+    assert (one.repeat, one.dataset, str(one.said), one.requests) == (
+        3,
+        "client on time",
+        "valid",
+        40,
+    )
     assert one.figures["hit_rate"] == pytest.approx(run.hit_rate)
     assert one.figures["e2e_mean_ms"] == pytest.approx(run.e2e.mean_ms)
 
@@ -426,7 +474,13 @@ def sweep_file(folder: Path, port: int, **ab: object) -> Path:
         "target": {"model": "m"},
         "performance": {"traffic-shape": {"dataset": dataset, "total-prompts": 40, "vus": 1}},
         "limits": {"lag-p99": "10s", "loop-lag-p99": "10s", "cpu": 100, "latencies": 0},
-        "ab": {"arms": ["random", "least_load"], "command": command, "flush": [], "repeats": 1, **ab},
+        "ab": {
+            "arms": ["random", "least_load"],
+            "command": command,
+            "flush": [],
+            "repeats": 1,
+            **ab,
+        },
         "sweep": {"concurrency": [1, 4]},
     }
     path = folder / "spec.yaml"
@@ -435,7 +489,9 @@ def sweep_file(folder: Path, port: int, **ab: object) -> Path:
 
 
 @pytest.mark.slow
-def test_sweep_command_writes_a_page_and_does_only_what_is_missing(null_server: int, tmp_path: Path) -> None:
+def test_sweep_command_writes_a_page_and_does_only_what_is_missing(
+    null_server: int, tmp_path: Path
+) -> None:
     """1. Two arms at two loads. 2. The same again: nothing to do. 3. A second repeat: the other half."""
     out = tmp_path / "out"
     command = ["sweep", str(sweep_file(tmp_path, null_server)), "--output", str(out), "--quiet"]
@@ -461,7 +517,10 @@ def test_page_of_many_datasets_folds_their_figures(tmp_path: Path) -> None:
     assert invoke(["page", str(table), "--output", str(path)]).exit_code == 0
     parts = re.split(r"<details|</details>", path.read_text())
 
-    assert ["".join(parts[fold::2]).count("<table") for fold in (0, 1)] == [2, 4]  # ratios; datasets' figures
+    assert ["".join(parts[fold::2]).count("<table") for fold in (0, 1)] == [
+        2,
+        4,
+    ]  # ratios; datasets' figures
 
 
 @pytest.mark.skipif(find() is None, reason="chromium is not installed")

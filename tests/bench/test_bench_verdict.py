@@ -69,7 +69,9 @@ def with_client(run: RunResult, **changes: object) -> RunResult:
 
 
 def with_limits(run: RunResult, spec: Spec = SPEC, **limits: float) -> RunResult:
-    return with_info(run, spec=spec.model_copy(update={"limits": spec.limits.model_copy(update=limits)}))
+    return with_info(
+        run, spec=spec.model_copy(update={"limits": spec.limits.model_copy(update=limits)})
+    )
 
 
 def without_cap(run: RunResult, window: Window) -> RunResult:
@@ -91,7 +93,10 @@ def test_run_that_kept_its_schedule_is_valid() -> None:
     ("run", "reason"),
     [
         (build_run(lag_s=0.08), "began up to 80 ms late"),
-        (with_client(build_run(), samples=(LoopSample(1.0, 0.2, 5),)), "stood still for up to 200 ms"),
+        (
+            with_client(build_run(), samples=(LoopSample(1.0, 0.2, 5),)),
+            "stood still for up to 200 ms",
+        ),
         (with_client(build_run(), cpu_s=9.5), "used 95% of a core"),
         (build_run(missing=20), "offered 10.00 req/s, began 8.00"),
     ],
@@ -114,7 +119,10 @@ def broken_off(run: RunResult) -> RunResult:
     ("run", "remark"),
     [
         # The spec asked for the cap.
-        (with_client(build_run(missing=20), cap_full_s=8.0), "the concurrency cap was full 80% of the time"),
+        (
+            with_client(build_run(missing=20), cap_full_s=8.0),
+            "the concurrency cap was full 80% of the time",
+        ),
         (
             with_client(build_run(), samples=tuple(LoopSample(i / 10, 0.0, i) for i in range(100))),
             "not steady",
@@ -126,7 +134,10 @@ def broken_off(run: RunResult) -> RunResult:
             "short window: its 2.0 s are 4.0 times as long as a request",
         ),
         (broken_off(build_run()), "20 requests were cut off when graceful-stop was over"),
-        (with_info(build_run(), prompts=40), "40 prompts began again: 60% of the requests are repeats"),
+        (
+            with_info(build_run(), prompts=40),
+            "40 prompts began again: 60% of the requests are repeats",
+        ),
         (
             with_info(build_run(), spec=build_spec(**{"max-concurrency": 50, "warm-up": 2})),
             "warm-up and cool-down are not used",
@@ -157,7 +168,9 @@ def test_load_that_was_not_offered_is_never_a_plain_valid(asked_rps: float, text
     said = (*verdict.reasons, *verdict.remarks)
 
     assert (verdict.text, verdict.has_doubts) == (text, text == "valid, with remarks")
-    assert any(f"{asked_rps:.2f} req/s asked for, 10.00 due" in each for each in said) == (text != "valid")
+    assert any(f"{asked_rps:.2f} req/s asked for, 10.00 due" in each for each in said) == (
+        text != "valid"
+    )
     # One of ten that is missing in a window of a second is where the window ends.
     few = with_info(build_run(), offered_rps=10.0, window=Window(0.01, 0.99))
     assert not any("asked for" in each for each in judge(few).remarks)
@@ -296,6 +309,8 @@ def run_with(tmp_path: Path, port: int, **fields: Any) -> int:
 
 
 @pytest.mark.slow
-def test_exit_status_tells_a_missed_threshold_from_an_invalid_run(null_server: int, tmp_path: Path) -> None:
+def test_exit_status_tells_a_missed_threshold_from_an_invalid_run(
+    null_server: int, tmp_path: Path
+) -> None:
     assert run_with(tmp_path, null_server, thresholds=["failed < 1%", "ttft_ms.p95 < 1000 s"]) == 0
     assert run_with(tmp_path, null_server, thresholds=["ttft_ms.p95 > 1000 s"]) == THRESHOLD_MISSED

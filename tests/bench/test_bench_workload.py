@@ -69,7 +69,10 @@ def test_closed_loop_has_no_schedule_and_runs_the_dataset_once_unless_told() -> 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "ramp": {"shape": {"name": "ramp", "to": 60, "over": 20}},
     "steps": {
-        "shape": {"name": "steps", "steps": [{"req-rate": 2, "duration": 5}, {"req-rate": 50, "duration": 9}]}
+        "shape": {
+            "name": "steps",
+            "steps": [{"req-rate": 2, "duration": 5}, {"req-rate": 50, "duration": 9}],
+        }
     },
     "spike": {"traffic_spike": {"burst": 5, "req_rate": 90, "after": 3}},
     "spikes": {"traffic_spike": {"burst": 1, "req_rate": 90, "after": 1, "every": 3}},
@@ -82,7 +85,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 @table("traffic", SCHEDULES.values(), ids=SCHEDULES)
 @table("dataset", ["random", "synthetic", "shared-prefix"])
 @table("seed", [0, 7])
-def test_generated_dataset_never_begins_again(traffic: dict[str, Any], dataset: str, seed: int) -> None:
+def test_generated_dataset_never_begins_again(
+    traffic: dict[str, Any], dataset: str, seed: int
+) -> None:
     """A prompt that comes twice is answered from a cache, and what is measured is that."""
     section: dict[str, Any] = {"name": dataset}
     if dataset == "shared-prefix":
@@ -123,7 +128,10 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
             "min_mesages: there .* did you mean min-messages",
         ),
         ({"req_rate": None, "shape": "trace"}, "arrival times"),
-        ({"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}}, "more than"),
+        (
+            {"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}},
+            "more than",
+        ),
         ({"req_rate": 0.001, "duration": 1, "arrivals": "poisson"}, "no start"),
         *(
             ({**bound, **window}, "leave nothing of")
@@ -153,7 +161,11 @@ def test_same_seed_same_workload() -> None:
         ({"value": 7}, 7, 0),
         ({"kind": "uniform", "min": 10, "max": 30}, 20, 20 / 12**0.5),
         ({"kind": "normal", "mean": 50, "std": 5}, 50, 5),
-        ({"kind": "lognormal", "mean": 94.46, "sigma": 0.5}, 94.46, 94.46 * (np.exp(0.25) - 1) ** 0.5),
+        (
+            {"kind": "lognormal", "mean": 94.46, "sigma": 0.5},
+            94.46,
+            94.46 * (np.exp(0.25) - 1) ** 0.5,
+        ),
         ({"kind": "exponential", "mean": 12}, 12, 12),
         ({"kind": "choice", "values": [1, 3]}, 2, 1),
     ],
@@ -216,10 +228,14 @@ def test_presets_of_published_runs_end_as_those_did() -> None:
 
 
 @table(("made", "end_s"), [(20, 1.9), (19, 100)])
-def test_window_of_users_ends_with_their_last_request_or_with_the_time(made: int, end_s: float) -> None:
+def test_window_of_users_ends_with_their_last_request_or_with_the_time(
+    made: int, end_s: float
+) -> None:
     """20 requests were to be made within 100 s: if they were not, time ended the run."""
     spec = read_spec(vus=2, total_prompts=20, duration=100, dataset="random")
     workload = build_workload(spec, build_registry())
-    window = find_window(spec, workload, [Record(index, index, 0, index / 10) for index in range(made)])
+    window = find_window(
+        spec, workload, [Record(index, index, 0, index / 10) for index in range(made)]
+    )
 
     assert window.end_s == pytest.approx(end_s)

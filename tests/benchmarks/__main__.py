@@ -1,7 +1,7 @@
 """`make bench`: the benchmarks of this folder, one after the other; each prints a table and writes JSON.
 
-`seed`, `gateways`, `cost`, `events` and `hostile` take minutes: `make bench-seed` and so on, or their names;
-`faults_simulated` wants to know how many seeds.
+`seed`, `gateways`, `cost`, `events` and `hostile` take minutes: `make bench-seed` and so on, or
+their names; `faults_simulated` wants to know how many seeds.
 """
 
 import argparse
@@ -14,8 +14,12 @@ HERE = Path(__file__).parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of the JSON files")
-    parser.add_argument("names", nargs="*", help="which ones, as in `pick gateway`; else all but those")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/bench"), help="folder of the JSON files"
+    )
+    parser.add_argument(
+        "names", nargs="*", help="which ones, as in `pick gateway`; else all but those"
+    )
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     every = {path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py")}

@@ -1,6 +1,7 @@
 """What Envoy pays for long answers when it asks the service: its CPU for a request, beside Envoy alone.
 
-64 clients get answers of 76 chunks, 10 ms apart, of which the service sees none. The aim: 1.25 at most.
+64 clients get answers of 76 chunks, 10 ms apart, of which the service sees none. The aim: 1.25 at
+most.
 """
 
 import asyncio
@@ -38,7 +39,10 @@ def main() -> None:
     base, envoy = ([one.envoy_us for one in each] for each in (alone, ours))
     cpu = {"Envoy, asking": envoy, "both": [*map(add, envoy, (one.server_us for one in ours))]}
     rows = [Row(what, each, "µs CPU") for what, each in {ALONE: base, **cpu}.items()]
-    rows += [Row(f"{what}, to {ALONE}", [*map(truediv, each, base)], "times") for what, each in cpu.items()]
+    rows += [
+        Row(f"{what}, to {ALONE}", [*map(truediv, each, base)], "times")
+        for what, each in cpu.items()
+    ]
     report(f"a request with an answer of {CHUNKS} chunks", rows, reference=ALONE)
 
 

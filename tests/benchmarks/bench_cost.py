@@ -1,9 +1,10 @@
 """What the service costs at the sizes that other routers published: docs/why/performance.md has the table.
 
-A hundred endpoints. Through Envoy with the shipped file, its access logs included, and nothing but defaults,
-beside the same Envoy that asks nobody and writes no log; before that, nobody asks at all. Every prompt is new
-from its first byte. Endpoints answer at once, as their answers never pass the service. Clients, two Envoys,
-endpoints and the service share this machine. CPU is a process's, from /proc. Four minutes: `make bench-cost`.
+A hundred endpoints. Through Envoy with the shipped file, its access logs included, and nothing but
+defaults, beside the same Envoy that asks nobody and writes no log; before that, nobody asks at all.
+Every prompt is new from its first byte. Endpoints answer at once, as their answers never pass the
+service. Clients, two Envoys, endpoints and the service share this machine. CPU is a process's, from
+/proc. Four minutes: `make bench-cost`.
 """
 
 import asyncio
@@ -30,9 +31,7 @@ from tests.stack.service import Service
 PAGE: Final = (Path(__file__).parents[1] / "simulator/data/metrics-0.32.0.txt").read_bytes()
 ANSWER: Final = b"data: [DONE]\n\n"
 HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
-PATH: Final = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: "
-)
+PATH: Final = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: "
 NUMBERS: Final = count(10**7)
 IDLE_S: Final = 45.0
 
@@ -52,7 +51,10 @@ class Load:
 LOADS: Final = (
     Load("500 a second, 200 tokens", 800, 1, 500, 400, 12),
     Load("98 a second, 100,000 tokens", 400_000, 40, 98, 400, 15),
-    *(Load(f"220 kB, {clients} clients", 220_000, 20, 0, clients, 6) for clients in (20, 60, 100, 150, 200)),
+    *(
+        Load(f"220 kB, {clients} clients", 220_000, 20, 0, clients, 6)
+        for clients in (20, 60, 100, 150, 200)
+    ),
 )
 
 
@@ -67,7 +69,9 @@ class Endpoint(asyncio.Protocol):
         if not self._left:
             head, _, data = data.partition(b"\r\n\r\n")
             answer = PAGE if head.startswith(b"GET") else ANSWER
-            self._left = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+            self._left = int(
+                head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0
+            )
         self._left -= len(data)
         if not self._left:
             self.write(HEAD % len(answer) + answer)
@@ -128,13 +132,22 @@ def measure(arm: Arm, load: Load) -> dict[str, float]:
     before, began_s = [cpu_s(pid) for pid in pids], time.perf_counter()
     took_ms = uvloop.run(drive(port, load, load.seconds))
     rate = len(took_ms) / (time.perf_counter() - began_s)
-    envoy, *service = [(cpu_s(pid) - was) * 1e3 / len(took_ms) for pid, was in zip(pids, before, strict=True)]
+    envoy, *service = [
+        (cpu_s(pid) - was) * 1e3 / len(took_ms) for pid, was in zip(pids, before, strict=True)
+    ]
     p50, p99 = np.percentile(took_ms, [50, 99]).tolist()
     memory = memory_bytes(pids[-1]) / 2**20
     missed = arm.gateway.ext_proc()["failure_mode_allowed"] - missed
     if missed:
         print(f"{load.name}: {missed} of {len(took_ms)} requests went past the service")
-    return {"rate": rate, "service": sum(service), "envoy": envoy, "memory": memory, "p50": p50, "p99": p99}
+    return {
+        "rate": rate,
+        "service": sum(service),
+        "envoy": envoy,
+        "memory": memory,
+        "p50": p50,
+        "p99": p99,
+    }
 
 
 def tell(alone: dict[str, float], ours: dict[str, float]) -> Iterator[str]:
@@ -148,7 +161,9 @@ def main() -> None:
     ports, arms = free_ports(104), []
     endpoints = ports[4:]
     headings = ("", "Envoy alone: req/s", "with us", "service: CPU, ms/request", "cores", "MiB")
-    table = Table(*headings, "Envoy: CPU, ms/request, alone, with us", "p50, ms", "p99, ms", title="cost")
+    table = Table(
+        *headings, "Envoy: CPU, ms/request, alone, with us", "p50, ms", "p99, ms", title="cost"
+    )
     with TemporaryDirectory() as name, ExitStack() as running:
         running.enter_context(beside(serve, endpoints))
         service = Service(under(Path(name), "service"))
@@ -159,10 +174,14 @@ def main() -> None:
         used_s, began_s = cpu_s(service.pid), time.monotonic()
         time.sleep(IDLE_S)
         cores = (cpu_s(service.pid) - used_s) / (time.monotonic() - began_s)
-        table.add_row("nobody asks", "", "", "", f"{cores:.3f}", f"{memory_bytes(service.pid) / 2**20:.0f}")
+        table.add_row(
+            "nobody asks", "", "", "", f"{cores:.3f}", f"{memory_bytes(service.pid) / 2**20:.0f}"
+        )
         for i, asked in enumerate((None, service)):
             listen = ports[2 * i], ports[2 * i + 1], asked.port if asked else 0
-            gateway = build_gateway(under(Path(name), f"envoy-{i}"), *listen, endpoints, is_shipped=True)
+            gateway = build_gateway(
+                under(Path(name), f"envoy-{i}"), *listen, endpoints, is_shipped=True
+            )
             running.enter_context(gateway).wait_ready()
             gateway.wait_until(gateway.sees_service if asked else gateway.is_ready)
             arms.append(Arm(f"envoy-{i}", gateway, asked))

@@ -1,7 +1,8 @@
 """What hearing KV events costs, and how long it holds up picks. `make bench-events`.
 
-Four publishers in processes of their own send messages as steps of engines do. CPU is this process's. A pick
-is due each 2 ms; what holds it up is the loop's thread's work meanwhile, at most as long as it came too late.
+Four publishers in processes of their own send messages as steps of engines do. CPU is this
+process's. A pick is due each 2 ms; what holds it up is the loop's thread's work meanwhile, at most
+as long as it came too late.
 """
 
 import asyncio
@@ -29,7 +30,12 @@ from tests.stack.ports import free_ports
 ROUNDS, ROUND_S = 7, 4.0
 HOSTS = [f"127.0.0.{number}" for number in range(1, 5)]
 # Of each engine: messages a second, and events of one block in each; 0: as fast as it can.
-KINDS = {"none": (1, 0), "1,000 blocks a second": (32, 8), "100,000 a second": (250, 100), "floods": (0, 100)}
+KINDS = {
+    "none": (1, 0),
+    "1,000 blocks a second": (32, 8),
+    "100,000 a second": (250, 100),
+    "floods": (0, 100),
+}
 
 
 def publish(host: str, port: int, per_s: int, events: int) -> None:
@@ -72,7 +78,9 @@ def measure_beside(rate: tuple[int, int]) -> tuple[float, float]:
     command = [sys.executable, "-m", "tests.benchmarks.bench_events", "publish"]
     with ExitStack() as stack:
         for host in HOSTS:
-            process = subprocess.Popen([*command, host, *map(str, (port, *rate))], stdout=subprocess.PIPE)
+            process = subprocess.Popen(
+                [*command, host, *map(str, (port, *rate))], stdout=subprocess.PIPE
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
             process.stdout.readline()  # type: ignore[union-attr]  # it publishes
@@ -81,7 +89,11 @@ def measure_beside(rate: tuple[int, int]) -> tuple[float, float]:
 
 def main() -> None:
     rows = [
-        Row(f"a block, {blocks} in {events} events", [each / blocks / events for each in taken], "µs")
+        Row(
+            f"a block, {blocks} in {events} events",
+            [each / blocks / events for each in taken],
+            "µs",
+        )
         for blocks, events in ((1, 1), (1, 64), (2_000, 1))
         for taken in [time_us(partial(read_events, payload(*[stored(blocks)] * events)), 200)]
     ]

@@ -1,8 +1,9 @@
 """Sharing over a carrier that is slow, lossy, cut in halves, flooded, restarted, dead: hits, and decisions.
 
-Real processes, a mesh through relays and a real NATS server; conversations whose turns go to any gateway,
-the next one 0.3 to 0.5 s after the one before. "At once" are the turns from a fault's beginning on, some 4 s
-of them; the others come after these. Reference: the same gateways that share nothing.
+Real processes, a mesh through relays and a real NATS server; conversations whose turns go to any
+gateway, the next one 0.3 to 0.5 s after the one before. "At once" are the turns from a fault's
+beginning on, some 4 s of them; the others come after these. Reference: the same gateways that share
+nothing.
 """
 
 import asyncio
@@ -26,7 +27,9 @@ SEEDS: Final = count(1)
 
 
 async def hits(
-    name: str, services: Sequence[Sharing], having: Callable[[], AbstractAsyncContextManager[object]]
+    name: str,
+    services: Sequence[Sharing],
+    having: Callable[[], AbstractAsyncContextManager[object]],
 ) -> list[Row]:
     """Each time: as many turns as gateways need to find out how it stands, then the fault begins."""
     at_once, rates, waits_ms = list[float](), list[float](), list[float]()
@@ -62,7 +65,9 @@ async def measure(directory: Path) -> list[Row]:
         async with carried(carrier, directory / carrier) as carriage:
             rows += await hits(carrier, carriage.services, nullcontext)
             for fault in FAULTS:
-                rows += await hits(f"{carrier}, {fault}", carriage.services, partial(once, carriage, fault))
+                rows += await hits(
+                    f"{carrier}, {fault}", carriage.services, partial(once, carriage, fault)
+                )
     return rows
 
 

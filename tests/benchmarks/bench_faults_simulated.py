@@ -12,7 +12,8 @@ from typing import Any, Final
 from extproc.simulator.fleet.bus import BusFault
 from extproc.simulator.fleet.cell import MatrixCell
 
-# What K lacks of a time to be measured, its users have: 0.3 s between an answer and the next question.
+# What K lacks of a time to be measured, its users have: 0.3 s between an answer and the next
+# question.
 WORKLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "K": {"load": 0.75, "think_s": 0.3, "warmup_s": 60.0, "measured_s": 120.0},
     "C": {"load": 0.75, "warmup_s": 100.0, "measured_s": 120.0},
@@ -40,10 +41,13 @@ def measure(workload: str, arm: str, seed: int) -> Figures:
     begins_s = cell.warmup_s + cell.measured_s / 2  # type: ignore[operator]  # they are given above
     ends_s = cell.warmup_s + cell.measured_s  # type: ignore[operator]  # likewise
     flights = [one for one in cell.simulate().flights if begins_s <= one.due_at < ends_s]
-    stretches = [[one for one in flights if one.due_at < begins_s + long_s] for long_s in STRETCHES_S]
+    stretches = [
+        [one for one in flights if one.due_at < begins_s + long_s] for long_s in STRETCHES_S
+    ]
     return [
         (
-            sum(one.cached_tokens for one in stretch) / sum(one.plan.prompt_tokens for one in stretch),
+            sum(one.cached_tokens for one in stretch)
+            / sum(one.plan.prompt_tokens for one in stretch),
             fmean(one.due_ttft_s for one in stretch),
         )
         for stretch in stretches
@@ -62,7 +66,10 @@ def main() -> None:
     for workload, arm in product(workloads, ARMS):
         for place, long_s in enumerate(STRETCHES_S):
             pairs = [
-                (figures[workload, arm, seed][place], figures[workload, "nothing shared", seed][place])
+                (
+                    figures[workload, arm, seed][place],
+                    figures[workload, "nothing shared", seed][place],
+                )
                 for seed in seeds
             ]
             hits = spread([one[0] / other[0] if other[0] else 1.0 for one, other in pairs])

@@ -1,9 +1,9 @@
 """What a request costs through a real Envoy: CPU of the service and of Envoy, rate, latency.
 
 Arms, each an Envoy that runs envoy/standalone.yaml: nobody asked, handlers that do nothing on two
-transports, the service with its default strategy, by prefix_hash, and without bodies (round_robin). A
-further Envoy is the four endpoints and answers at once. A closed loop drives one arm after the other, in
-rounds; then one request at a time. CPU is user + system time of a process, from /proc.
+transports, the service with its default strategy, by prefix_hash, and without bodies (round_robin).
+A further Envoy is the four endpoints and answers at once. A closed loop drives one arm after the
+other, in rounds; then one request at a time. CPU is user + system time of a process, from /proc.
 """
 
 import argparse
@@ -70,14 +70,18 @@ def build_requests() -> list[bytes]:
     """Returns whole HTTP/1.1 requests, each a conversation of its own."""
     text = "lorem ipsum " * (PROMPT_CHARS // 12)
     bodies = [
-        chat_body([{"role": "user", "content": f"prompt {number}: {text}"}], stream=True, max_tokens=100)
+        chat_body(
+            [{"role": "user", "content": f"prompt {number}: {text}"}], stream=True, max_tokens=100
+        )
         for number in range(PROMPTS)
     ]
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
     return [head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body for body in bodies]
 
 
-async def _client(port: int, requests: Sequence[bytes], turns: Iterator[int], took_s: list[float]) -> None:
+async def _client(
+    port: int, requests: Sequence[bytes], turns: Iterator[int], took_s: list[float]
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for turn in turns:
         began = time.perf_counter()
@@ -108,10 +112,13 @@ def measure(arm: Arm, total: int, clients: int) -> Round:
     took_s = uvloop.run(_drive(port, total, clients, build_requests()))
     all_s = time.perf_counter() - began
     server_us, envoy_us = (
-        ((cpu_s(pid) if pid else 0.0) - was) * 1e6 / total for pid, was in zip(pids, before, strict=True)
+        ((cpu_s(pid) if pid else 0.0) - was) * 1e6 / total
+        for pid, was in zip(pids, before, strict=True)
     )
     assert passed_by == _passed_by(arm), f"{arm.name}: requests that nobody routed"
-    mean_ms, p50_ms, p99_ms = (1_000 * float(s) for s in (np.mean(took_s), *np.percentile(took_s, [50, 99])))
+    mean_ms, p50_ms, p99_ms = (
+        1_000 * float(s) for s in (np.mean(took_s), *np.percentile(took_s, [50, 99]))
+    )
     return Round(arm.name, total / all_s, server_us, envoy_us, mean_ms, p50_ms, p99_ms)
 
 
@@ -181,11 +188,15 @@ def run_arms(
 
     def add_arm(name: str, server: Process | None, port: int) -> Arm:
         below = under(directory, f"envoy {name}")
-        return Arm(name, start(build_gateway(below, next(ports), next(ports), port, endpoints)), server)
+        return Arm(
+            name, start(build_gateway(below, next(ports), next(ports), port, endpoints)), server
+        )
 
     with ExitStack() as running:
         if serve is None:
-            start(build_endpoints(under(directory, "endpoints"), next(ports), next(ports), endpoints))
+            start(
+                build_endpoints(under(directory, "endpoints"), next(ports), next(ports), endpoints)
+            )
         else:
             running.enter_context(beside(serve, endpoints))
         arms = [add_arm(ALONE, None, 0)]
@@ -205,7 +216,9 @@ def _idle(transport: str, directory: Path, port: int, _: int, addresses: list[st
     return Process("idle", [*module, "--port", str(port), "--address", addresses[0]], directory)
 
 
-def _service(strategy: str, directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
+def _service(
+    strategy: str, directory: Path, port: int, admin_port: int, addresses: list[str]
+) -> Process:
     service = Service(directory, port=port, admin_port=admin_port)
     service.configure([pool(addresses, {"name": strategy})])
     return service
@@ -237,10 +250,14 @@ def build_gateway(
     edits: list[Edit] = [lambda tree: set_addresses(tree, "vllm", endpoints)]
     edits += [] if is_shipped and ext_proc else [drop_access_log]
     edits += [] if is_shipped and ext_proc else [drop_health_checks if ext_proc else drop_ext_proc]
-    return Gateway(directory, edited(load("standalone.yaml"), moved, edits), port=port, admin_port=admin_port)
+    return Gateway(
+        directory, edited(load("standalone.yaml"), moved, edits), port=port, admin_port=admin_port
+    )
 
 
-def build_endpoints(directory: Path, port: int, admin_port: int, endpoints: Sequence[int]) -> Gateway:
+def build_endpoints(
+    directory: Path, port: int, admin_port: int, endpoints: Sequence[int]
+) -> Gateway:
     tree = edited(load("standalone.yaml"), {9901: admin_port}, [drop_ext_proc])
     return Gateway(directory, answer_at_once(tree, endpoints), port=port, admin_port=admin_port)
 
@@ -280,7 +297,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4_000, help="per arm and round")
     parser.add_argument("--clients", type=int, default=64, help="each with one request at a time")
     options, _ = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as directory, run_arms(Path(directory), list(SERVERS)) as arms:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        run_arms(Path(directory), list(SERVERS)) as arms,
+    ):
         loaded = measure_all(arms, options.rounds, options.requests, options.clients)
         lone = measure_all(arms, options.rounds, options.requests // 8, 1)
     rows = [*rows_of(loaded, LOADED, ""), *rows_of(lone, LONE, ", one at a time")]

@@ -1,7 +1,8 @@
 """Real gateways that share their picks, that do not, and one alone: hit rate and TTFT of the same sessions.
 
-Workload C as the fleet draws it, in the engines' time times `--speed`, through real Envoys and services to
-simulated endpoints; each turn asks a gateway at random. `python -m tests.benchmarks.bench_gateways`.
+Workload C as the fleet draws it, in the engines' time times `--speed`, through real Envoys and
+services to simulated endpoints; each turn asks a gateway at random. `python -m
+tests.benchmarks.bench_gateways`.
 """
 
 import argparse
@@ -89,21 +90,31 @@ class Talk:
 
     async def _ask(self, said: Sequence[dict[str, str]], tokens: int) -> dict[str, str]:
         body = chat_body(
-            said, max_tokens=tokens, stream=True, ignore_eos=True, stream_options={"include_usage": True}
+            said,
+            max_tokens=tokens,
+            stream=True,
+            ignore_eos=True,
+            stream_options={"include_usage": True},
         )
         asked_s, first_s, text = self.now_s(), 0.0, ""
         headers = {"content-type": "application/json"}
-        async with self._rng.choice(self._sessions).post(CHAT, data=body, headers=headers) as answer:
+        async with self._rng.choice(self._sessions).post(
+            CHAT, data=body, headers=headers
+        ) as answer:
             answer.raise_for_status()
             async for line in answer.content:
                 chunk = read_chunk(line)
-                content = "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+                content = "".join(
+                    choice["delta"].get("content") or "" for choice in chunk.get("choices", ())
+                )
                 if content and not first_s:
                     first_s = self.now_s()
                 text += content
                 if usage := chunk.get("usage"):
                     cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-                    self.turns.append(Turn(asked_s, first_s - asked_s, usage["prompt_tokens"], cached))
+                    self.turns.append(
+                        Turn(asked_s, first_s - asked_s, usage["prompt_tokens"], cached)
+                    )
         return {"role": "assistant", "content": text}
 
 
@@ -121,7 +132,9 @@ def plan(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in lines]
 
 
-async def talk(urls: Sequence[str], planned: Sequence[dict[str, Any]], options: argparse.Namespace) -> Talk:
+async def talk(
+    urls: Sequence[str], planned: Sequence[dict[str, Any]], options: argparse.Namespace
+) -> Talk:
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(connect(url)) for url in urls]
         talking = Talk(sessions, options.speed, options.seed)
@@ -135,11 +148,15 @@ def measure(
     """Returns the turns of the measured time."""
     with TemporaryDirectory() as folder:
         directory = Path(folder)
-        with Simulators(directory, free_ports(ENDPOINTS), "--speed", str(options.speed)) as simulators:
+        with Simulators(
+            directory, free_ports(ENDPOINTS), "--speed", str(options.speed)
+        ) as simulators:
             simulators.wait_until(simulators.is_ready, LONG_S)
             pools = [pool(simulators.addresses, {"name": "prefix_cache"})]
             with run_fronts(directory, pools, simulators.ports, **arm) as fronts:
-                talking = asyncio.run(talk([front.gateway.url for front in fronts], planned, options))
+                talking = asyncio.run(
+                    talk([front.gateway.url for front in fronts], planned, options)
+                )
         if late := simulators.log.read_text().count("the simulation is"):
             print(f"endpoints were {late} times late for their own time", file=sys.stderr)
     if talking.failed:
@@ -159,7 +176,9 @@ def describe(measured: dict[str, list[Turn]]) -> Iterator[Sequence[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="the first is the base")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=[*ARMS], help="the first is the base"
+    )
     parser.add_argument("--load", type=float, default=0.5, help="share of the workload's capacity")
     parser.add_argument("--speed", type=float, default=2.0, help="of the engines' time")
     parser.add_argument("--warmup-s", type=float, default=160.0, help="of the engines' time")

@@ -1,7 +1,8 @@
 """What others get beside bodies made to be slow: p99 through Envoy, and the longest turn in full duplex.
 
-Three senders of lower priority, each a body of 30 MB a second at most, beside one request at a time; and the
-same with a server that does nothing in the service's place. Reference: the same requests alone.
+Three senders of lower priority, each a body of 30 MB a second at most, beside one request at a
+time; and the same with a server that does nothing in the service's place. Reference: the same
+requests alone.
 """
 
 import argparse
@@ -60,7 +61,10 @@ def send_in_duplex(port: int, size: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call: Any = channel.stream_stream(PROCESS, None, None)(None)
             data = HONEST["text"](size).data
-            pieces = [part(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES)]
+            pieces = [
+                part(data[start : start + PIECE_BYTES])
+                for start in range(0, len(data), PIECE_BYTES)
+            ]
             events: list[Event] = [headers(DUPLEX), *pieces, RequestBody(b"")]
             for event in events:
                 await call.write(write(event))
@@ -91,7 +95,9 @@ async def longest_turn_ms(directory: Path, size: int) -> float:
     longest_s = 0.0
     async with looking(directory, [POOL]) as live:
         settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"})
-        server = await bind_transport(settings, live.app.processor.routes(), Budget(settings.budget))
+        server = await bind_transport(
+            settings, live.app.processor.routes(), Budget(settings.budget)
+        )
         await server.start()
         with beside(send_in_duplex, server.port, size) as sender:
             began_s = time.thread_time()
@@ -117,7 +123,10 @@ def main() -> None:
                 longest.append(uvloop.run(longest_turn_ms(Path(directory), size)))
         with run_arms(Path(directory), [DEFAULT, IDLE_NATIVE]) as [_, *arms]:
             rows = measure_beside(arms, options.rounds, options.requests)
-    rows += [Row(f"a turn, {size:,} bytes in full duplex", each, "ms of CPU") for size, each in turns.items()]
+    rows += [
+        Row(f"a turn, {size:,} bytes in full duplex", each, "ms of CPU")
+        for size, each in turns.items()
+    ]
     report("beside hostile bodies", rows, reference=f"{DEFAULT}, {ALONE}")
 
 

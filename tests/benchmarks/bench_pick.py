@@ -83,7 +83,9 @@ def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
         return {"role": role, "content": "".join(rng.choices("abcdefghij klmnop", k=length))}
 
     return [
-        orjson.dumps({"messages": [said(role) for role in [*(("user", "assistant") * turns), "user"]]})
+        orjson.dumps(
+            {"messages": [said(role) for role in [*(("user", "assistant") * turns), "user"]]}
+        )
         for _ in range(count)
     ]
 
@@ -92,7 +94,10 @@ def chat_picks(strategy: Strategy, kind: str, size: int, turns: int) -> Callable
     """One whole decision: a chat's next turn, a chat that begins, or the same request again."""
     picker, numbers = build_picker(8, strategy), clock(10)
     bodies = chats(size, turns, max(4, min(64, 2_000_000 // size)))
-    for body in (*[body[: body.rindex(b',{"role":"assistant"')] + b"]}" for body in bodies], *bodies):
+    for body in (
+        *[body[: body.rindex(b',{"role":"assistant"')] + b"]}" for body in bodies],
+        *bodies,
+    ):
         picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick.release()
     turn = cycle(bodies)
 
@@ -114,10 +119,17 @@ def decisions(size: int, turns: int) -> list[Row]:
     floors = ("blocks hashed", "orjson.loads")
     arms: dict[object, Callable[[], object]] = {floors[1]: partial(orjson.loads, body)}
     arms[floors[0]] = partial(chain_of, read, 1)
-    arms |= {(kind, build): chat_picks(build(), kind, size, turns) for kind in kinds for build in STRATEGIES}
+    arms |= {
+        (kind, build): chat_picks(build(), kind, size, turns)
+        for kind in kinds
+        for build in STRATEGIES
+    }
     clocked = partial(time_us, calls=max(5, 600_000 // size), rounds=1, clock_ns=process_time_ns)
     rounds = [{what: clocked(arm)[0] for what, arm in arms.items()} for _ in range(21)]
-    rows = [Row(f"{size // 1_000} KB: {what}", [each[what] for each in rounds], "µs CPU") for what in floors]
+    rows = [
+        Row(f"{size // 1_000} KB: {what}", [each[what] for each in rounds], "µs CPU")
+        for what in floors
+    ]
     for kind in kinds:
         cache, hashed = ([each[kind, build] for each in rounds] for build in STRATEGIES)
         named, ratios = f"{size // 1_000} KB, {kind}: prefix_", [*map(truediv, cache, hashed)]
@@ -165,7 +177,9 @@ def installs(count: int) -> Callable[[], None]:
 def answers() -> bytes:
     known = endpoints(100)
     told = tuple(endpoint.address for endpoint in known[:3])
-    each = [entry(address=(one.ip, one.port), destinations=told, pick="f" * 16) for one in known[:BATCH]]
+    each = [
+        entry(address=(one.ip, one.port), destinations=told, pick="f" * 16) for one in known[:BATCH]
+    ]
     return message(*each)
 
 
@@ -190,15 +204,21 @@ def hearing(feedback: PoolFeedback) -> Callable[[], None]:
 
 def main() -> None:
     # First: what has been freed once is not asked for again.
-    memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
-    rows = [Row(f"pick, 2 KB body, {count} endpoints", time_us(picks(count)), "µs") for count in COUNTS]
+    memory = [
+        Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)
+    ]
+    rows = [
+        Row(f"pick, 2 KB body, {count} endpoints", time_us(picks(count)), "µs") for count in COUNTS
+    ]
     for count in COUNTS:
         arrival = f"arrival at {count} endpoints"
         rows.append(Row(f"{arrival}: snapshot, in a thread", time_us(arrivals(count), 20), "µs"))
         rows.append(Row(f"{arrival}: install, on the loop", time_us(installs(count), 50), "µs"))
     gc.freeze()  # as the service does when it has started
     heard = [sample / BATCH for sample in time_us(hearing(build_desk()), 50)]
-    rows.append(Row(f"hear of one request ({METHOD.rpartition('/')[2]}, {BATCH} a message)", heard, "µs"))
+    rows.append(
+        Row(f"hear of one request ({METHOD.rpartition('/')[2]}, {BATCH} a message)", heard, "µs")
+    )
     rows += [row for size, turns in CHATS for row in decisions(size, turns)]
     report("pick", rows + memory, reference=rows[0].name)
 

@@ -1,9 +1,10 @@
 """KubeAI's published 8 x L4 benchmark, run again: Envoy, the service, eight simulated endpoints.
 
-Four caps, three strategies, the same seed for all; our table beside theirs. The endpoints run `--speed`
-times as fast as they would; figures are told in their time. Answers come whole, TTFT and ITL from the
-endpoints' own histograms: at speed 10 two cores cannot carry 40,000 chunks a second. `--stream` does it
-the published way, for a slower fleet or a larger machine. `python -m tests.benchmarks.bench_seed`.
+Four caps, three strategies, the same seed for all; our table beside theirs. The endpoints run
+`--speed` times as fast as they would; figures are told in their time. Answers come whole, TTFT and
+ITL from the endpoints' own histograms: at speed 10 two cores cannot carry 40,000 chunks a second.
+`--stream` does it the published way, for a slower fleet or a larger machine. `python -m
+tests.benchmarks.bench_seed`.
 """
 
 import argparse
@@ -32,8 +33,8 @@ from tests.bench.fleet import Fleet, run_fleet
 from tests.stack.fetch import get
 
 PUBLISHED = files("extproc.simulator.fleet") / "kubeai-8xl4.csv"
-# kube-proxy draws an endpoint per connection. In strict turns, 800 prompts gone through again and again would
-# meet the same eight endpoints each time: affinity by accident.
+# kube-proxy draws an endpoint per connection. In strict turns, 800 prompts gone through again and
+# again would meet the same eight endpoints each time: affinity by accident.
 ARMS = {"random": "round_robin", "least_load": "least_load", "prefix_hash": "prefix_hash"}
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 FIGURES = ("tok/s", "theirs", "ratio", "TTFT mean s", "theirs", "ITL mean ms", "theirs")
@@ -44,7 +45,8 @@ HEADER = ("strategy, cap", *FIGURES, "hit rate", "verdict", "theirs")
 class Waits:
     """What the endpoints' histograms add up to, in their time: seconds and how many, per name.
 
-    `late` counts how often an endpoint could not keep its pace; its times are then wrong by as much.
+    `late` counts how often an endpoint could not keep its pace; its times are then wrong by as
+    much.
     """
 
     sums: Mapping[str, float]
@@ -83,11 +85,18 @@ def build_spec(fleet: Fleet, row: Cell, options: argparse.Namespace) -> Spec:
         "max_concurrency": row.cap,
         "total_prompts": options.requests,
     }
-    fields = {"ab": {"arms": options.arms, "repeats": 1}, "target": {"is_streaming": options.stream}}
-    return Spec.model_validate(fleet.spec(traffic, processes=options.processes, seed=12345, **fields))
+    fields = {
+        "ab": {"arms": options.arms, "repeats": 1},
+        "target": {"is_streaming": options.stream},
+    }
+    return Spec.model_validate(
+        fleet.spec(traffic, processes=options.processes, seed=12345, **fields)
+    )
 
 
-async def run_cap(fleet: Fleet, row: Cell, options: argparse.Namespace) -> list[tuple[Trial, Waits]]:
+async def run_cap(
+    fleet: Fleet, row: Cell, options: argparse.Namespace
+) -> list[tuple[Trial, Waits]]:
     spec, waits = build_spec(fleet, row, options), list[Waits]()
 
     async def measure(seeded: Spec, title: str) -> RunResult:
@@ -111,15 +120,27 @@ def describe(trial: Trial, waits: Waits, theirs: Cell, speed: float) -> Sequence
     itl = fixed(itl_s and itl_s * 1000, 1), fixed(told["itl_mean_ms"], 1)
     hits = percent(trial.report.hit_rate)
     verdict = f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text
-    return (f"{trial.arm}, {theirs.cap}", *rates, *ttft, *itl, hits, verdict, str(judge_cell(theirs)))
+    return (
+        f"{trial.arm}, {theirs.cap}",
+        *rates,
+        *ttft,
+        *itl,
+        hits,
+        verdict,
+        str(judge_cell(theirs)),
+    )
 
 
-def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Cell]) -> list[Sequence[str]]:
+def run_all(
+    options: argparse.Namespace, published: Mapping[tuple[int, str], Cell]
+) -> list[Sequence[str]]:
     simulate = ("--speed", str(options.speed), "--profile", options.profile)
     lines = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        run_fleet(Path(folder), endpoints=8, simulate=simulate, processes=options.simulators) as fleet,
+        run_fleet(
+            Path(folder), endpoints=8, simulate=simulate, processes=options.simulators
+        ) as fleet,
     ):
         for cap in options.caps:
             for trial, waits in asyncio.run(run_cap(fleet, published[cap, "round_robin"], options)):
@@ -130,21 +151,31 @@ def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Cel
 def main() -> None:
     rows = read_published(PUBLISHED.read_text("utf-8").splitlines())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--speed", type=float, default=5.0, help="engine seconds per second (default 5)")
-    parser.add_argument("--requests", type=int, default=8000, help="per cell (default 8000, as published)")
-    parser.add_argument("--ceiling", type=float, default=math.inf, help="requests/s; the published one: 75")
+    parser.add_argument(
+        "--speed", type=float, default=5.0, help="engine seconds per second (default 5)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=8000, help="per cell (default 8000, as published)"
+    )
+    parser.add_argument(
+        "--ceiling", type=float, default=math.inf, help="requests/s; the published one: 75"
+    )
     parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")
     parser.add_argument("--processes", type=int, default=1, help="load processes")
-    parser.add_argument("--simulators", type=int, default=2, help="processes that share the endpoints")
+    parser.add_argument(
+        "--simulators", type=int, default=2, help="processes that share the endpoints"
+    )
     parser.add_argument("--stream", action="store_true", help="stream answers, as published")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     lines = run_all(options, {(row.cap, row.strategy): row for row in rows})
     print(markdown_table(HEADER, lines), end="")
     if options.json is not None:
-        options.json.write_bytes(orjson.dumps([dict(zip(HEADER, line, strict=True)) for line in lines]))
+        options.json.write_bytes(
+            orjson.dumps([dict(zip(HEADER, line, strict=True)) for line in lines])
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Sharing picks: what one request costs the gateway that picks it, and each of the others.
 
-A request is a pick and an end. Eight gateways with 1,000 requests per second that post every 10 ms have 1.25
-of them in a letter. CPU time, not the clock's. Reference in the same run: the whole pick by `prefix_cache`.
+A request is a pick and an end. Eight gateways with 1,000 requests per second that post every 10 ms
+have 1.25 of them in a letter. CPU time, not the clock's. Reference in the same run: the whole pick
+by `prefix_cache`.
 """
 
 import random
@@ -132,7 +133,10 @@ def main() -> None:
             Row(f"{name}: heard, in a letter of its own", heard_us, "µs"),
             Row(f"{name}: each of {GATEWAYS} gateways, for each request of all", each_us, "µs"),
         ]
-    rows += [Row(f"heartbeat, {count} endpoints", cpu_us(beating(count), 100), "µs") for count in (8, 1_000)]
+    rows += [
+        Row(f"heartbeat, {count} endpoints", cpu_us(beating(count), 100), "µs")
+        for count in (8, 1_000)
+    ]
     report("share", rows, reference=rows[0].name)
 
 

@@ -26,7 +26,9 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 def fixed_replies(address: str) -> list[bytes]:
     """Returns what the service sends to the headers and to the body of a request."""
     session = open_session(one_pool([address]))
-    return [encode(reply) for event in (headers(), RequestBody(BODY)) for reply in session.on(event)]
+    return [
+        encode(reply) for event in (headers(), RequestBody(BODY)) for reply in session.on(event)
+    ]
 
 
 async def serve_grpcio(port: int, replies: list[bytes]) -> None:
@@ -39,7 +41,9 @@ async def serve_grpcio(port: int, replies: list[bytes]) -> None:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     service, method = PROCESS.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(process)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
@@ -78,7 +82,9 @@ TRANSPORTS = {"grpcio": serve_grpcio, "native": serve_native}
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--address", required=True, help="the endpoint that every request is sent to")
+    parser.add_argument(
+        "--address", required=True, help="the endpoint that every request is sent to"
+    )
     parser.add_argument("--transport", choices=TRANSPORTS, default="grpcio")
     arguments = parser.parse_args()
     serve = TRANSPORTS[arguments.transport]

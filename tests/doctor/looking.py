@@ -20,9 +20,15 @@ from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 
 
-def settings(*addresses: str, listen: str = "127.0.0.1:9002", tls: Any = None, **fields: Any) -> Settings:
+def settings(
+    *addresses: str, listen: str = "127.0.0.1:9002", tls: Any = None, **fields: Any
+) -> Settings:
     share = {"share": fields.pop("share")} if "share" in fields else {}
-    tree = {"server": {"listen": listen, "tls": tls}, "pools": [pool(*addresses, **fields)], **share}
+    tree = {
+        "server": {"listen": listen, "tls": tls},
+        "pools": [pool(*addresses, **fields)],
+        **share,
+    }
     return parse_settings(yaml.safe_dump(tree), {})
 
 
@@ -30,7 +36,9 @@ def pool(*addresses: str, **fields: Any) -> Any:
     return {"name": "tiny", "endpoints": {"static": [*addresses]}, **fields}
 
 
-def look(given: Settings | None = None, url: str = "http://127.0.0.1:1", **options: Any) -> Evidence:
+def look(
+    given: Settings | None = None, url: str = "http://127.0.0.1:1", **options: Any
+) -> Evidence:
     options = {"envoy": None, "namespace": None, "window_s": 0.0} | options
     return asyncio.run(look_around(url, given=given, **options))
 

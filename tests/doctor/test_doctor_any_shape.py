@@ -23,7 +23,10 @@ POOL = {
 }
 LOST = {"presumed_share": 0.5, "predicted_hit_rate": 0.8, "measured_hit_rate": 0.1}
 STAT = {"name": "http.clients.ext_proc.extproc.message_timeouts", "value": 9}
-HOST = {"address": {"socket_address": {"address": "10.0.0.1", "port_value": 9002}}, "health_status": {}}
+HOST = {
+    "address": {"socket_address": {"address": "10.0.0.1", "port_value": 9002}},
+    "health_status": {},
+}
 PAGES = {
     "/config": json.dumps({"pools": [STATIC]}),
     "/pools": json.dumps([POOL | {"share": {"heard": 1}, "learnt": {"endpoints": {"tiny": LOST}}}]),
@@ -31,7 +34,9 @@ PAGES = {
     "/v1/models": json.dumps({"data": [{"id": "a", "parent": None}]}),
     "/config_dump": json.dumps(load("standalone.yaml")),
     "/stats": json.dumps({"stats": [STAT]}),
-    "/clusters": json.dumps({"cluster_statuses": [{"name": "extproc", "host_statuses": [HOST, HOST]}]}),
+    "/clusters": json.dumps(
+        {"cluster_statuses": [{"name": "extproc", "host_statuses": [HOST, HOST]}]}
+    ),
 }
 OTHERS = ["null", "5", "-1", "1" * 400, "1e999", "NaN", '""', '"a"']
 OTHERS += [r'"\ud800"', "{}", "[]", '[{"a": []}]', ""]
@@ -41,7 +46,9 @@ PART = re.compile(r'"[^"]*"|[-\d.]+|null|\{[^{}]*\}|\[[^][]*\]')
 def change(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
     """A page, a part of it, and what stands there instead."""
     parts = sorted({*PART.findall(PAGES[page]), PAGES[page]})
-    return st.tuples(st.just(page), st.sampled_from(parts), st.sampled_from(OTHERS) | st.text(max_size=3))
+    return st.tuples(
+        st.just(page), st.sampled_from(parts), st.sampled_from(OTHERS) | st.text(max_size=3)
+    )
 
 
 async def say(pages: dict[str, str]) -> None:
@@ -51,7 +58,9 @@ async def say(pages: dict[str, str]) -> None:
     async with hosting({"/{path:.*}": answer}) as address:
         with suppress(ExtprocError):
             evidence = await look_around(f"http://{address}", f"http://{address}", None, None, 0.0)
-            assert all(write_report(evidence, as_json=as_json)[0].encode() for as_json in (False, True))
+            assert all(
+                write_report(evidence, as_json=as_json)[0].encode() for as_json in (False, True)
+            )
 
 
 @given(st.sampled_from([*PAGES]).flatmap(change))
@@ -60,7 +69,9 @@ async def say(pages: dict[str, str]) -> None:
 @example(("/pools", "0.1", "null"))
 @example(("/stats", "9", "1" * 400))
 @example(("/config_dump", '"clients"', "5"))
-def test_what_is_said_in_any_shape_ends_in_a_report_or_a_sentence(changed: tuple[str, str, str]) -> None:
+def test_what_is_said_in_any_shape_ends_in_a_report_or_a_sentence(
+    changed: tuple[str, str, str],
+) -> None:
     page, part, other = changed
     pages = PAGES | {page: PAGES[page].replace(part, other).replace("HttpGrpcAccessLog", "No")}
     asyncio.run(say(pages))

@@ -32,7 +32,9 @@ def page(text: str) -> MetricsPage:
 
 def seen(told: str = "", engine: str = "", **fields: Any) -> Evidence:
     """The service's metrics, an engine's, and what else there is; the settings by their names."""
-    given = settings(A, **{name: fields.pop(name) for name in {*fields} - {*Evidence.__dataclass_fields__}})
+    given = settings(
+        A, **{name: fields.pop(name) for name in {*fields} - {*Evidence.__dataclass_fields__}}
+    )
     fields["pools"] = convert(fields.get("pools", ()), list[PoolSeen])
     one = EngineSeen("tiny", A, A, "ready", "200", page(engine), page(engine))
     known: dict[str, Any] = {"first": page(told), "last": page(told), "engines": [one], **fields}
@@ -57,13 +59,18 @@ def prefills(count: int, seconds: float, tokens: int = 100_000, **strategy: Any)
 
 def ended(picks: int, in_flight: int, answers: int, **fields: Any) -> Evidence:
     kinds = {"picks_total": picks, "endpoint_in_flight": in_flight, "answers_total": answers}
-    return seen("; ".join(f'{name}{{reason=""}} {count}' for name, count in kinds.items()), **fields)
+    return seen(
+        "; ".join(f'{name}{{reason=""}} {count}' for name, count in kinds.items()), **fields
+    )
 
 
 def arrived(count: int, picks: int, **fields: Any) -> Evidence:
     before, after = (page(f"vllm:request_success_total {number}") for number in (100, 100 + count))
     engine = EngineSeen("tiny", A, A, "ready", "200", before, after)
-    known: dict[str, Any] = {"first": page("picks_total 7"), "last": page(f"picks_total {7 + picks}")}
+    known: dict[str, Any] = {
+        "first": page("picks_total 7"),
+        "last": page(f"picks_total {7 + picks}"),
+    }
     return seen(**known | {"engines": [engine], **fields})
 
 
@@ -96,23 +103,46 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield seen(listen=":9002", cluster=ClusterSeen(is_guarded=False), **INSIDE), {"port_open"}
     yield seen(listen=":9002", cluster=ClusterSeen(is_guarded=True), **INSIDE), set()
     yield seen(cluster=TWO), {"not_shared"}
-    yield seen(envoy=replace(asked(), hosts={"10.0.0.8:9002": True, "10.0.0.9:9002": True})), {"not_shared"}
+    yield (
+        seen(envoy=replace(asked(), hosts={"10.0.0.8:9002": True, "10.0.0.9:9002": True})),
+        {"not_shared"},
+    )
     yield seen(cluster=TWO, strategy={"name": "prefix_cache", "gateways": 2}), {"not_shared_told"}
     yield seen(cluster=TWO, strategy={"name": "prefix_hash"}), set()
-    yield seen(cluster=TWO, share=SHARE, pools=[RUNNING | {"share": {"heard": 0}}]), {"share_unheard"}
+    yield (
+        seen(cluster=TWO, share=SHARE, pools=[RUNNING | {"share": {"heard": 0}}]),
+        {"share_unheard"},
+    )
     yield arrived(40, picks=30), set()
     yield arrived(40, picks=5, first=MetricsPage()), set()
     yield seen(pools=[RUNNING | {"learnt": {"endpoints": {A: LOST}}}]), {"affinity_lost"}
-    for why, found in (("", {"events_missing"}), ("gap", {"events_missing"}), ("silent", set[str]())):
-        told = {"name": A, "address": A, "state": "ready", "events": {"state": "degraded", "why": why}}
+    for why, found in (
+        ("", {"events_missing"}),
+        ("gap", {"events_missing"}),
+        ("silent", set[str]()),
+    ):
+        told = {
+            "name": A,
+            "address": A,
+            "state": "ready",
+            "events": {"state": "degraded", "why": why},
+        }
         yield seen(pools=[RUNNING | {"endpoints": [told]}]), found
     yield cached(1_000_000, 100_000, sessions=50), {"working_set"}
     yield cached(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}
     for running in ("NaN", "+Inf", "-1", "1e308"):
-        yield seen("", f"vllm:num_preemptions_total 21; vllm:num_requests_running {running}"), {"preemptions"}
+        yield (
+            seen("", f"vllm:num_preemptions_total 21; vllm:num_requests_running {running}"),
+            {"preemptions"},
+        )
     for size in ("None", "²", "9" * 5_000):
-        yield seen("", f'vllm:cache_config_info{{kv_cache_size_tokens="84000",block_size="{size}"}} 1'), set()
+        yield (
+            seen(
+                "", f'vllm:cache_config_info{{kv_cache_size_tokens="84000",block_size="{size}"}} 1'
+            ),
+            set(),
+        )
     yield prefills(100, 19.0), set()
     yield prefills(100, 6.0, learn=True), set()
     yield prefills(100, 80.0), {"engine_slower"}
@@ -120,7 +150,9 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
 
 
 @table("evidence, expected", rows())
-def test_a_fault_is_found_and_what_is_near_one_is_not(evidence: Evidence, expected: set[str]) -> None:
+def test_a_fault_is_found_and_what_is_near_one_is_not(
+    evidence: Evidence, expected: set[str]
+) -> None:
     assert rules(evidence).keys() == expected
 
 

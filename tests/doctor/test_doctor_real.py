@@ -60,26 +60,40 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["doctor", "--seconds", "0.1", *arguments])
 
 
-def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_said(service: Service) -> None:
-    done, nobody = run("--url", service.admin_url.removeprefix("http://")), run("--url", "127.0.0.1:1")
+def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_said(
+    service: Service,
+) -> None:
+    done, nobody = (
+        run("--url", service.admin_url.removeprefix("http://")),
+        run("--url", "127.0.0.1:1"),
+    )
 
     assert done.exit_code == 0
     assert done.output.startswith("Nothing is wrong with what was looked at.\n")
     assert "not looked at  Envoy: not given; --envoy is its admin port" in done.output
-    assert "127.0.0.1:1: Connection refused: give the running service's admin" in str(nobody.exception)
+    assert "127.0.0.1:1: Connection refused: give the running service's admin" in str(
+        nobody.exception
+    )
 
 
-def test_the_command_tells_what_mends_it_as_text_and_as_json(fleet: list[str], tmp_path: Path) -> None:
+def test_the_command_tells_what_mends_it_as_text_and_as_json(
+    fleet: list[str], tmp_path: Path
+) -> None:
     path, server = tmp_path / "extproc.yaml", {"admin": "127.0.0.1:1"}
     path.write_text(yaml.safe_dump({"server": server, "pools": [pool(fleet[0], models=["gpt"])]}))
     told, said = run(str(path)), json.loads(run(str(path), "--json").output)
 
     assert told.exit_code == 1
     assert (
-        f"critical  model_not_served: pool tiny names gpt; in {fleet[0]} of 1 there is tiny\n" in told.output
+        f"critical  model_not_served: pool tiny names gpt; in {fleet[0]} of 1 there is tiny\n"
+        in told.output
     )
     assert "     fix  vllm serve … --served-model-name gpt" in told.output
-    assert [each["rule"] for each in said["findings"]] == ["model_not_served", "port_open", "model_unrouted"]
+    assert [each["rule"] for each in said["findings"]] == [
+        "model_not_served",
+        "port_open",
+        "model_unrouted",
+    ]
 
 
 @table(
@@ -98,7 +112,9 @@ def test_the_command_tells_what_mends_it_as_text_and_as_json(fleet: list[str], t
         ({"model": "[" * 2_000, "was": '"tiny"'}, {}, set()),
     ],
 )
-def test_an_engine_unlike_a_pool_is_found(fleet: list[str], change: Any, fields: Any, expected: Any) -> None:
+def test_an_engine_unlike_a_pool_is_found(
+    fleet: list[str], change: Any, fields: Any, expected: Any
+) -> None:
     with altered(fleet[0], **change) as other:
         assert rules(look(settings(other, fleet[1], **fields))).keys() == expected
 
@@ -106,11 +122,16 @@ def test_an_engine_unlike_a_pool_is_found(fleet: list[str], change: Any, fields:
 def test_what_others_say_neither_ends_the_report_nor_writes_lines_of_it(
     fleet: list[str], service: Service, tmp_path: Path
 ) -> None:
-    path, server = tmp_path / "extproc.yaml", {"admin": "127.0.0.1:1"}  # a service may be at the default
+    path, server = (
+        tmp_path / "extproc.yaml",
+        {"admin": "127.0.0.1:1"},
+    )  # a service may be at the default
     with altered(fleet[0], model=r"\u001b[2K\ncritical  no_such: fault") as other:
         path.write_text(yaml.safe_dump({"server": server, "pools": [pool(other, models=["gpt"])]}))
         told = run(str(path))
-    with altered(service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"') as older:
+    with altered(
+        service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"'
+    ) as older:
         refused = run("--url", older)
 
     assert r"there is \x1b[2K\ncritical  no_such: fault" in told.output
@@ -120,7 +141,9 @@ def test_what_others_say_neither_ends_the_report_nor_writes_lines_of_it(
 def test_an_engine_faster_than_its_constants_is_found(fleet: list[str]) -> None:
     send(fleet[0], 25, words=2_000)
 
-    assert "a token takes 0.19 ms by l4-llama8b-fp8" in rules(look(settings(*fleet)))["engine_faster"]
+    assert (
+        "a token takes 0.19 ms by l4-llama8b-fp8" in rules(look(settings(*fleet)))["engine_faster"]
+    )
     assert rules(look(settings(*fleet, strategy={"name": "prefix_cache", "engine": H100}))) == {}
 
 
@@ -136,9 +159,13 @@ def test_requests_that_go_around_the_service_are_found(fleet: list[str], service
     assert found.keys() == {"strangers"}
 
 
-def test_an_endpoint_that_is_left_out_is_told_with_its_reason(fleet: list[str], service: Service) -> None:
+def test_an_endpoint_that_is_left_out_is_told_with_its_reason(
+    fleet: list[str], service: Service
+) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    service.apply([pool(fleet[0], address, strategy=HASH, probe={"interval_s": 0.1, "timeout_s": 1})])
+    service.apply(
+        [pool(fleet[0], address, strategy=HASH, probe={"interval_s": 0.1, "timeout_s": 1})]
+    )
     wait_until(lambda: "unhealthy" in str(service.pools()))
     one = rules(look(url=service.admin_url))
     service.config.with_name("none.yaml").write_text("[]")
@@ -152,7 +179,9 @@ def test_an_endpoint_that_is_left_out_is_told_with_its_reason(fleet: list[str], 
 
 def test_a_file_that_is_not_in_force_is_found(fleet: list[str], service: Service) -> None:
     service.apply([pool(*fleet, strategy=HASH)])
-    assert rules(look(settings(fleet[0], strategy=HASH), service.admin_url)).keys() == {"config_differs"}
+    assert rules(look(settings(fleet[0], strategy=HASH), service.admin_url)).keys() == {
+        "config_differs"
+    }
 
     service.write("pools: 5")
     wait_until(lambda: service.metric("extproc_config_refused"))
@@ -165,7 +194,9 @@ async def test_kubernetes_tells_of_replicas_policies_and_pods(tmp_path: Path) ->
     source = {"service": "vllm", "port": 8000, "kubeconfig": str(config), "namespace": "default"}
     given = settings(listen=":9002", endpoints={"kubernetes": source})
     ours, labels = [pod("one", "10.0.0.8"), pod("two", "10.0.0.9")], {"app": "extproc"}
-    server.put(slice_object("x", *ours, ports=[{"port": 9002, "protocol": "TCP"}], service="extproc"))
+    server.put(
+        slice_object("x", *ours, ports=[{"port": 9002, "protocol": "TCP"}], service="extproc")
+    )
     server.put(slice_object("v", pod("a", "10.0.0.1"), pod("b", "10.0.0.2", ready=False)))
     server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one", "labels": labels}})
     policies = server.of("networking.k8s.io/v1/networkpolicies")
@@ -176,7 +207,10 @@ async def test_kubernetes_tells_of_replicas_policies_and_pods(tmp_path: Path) ->
     async with serving(server):
         write_kubeconfig(config, server.url, token)
         assert await found() == {"pods_not_ready", "not_shared", "port_open"}
-        policies.objects["p"] = {"metadata": {"name": "p"}, "spec": {"podSelector": {"matchLabels": labels}}}
+        policies.objects["p"] = {
+            "metadata": {"name": "p"},
+            "spec": {"podSelector": {"matchLabels": labels}},
+        }
         assert await found() == {"pods_not_ready", "not_shared"}
         policies.refusal = 403
         assert await found() == {"pods_not_ready", "not_shared", "port_unseen"}

@@ -1,12 +1,14 @@
 """The golden table: what the default rule takes in each edge cell, to the digit. `make golden` writes it.
 
-A simulated run is exact: the same arrivals and the same draws give the same figures. So this table is no
-limit that a change must stay below. It shows every change of the rule, also one that nobody meant, as a diff.
-A single draw among equal endpoints may decide much: in `agents` a sixth of the mean and three quarters of the
-99th percentile. So each cell runs with several, and `agents` with most.
+A simulated run is exact: the same arrivals and the same draws give the same figures. So this table
+is no limit that a change must stay below. It shows every change of the rule, also one that nobody
+meant, as a diff. A single draw among equal endpoints may decide much: in `agents` a sixth of the
+mean and three quarters of the 99th percentile. So each cell runs with several, and `agents` with
+most.
 
-The cells are small, so that all of them take ten seconds of CPU. For what a rule is worth, see docs/why:
-there runs are ten times as long. Each term of the rule decides some cell: tests/slow/golden shows it.
+The cells are small, so that all of them take ten seconds of CPU. For what a rule is worth, see
+docs/why: there runs are ten times as long. Each term of the rule decides some cell:
+tests/slow/golden shows it.
 """
 
 from collections.abc import Mapping
@@ -41,8 +43,12 @@ CELLS: Final[Mapping[str, MatrixCell]] = {
     # Jobs of hundreds of requests that begin at once behind a prefix nobody has.
     "fewshot": _cell("fewshot", load=0.8, warmup_s=40, measured_s=60),
     # The two k6 cases of KubeAI's documents: closed loops on 8 x H100 and on 2 x L4.
-    "seed-002": _cell("k6-chat", users=320, endpoints=8, requests=2400, profiles=("h100-llama70b-fp8",)),
-    "seed-004": _cell("k6-chat", users=80, endpoints=2, requests=1200, profiles=("l4-llama8b-fp8-22k",)),
+    "seed-002": _cell(
+        "k6-chat", users=320, endpoints=8, requests=2400, profiles=("h100-llama70b-fp8",)
+    ),
+    "seed-004": _cell(
+        "k6-chat", users=80, endpoints=2, requests=1200, profiles=("l4-llama8b-fp8-22k",)
+    ),
 }
 
 

@@ -52,13 +52,19 @@ KINDS = {
 def count_references(objects: list[Object], namespace: str) -> int:
     """Counts what objects name; fails if one of it is not there, in this namespace and at that port."""
     there = {(item["kind"], item["metadata"]["name"]) for item in objects} | GIVEN
-    services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
+    services = {
+        item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"
+    }
     found = 0
     for item in objects:
         for key, reference in references({name: item[name] for name in item if name != "metadata"}):
             kind = reference.get("kind") or KINDS.get(key)
             assert kind, (item["kind"], key, reference)
-            assert (kind, reference["name"]) in there, (item["kind"], item["metadata"]["name"], reference)
+            assert (kind, reference["name"]) in there, (
+                item["kind"],
+                item["metadata"]["name"],
+                reference,
+            )
             assert reference.get("namespace", namespace) == namespace
             if kind == "Service" and "port" in reference:
                 port = reference["port"]

@@ -24,7 +24,12 @@ APPLICABLE = sorted(
 OVERLAYS = [folder for folder in APPLICABLE if folder == "base" or folder.startswith("overlays/")]
 # Those with an InferencePool, whose endpoint picker the service is.
 PICKERS = [
-    *("overlays/agentgateway", "overlays/envoy-ai-gateway", "overlays/gke", "overlays/istio/inference-pool"),
+    *(
+        "overlays/agentgateway",
+        "overlays/envoy-ai-gateway",
+        "overlays/gke",
+        "overlays/istio/inference-pool",
+    ),
     "overlays/nginx-gateway-fabric",
 ]
 # Those that run the service.
@@ -96,15 +101,22 @@ def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
 
 def pod_labels(overlay: str) -> dict[str, dict[str, str]]:
     workloads = of_kind(overlay, "Deployment")
-    return {item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"] for item in workloads}
+    return {
+        item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"]
+        for item in workloads
+    }
 
 
 def environment(overlay: str) -> dict[str, str]:
     """Returns the environment that the service's container is given, its ConfigMap first."""
-    [container] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
+    [container] = [
+        each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"
+    ]
     [source] = container["envFrom"]
     variables = dict(named(overlay, "ConfigMap", source["configMapRef"]["name"])["data"])
-    return variables | {variable["name"]: variable["value"] for variable in container.get("env", [])}
+    return variables | {
+        variable["name"]: variable["value"] for variable in container.get("env", [])
+    }
 
 
 def render_own(

@@ -55,14 +55,21 @@ GATEWAY = f"mode=gateway,gateway.name=llm,{LABELS},provider.name="
 GATEWAYS = {name: f"{GATEWAY}{name}{more}" for name, (more, _) in PROVIDERS.items()}
 PAGE = (MANIFESTS.parent / "docs/how-to/helm.md").read_text().replace("\\\n", "")
 SAID = [
-    ",".join(re.findall(r"--set (\S+)", line)) for line in re.findall("^helm install .*", PAGE, re.MULTILINE)
+    ",".join(re.findall(r"--set (\S+)", line))
+    for line in re.findall("^helm install .*", PAGE, re.MULTILINE)
 ]
 FILES = MANIFESTS.parent.glob("examples/helm-values/*.yaml")
 EXAMPLES = [json.dumps(yaml.safe_load(path.read_text())) for path in FILES]
 # Names that YAML takes for yes and no, and a tag for more than one word.
 WORDS = "istio,fullnameOverride=on,gateway.name=off,networkPolicy.monitoringNamespace=yes"
 ODD = f"{GATEWAY}{WORDS},router.epp.priorityClassName=no,router.epp.image.tag=5: # 6"
-LEFT_OUT = {"Gateway", "GatewayClass", "PriorityClass", "EnvoyProxy", "ConfigMap"}  # yours, or read as files
+LEFT_OUT = {
+    "Gateway",
+    "GatewayClass",
+    "PriorityClass",
+    "EnvoyProxy",
+    "ConfigMap",
+}  # yours, or read as files
 
 
 @cache
@@ -75,15 +82,21 @@ def run_helm(task: str, values: str, word: str) -> Any:
 
 
 def install(values: str, release: str = "vllm") -> list[Object]:
-    texts = [text for name, text in run_helm("render", values, release).items() if name.endswith(".yaml")]
+    texts = [
+        text for name, text in run_helm("render", values, release).items() if name.endswith(".yaml")
+    ]
     return [item for text in texts for item in yaml.load_all(text, yaml.CSafeLoader) if item]
 
 
 def comparable(objects: list[Object]) -> dict[str, Object]:
     """Returns objects by kind without what a release adds: its name, its labels, its way to say variables."""
     text = re.sub(r"\b(vllm|llm-gateway)-epp\b", "extproc", json.dumps(objects))
-    text = re.sub(r'"(app.kubernetes.io/(instance|managed-by|version)|helm.sh/chart)": "[^"]*",? ?', "", text)
-    maps = {item["metadata"]["name"]: item["data"] for item in objects if item["kind"] == "ConfigMap"}
+    text = re.sub(
+        r'"(app.kubernetes.io/(instance|managed-by|version)|helm.sh/chart)": "[^"]*",? ?', "", text
+    )
+    maps = {
+        item["metadata"]["name"]: item["data"] for item in objects if item["kind"] == "ConfigMap"
+    }
     found = {}
     for item in json.loads(text.replace(", }", "}")):
         kind, name = item["kind"], item["metadata"]["name"]
@@ -93,7 +106,9 @@ def comparable(objects: list[Object]) -> dict[str, Object]:
         if kind == "Deployment":
             item["spec"]["template"]["metadata"].pop("annotations", None)
             for container in containers(item["spec"]["template"]["spec"]):
-                given = [maps[each["configMapRef"]["name"]] for each in container.pop("envFrom", [])]
+                given = [
+                    maps[each["configMapRef"]["name"]] for each in container.pop("envFrom", [])
+                ]
                 own = {each["name"]: each["value"] for each in container.pop("env", [])}
                 container["env"] = (given[0] if given else {}) | own
                 container.pop("imagePullPolicy", None)
@@ -111,19 +126,41 @@ def test_gateway_mode_is_the_providers_overlay(provider: str) -> None:
     overlay = render(PROVIDERS[provider][1])
     objects = install(GATEWAYS[provider] + AS_OVERLAYS)
     theirs = comparable(overlay)
-    pool, their_pool = (yaml.safe_load(file(each, "extproc.yaml"))["pools"] for each in (objects, overlay))
+    pool, their_pool = (
+        yaml.safe_load(file(each, "extproc.yaml"))["pools"] for each in (objects, overlay)
+    )
 
     assert comparable(objects) == theirs
-    assert {"Deployment", "Role", "HTTPRoute", "NetworkPolicy", "HorizontalPodAutoscaler"} <= theirs.keys()
+    assert {
+        "Deployment",
+        "Role",
+        "HTTPRoute",
+        "NetworkPolicy",
+        "HorizontalPodAutoscaler",
+    } <= theirs.keys()
     assert pool == their_pool
 
 
 @pytest.mark.envoy
-def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(tmp_path: Path) -> None:
+def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
+    tmp_path: Path,
+) -> None:
     """One Pod as in overlays/sidecar; Envoy, its files and its Service as `init` writes them."""
-    words = ["--service", "vllm", "--port", "8000", "--model", "llm-gateway", "--output", str(tmp_path / "f")]
+    words = [
+        "--service",
+        "vllm",
+        "--port",
+        "8000",
+        "--model",
+        "llm-gateway",
+        "--output",
+        str(tmp_path / "f"),
+    ]
     assert CliRunner().invoke(cli, ["init", "kubernetes", *words]).exit_code == 0
-    folder, objects = render_folder(tmp_path / "f"), install(STANDALONE + AS_OVERLAYS, "llm-gateway")
+    folder, objects = (
+        render_folder(tmp_path / "f"),
+        install(STANDALONE + AS_OVERLAYS, "llm-gateway"),
+    )
     ours, sidecar = comparable(objects), comparable(render("overlays/sidecar"))
     envoy = comparable([item for item in folder if item["metadata"]["name"] == "envoy"])
     written = comparable([item for item in folder if item["metadata"]["name"] != "envoy"])
@@ -141,7 +178,9 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
 
     assert ours == sidecar
     assert ours["Role"] == written["Role"]
-    assert yaml.safe_load(file(objects, "extproc.yaml")) == yaml.safe_load(file(folder, "extproc.yaml"))
+    assert yaml.safe_load(file(objects, "extproc.yaml")) == yaml.safe_load(
+        file(folder, "extproc.yaml")
+    )
     assert file(objects, "drain.sh").strip() == file(folder, "drain.sh").strip()
     alone = file(folder, "envoy.yaml").replace("{address: extproc,", "{address: 127.0.0.1,")
     assert alone != file(folder, "envoy.yaml")
@@ -153,7 +192,11 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
 @pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values(), *EXAMPLES])
 def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     objects = install(values)
-    vllm: Object = {"kind": "Service", "metadata": {"name": "vllm"}, "spec": {"ports": [{"port": 8000}]}}
+    vllm: Object = {
+        "kind": "Service",
+        "metadata": {"name": "vllm"},
+        "spec": {"ports": [{"port": 8000}]},
+    }
     given: list[Object] = [{"kind": "Gateway", "metadata": {"name": "llm"}}]
     given += [vllm] if STANDALONE in values or '"vllm", "port"' in values else []
     notes = run_helm("render", values, "vllm")["extproc-router/templates/NOTES.txt"]
@@ -173,14 +216,19 @@ def test_names_stay_names_whatever_they_are() -> None:
 
     for item in objects:
         check(item, KUBERNETES[0])
-    assert (pod["priorityClassName"], pod["containers"][0]["image"]) == ("no", "extproc-router:5: # 6")
+    assert (pod["priorityClassName"], pod["containers"][0]["image"]) == (
+        "no",
+        "extproc-router:5: # 6",
+    )
 
 
 def test_the_values_of_llm_ds_charts_are_taken() -> None:
     """Labels instead of a Service, two ports a Pod, an image with its registry, flags; a ServiceMonitor."""
     epp = ("replicas=3", "image.registry=images.example/team", "image.tag=v9", "flags.v=4")
     models = ("matchLabels.app=qwen", "targetPorts[0].number=8000", "targetPorts[1].number=8001")
-    values = [f"router.epp.{each}" for each in epp] + [f"router.modelServers.{each}" for each in models]
+    values = [f"router.epp.{each}" for each in epp] + [
+        f"router.modelServers.{each}" for each in models
+    ]
     objects = install(",".join([*values, "monitoring.prometheus.enabled=true"]))
     found = {(item["kind"], item["metadata"]["name"]): item for item in objects}
     deployment = found["Deployment", "vllm-epp"]["spec"]
@@ -189,7 +237,10 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
 
     check(found["ServiceMonitor", "vllm-epp"], KUBERNETES[0])
     assert deployment["replicas"] == pool["strategy"]["gateways"] == 3
-    assert (router["image"], router["args"][-1]) == ("images.example/team/extproc-router:v9", "--v=4")
+    assert (router["image"], router["args"][-1]) == (
+        "images.example/team/extproc-router:v9",
+        "--v=4",
+    )
     assert found["Service", "vllm-endpoints"]["spec"]["selector"] == {"app": "qwen"}
     assert pool["endpoints"] == {"kubernetes": {"service": "vllm-endpoints", "port": [8000, 8001]}}
 
@@ -216,7 +267,9 @@ def test_the_package_has_the_manifests_files_and_the_projects_version(tmp_path: 
     """In a checkout the chart's files are links to the manifests; in a package they are the files."""
     archive = Path(run_helm("package", STANDALONE, str(tmp_path)))
     with tarfile.open(archive) as package:
-        files = {Path(each.name): package.extractfile(each) for each in package if "/files/" in each.name}
+        files = {
+            Path(each.name): package.extractfile(each) for each in package if "/files/" in each.name
+        }
         packed = {path.name: file.read().decode() for path, file in files.items() if file}
     links = list((CHART / "files").iterdir())
 

@@ -35,10 +35,14 @@ def write_file(overlay: str, suffix: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("overlay", rendering.SERVING)
-def test_the_service_takes_its_configuration_and_its_environment(overlay: str, tmp_path: Path) -> None:
+def test_the_service_takes_its_configuration_and_its_environment(
+    overlay: str, tmp_path: Path
+) -> None:
     path = write_file(overlay, "extproc.yaml", tmp_path)
     [container] = [
-        each for each in rendering.containers(rendering.pods(overlay)["extproc"]) if each["name"] == "extproc"
+        each
+        for each in rendering.containers(rendering.pods(overlay)["extproc"])
+        if each["name"] == "extproc"
     ]
 
     result = CliRunner().invoke(cli, ["check", str(path)])
@@ -46,7 +50,9 @@ def test_the_service_takes_its_configuration_and_its_environment(overlay: str, t
 
     assert result.exit_code == 0, result.output
     is_sidecar = "/s" in overlay
-    assert settings.server.listen == ("unix:/run/extproc/ext_proc.sock" if is_sidecar else "0.0.0.0:9002")
+    assert settings.server.listen == (
+        "unix:/run/extproc/ext_proc.sock" if is_sidecar else "0.0.0.0:9002"
+    )
     assert settings.server.admin == "0.0.0.0:9090"  # not on loopback, as it is elsewhere
     assert settings.server.xds is (overlay == "overlays/gateway")
     assert container["args"] == ["serve", "--config", "/etc/extproc/extproc.yaml"]
@@ -91,7 +97,9 @@ def test_envoys_arguments_are_taken(overlay: str, tmp_path: Path) -> None:
 def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     """The patches of the EnvoyFilter, put where Istio puts them."""
     patches = rendering.named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
-    values = [(each["applyTo"], each["patch"]["operation"], each["patch"]["value"]) for each in patches]
+    values = [
+        (each["applyTo"], each["patch"]["operation"], each["patch"]["value"]) for each in patches
+    ]
     by_place = {(place, operation): value for place, operation, value in values}
     tree = load(ENVOY / "standalone.yaml")
     listener = tree["static_resources"]["listeners"][0] | by_place["LISTENER", "MERGE"]
@@ -99,7 +107,10 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     manager |= by_place["NETWORK_FILTER", "MERGE"]["typed_config"]
     ext_proc_filter(tree).update(by_place["HTTP_FILTER", "INSERT_BEFORE"]["typed_config"])
     vllm = cluster(tree, "vllm") | by_place["CLUSTER", "MERGE"]
-    tree["static_resources"] = {"listeners": [listener], "clusters": [by_place["CLUSTER", "ADD"], vllm]}
+    tree["static_resources"] = {
+        "listeners": [listener],
+        "clusters": [by_place["CLUSTER", "ADD"], vllm],
+    }
     path = tmp_path / "envoy.yaml"
     path.write_text(yaml.safe_dump(tree))
 
@@ -107,7 +118,9 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     assert validate(path) == ""
 
 
-def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped_envoy_does() -> None:
+def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped_envoy_does() -> (
+    None
+):
     patches = rendering.named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
     values = {each["applyTo"]: each["patch"]["value"] for each in patches}
     shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
@@ -150,10 +163,16 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
     xds, standalone = load(ENVOY / "xds.yaml"), load(ENVOY / "standalone.yaml")
     for tree in (xds, standalone):
         tell_addresses(tree)
-        manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
+            "typed_config"
+        ]
         routes = manager.pop("route_config")["virtual_hosts"][0]["routes"]
         tree["routes"] = [
-            (each["route"].get("retry_policy"), each["route"]["timeout"], each["response_headers_to_add"])
+            (
+                each["route"].get("retry_policy"),
+                each["route"]["timeout"],
+                each["response_headers_to_add"],
+            )
             for each in routes
         ]
         service = cluster(tree, "extproc")

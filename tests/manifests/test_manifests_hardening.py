@@ -50,7 +50,9 @@ def test_pods_are_nobody_without_capabilities_and_with_nothing_to_write_to(overl
 
 
 @each(OVERLAYS)
-def test_containers_ask_for_what_they_need_are_probed_and_have_images_of_a_version(overlay: str) -> None:
+def test_containers_ask_for_what_they_need_are_probed_and_have_images_of_a_version(
+    overlay: str,
+) -> None:
     for pod in pods(overlay).values():
         for container in containers(pod):
             resources = container["resources"]
@@ -68,14 +70,21 @@ POOLS = "inference.networking.k8s.io"
 OBJECTIVES = ["inference.networking.x-k8s.io", "llm-d.ai"]
 SLICES = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": WATCH}]
 POOL_AND_PODS = [
-    {"apiGroups": [POOLS], "resources": ["inferencepools"], "resourceNames": ["vllm"], "verbs": WATCH},
+    {
+        "apiGroups": [POOLS],
+        "resources": ["inferencepools"],
+        "resourceNames": ["vllm"],
+        "verbs": WATCH,
+    },
     {"apiGroups": [""], "resources": ["pods"], "verbs": WATCH},
     {"apiGroups": OBJECTIVES, "resources": ["inferenceobjectives"], "verbs": WATCH},
 ]
 
 
 @each(SERVING)
-def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else(overlay: str) -> None:
+def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else(
+    overlay: str,
+) -> None:
     assert not of_kind(overlay, "ClusterRole", "ClusterRoleBinding")
     [role] = of_kind(overlay, "Role")
     [binding] = of_kind(overlay, "RoleBinding")
@@ -83,7 +92,9 @@ def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else
 
     assert role["rules"] == (POOL_AND_PODS if overlay in PICKERS else SLICES)
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "default"}]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account, "namespace": "default"}
+    ]
 
 
 @each(OVERLAYS)
@@ -132,7 +143,9 @@ def test_the_service_is_asked_over_grpc(overlay: str) -> None:
 
 @each(SERVING)
 def test_pods_spread_and_are_not_all_evicted(overlay: str) -> None:
-    budgets = {item["metadata"]["name"]: item["spec"] for item in of_kind(overlay, "PodDisruptionBudget")}
+    budgets = {
+        item["metadata"]["name"]: item["spec"] for item in of_kind(overlay, "PodDisruptionBudget")
+    }
     for name in pods(overlay).keys() & {"extproc", "envoy"}:
         labels = pod_labels(overlay)[name]
         spread = pods(overlay)[name]["topologySpreadConstraints"]
@@ -149,7 +162,9 @@ def test_pods_spread_and_are_not_all_evicted(overlay: str) -> None:
 
 @each(OVERLAYS)
 def test_autoscalers_scale_deployments_that_do_not_say_how_many_they_are(overlay: str) -> None:
-    deployments = {item["metadata"]["name"]: item["spec"] for item in of_kind(overlay, "Deployment")}
+    deployments = {
+        item["metadata"]["name"]: item["spec"] for item in of_kind(overlay, "Deployment")
+    }
 
     for item in of_kind(overlay, "HorizontalPodAutoscaler"):
         assert "replicas" not in deployments[item["spec"]["scaleTargetRef"]["name"]]
@@ -184,13 +199,25 @@ def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", ["overlays/sidecar", "overlays/gateway", "overlays/istio"])
-def test_a_change_of_the_server_section_rolls_the_pods_one_of_pools_not(overlay: str, tmp_path: Path) -> None:
+def test_a_change_of_the_server_section_rolls_the_pods_one_of_pools_not(
+    overlay: str, tmp_path: Path
+) -> None:
     """The first is read at the start only, the second by the running service."""
-    server = {"name": "extproc-server", "behavior": "merge", "literals": ["EXTPROC_SERVER__LOG_LEVEL=DEBUG"]}
-    pools: Object = {"name": "extproc", "behavior": "replace", "literals": ["extproc.yaml=pools: []"]}
+    server = {
+        "name": "extproc-server",
+        "behavior": "merge",
+        "literals": ["EXTPROC_SERVER__LOG_LEVEL=DEBUG"],
+    }
+    pools: Object = {
+        "name": "extproc",
+        "behavior": "replace",
+        "literals": ["extproc.yaml=pools: []"],
+    }
     pools["options"] = {"disableNameSuffixHash": True}
     before, with_pools, with_server = (
-        pick(render_own(tmp_path, [overlay], [], configMapGenerator=maps), "Deployment", "extproc")["spec"]
+        pick(render_own(tmp_path, [overlay], [], configMapGenerator=maps), "Deployment", "extproc")[
+            "spec"
+        ]
         for maps in ([], [pools], [server])
     )
 
@@ -236,7 +263,9 @@ class TestNetwork:
         for policy in of_kind(overlay, "NetworkPolicy"):
             spec = policy["spec"]
             wanted = spec["podSelector"]["matchLabels"]
-            [name] = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
+            [name] = [
+                name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)
+            ]
             assert set().union(*map(_allowed, spec["ingress"])) == _ports(pods(overlay)[name])
             assert spec["policyTypes"] == ["Ingress", "Egress"]
             assert set().union(*map(_allowed, spec["egress"])) == out[policy["metadata"]["name"]]
@@ -256,10 +285,14 @@ def test_volumes_are_there(overlay: str) -> None:
     maps = {item["metadata"]["name"] for item in of_kind(overlay, "ConfigMap")}
     for pod in pods(overlay).values():
         volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
-        mounted = {mount["name"] for each in containers(pod) for mount in each.get("volumeMounts", [])}
+        mounted = {
+            mount["name"] for each in containers(pod) for mount in each.get("volumeMounts", [])
+        }
 
         assert mounted == volumes.keys()
-        assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= maps
+        assert {
+            volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume
+        } <= maps
 
 
 def test_the_sidecars_socket_is_in_memory_and_shared() -> None:
@@ -274,4 +307,8 @@ def test_the_sidecars_socket_is_in_memory_and_shared() -> None:
 
 
 def _ports(pod: Object) -> set[int]:
-    return {port["containerPort"] for container in containers(pod) for port in container.get("ports", [])}
+    return {
+        port["containerPort"]
+        for container in containers(pod)
+        for port in container.get("ports", [])
+    }

@@ -32,7 +32,9 @@ def needed_extras(house: str) -> set[str]:
 def test_the_operators_image_has_what_its_runs_may_ask_for_and_every_extra_is_one() -> None:
     images = operators_images()
     needed = needed_extras("operator") | needed_extras("bench") | needed_extras("router")
-    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
 
     assert "tokenizers" in needed
     assert [sorted(needed - extras) for extras in images.values()] == [[]] * len(images)

@@ -11,11 +11,21 @@ import yaml
 from extproc.router.settings.share_settings import ShareSettings
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
-from tests.manifests.rendering import MANIFESTS, Object, containers, pick, render, render_folder, render_own
+from tests.manifests.rendering import (
+    MANIFESTS,
+    Object,
+    containers,
+    pick,
+    render,
+    render_folder,
+    render_own,
+)
 
 
 @pytest.fixture(scope="module", params=["sidecar", "gateway"])
-def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+def rendered(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Object]:
     image = {"name": "extproc-router", "newName": "images.example/extproc", "newTag": "9.9.9"}
     folder, overlay = tmp_path_factory.mktemp("own"), f"overlays/{request.param}"
     return render_own(folder, [overlay], ["monitoring"], namespace="llm", images=[image])
@@ -24,11 +34,16 @@ def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
     """A cluster without the Prometheus Operator would refuse all of the example for it."""
     rendered = render_own(tmp_path, ["overlays/example-vllm"], ["vllm-monitoring"])
-    monitor, template = pick(rendered, "PodMonitor"), pick(rendered, "Deployment")["spec"]["template"]
+    monitor, template = (
+        pick(rendered, "PodMonitor"),
+        pick(rendered, "Deployment")["spec"]["template"],
+    )
     ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}
 
     jsonschema.validate(monitor, SCHEMAS["monitoring.coreos.com/v1", "PodMonitor"])
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    )
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
     assert "PodMonitor" not in {item["kind"] for item in render("overlays/example-vllm")}
 
@@ -41,7 +56,9 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     template = pick(rendered, "Deployment", "extproc")["spec"]["template"]
     [container] = [each for each in template["spec"]["containers"] if each["name"] == "extproc"]
     comment = (MANIFESTS / "components" / "share" / "kustomization.yaml").read_text()
-    block = "\n".join(line.removeprefix("# ") for line in comment.splitlines() if line.startswith("#   "))
+    block = "\n".join(
+        line.removeprefix("# ") for line in comment.splitlines() if line.startswith("#   ")
+    )
     share = ShareSettings.model_validate(yaml.safe_load(block)["share"])
 
     assert share.mesh
@@ -51,7 +68,9 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     assert peers["clusterIP"] == "None"
     assert peers["publishNotReadyAddresses"]
     assert peers["selector"].items() <= template["metadata"]["labels"].items()
-    assert [[{"port": 9004}]] * 2 == [rule["ports"] for rule in (*policy["ingress"], *policy["egress"])]
+    assert [[{"port": 9004}]] * 2 == [
+        rule["ports"] for rule in (*policy["ingress"], *policy["egress"])
+    ]
 
 
 def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> None:
@@ -61,13 +80,17 @@ def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> No
     boards = [json.loads(text) for item in maps for text in item["data"].values()]
 
     jsonschema.validate(rule, SCHEMAS["monitoring.coreos.com/v1", "PrometheusRule"])
-    assert rule["spec"] == yaml.safe_load((MANIFESTS.parent / "monitoring" / "rules.yaml").read_text())
+    assert rule["spec"] == yaml.safe_load(
+        (MANIFESTS.parent / "monitoring" / "rules.yaml").read_text()
+    )
     assert {board["uid"] for board in boards} == {board.uid for board in BOARDS}
     # kubectl's annotation holds 262,144.
     assert all(sum(map(len, item["data"].values())) < 100_000 for item in maps)
 
 
-def test_the_image_is_its_own_and_a_service_monitor_finds_the_services(rendered: list[Object]) -> None:
+def test_the_image_is_its_own_and_a_service_monitor_finds_the_services(
+    rendered: list[Object],
+) -> None:
     pod = pick(rendered, "Deployment", "extproc")["spec"]["template"]["spec"]
     images = {each["image"] for each in containers(pod) if each["name"] == "extproc"}
     monitor = pick(rendered, "ServiceMonitor")

@@ -59,13 +59,19 @@ def own_overlay(folder: Path, overlay: str, pods_: rendering.Object) -> list[ren
 def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Path) -> None:
     labels, numbers = {"llm-d.ai/model": "qwen", "tier": "gpu"}, [9000, 9001]
     ports = [{"port": number} for number in numbers]
-    pods_ = {"labels": labels, "targetPorts": [{"number": number} for number in numbers], "ports": ports}
+    pods_ = {
+        "labels": labels,
+        "targetPorts": [{"number": number} for number in numbers],
+        "ports": ports,
+    }
     objects = own_overlay(tmp_path, overlay, pods_)
     rendered = {(item["kind"], item["metadata"]["name"]): item for item in objects}
 
     pool = rendered["InferencePool", "vllm"]["spec"]
     inward = rendered["NetworkPolicy", "vllm"]["spec"]
-    [outward] = [rule for rule in rendered["NetworkPolicy", "extproc"]["spec"]["egress"] if "to" in rule]
+    [outward] = [
+        rule for rule in rendered["NetworkPolicy", "extproc"]["spec"]["egress"] if "to" in rule
+    ]
     assert (pool["selector"]["matchLabels"], pool["targetPorts"]) == (labels, pods_["targetPorts"])
     assert inward["podSelector"]["matchLabels"] == labels
     assert [rule.get("ports") for rule in inward["ingress"]] == [ports, ports, None]
@@ -73,7 +79,9 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
     assert outward == {"to": [{"podSelector": {"matchLabels": labels}}], "ports": ports}
     assert "8000" not in yaml.safe_dump(list(rendered.values()))
     if ("HealthCheckPolicy", "vllm") in rendered:
-        check = rendered["HealthCheckPolicy", "vllm"]["spec"]["default"]["config"]["httpHealthCheck"]
+        check = rendered["HealthCheckPolicy", "vllm"]["spec"]["default"]["config"][
+            "httpHealthCheck"
+        ]
         assert check["port"] == 9000
     assert ("Pods", "vllm") not in rendered
 
@@ -103,7 +111,11 @@ def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
     assert rule["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
     assert cluster(tree, "extproc")["transport_socket"]["typed_config"]["common_tls_context"]
     # Without it the next one counts for nothing.
-    assert said["splitExternalLocalOriginErrors"] is detection["split_external_local_origin_errors"] is True
+    assert (
+        said["splitExternalLocalOriginErrors"]
+        is detection["split_external_local_origin_errors"]
+        is True
+    )
     assert said["consecutiveLocalOriginFailures"] == detection["consecutive_local_origin_failure"]
     assert said["interval"] == detection["interval"] == "1s"
     assert said["baseEjectionTime"] == detection["base_ejection_time"] == "5s"
@@ -139,7 +151,9 @@ def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
         ("overlays/nginx-gateway-fabric", "ClientSettingsPolicy", "body", "maxSize"),
     ],
 )
-def test_the_largest_body_gets_through_the_gateway(overlay: str, kind: str, part: str, field: str) -> None:
+def test_the_largest_body_gets_through_the_gateway(
+    overlay: str, kind: str, part: str, field: str
+) -> None:
     [text] = [text for _, text in rendering.files(overlay, "extproc.yaml")]
     limit_bytes = parse_settings(text, rendering.environment(overlay)).server.max_body_bytes
     size = spec(overlay, kind, "llm")[part][field]
@@ -151,7 +165,9 @@ def test_the_largest_body_gets_through_the_gateway(overlay: str, kind: str, part
         assert float(rendering.environment(overlay)["EXTPROC_SERVER__UNSEEN_S"]) > 0
 
 
-def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_for_answers() -> None:
+def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_for_answers() -> (
+    None
+):
     target = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "vllm"}
     health = spec("overlays/gke", "HealthCheckPolicy", "vllm")
     backend = spec("overlays/gke", "GCPBackendPolicy", "vllm")

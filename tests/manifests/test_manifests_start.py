@@ -17,7 +17,11 @@ from tests.tables import table
 
 GATEWAYS = ["envoy", "envoy-gateway", "istio", "existing"]
 DOCS = MANIFESTS.parent / "docs"
-PAGES = [DOCS / "start/kubernetes.md", DOCS / "start/envoy-gateway.md", DOCS / "how-to/existing-gateway.md"]
+PAGES = [
+    DOCS / "start/kubernetes.md",
+    DOCS / "start/envoy-gateway.md",
+    DOCS / "how-to/existing-gateway.md",
+]
 
 
 def run(*words: str) -> str:
@@ -49,7 +53,9 @@ def service(name: str, port: int) -> Object:
 
 def routed(objects: list[Object]) -> set[tuple[str, object]]:
     """Returns the Services and ports that routes, and Istio's cluster, name."""
-    rules = [rule for item in objects if item["kind"] == "HTTPRoute" for rule in item["spec"]["rules"]]
+    rules = [
+        rule for item in objects if item["kind"] == "HTTPRoute" for rule in item["spec"]["rules"]
+    ]
     found = {(each["name"], each["port"]) for rule in rules for each in rule["backendRefs"]}
     for item in objects:
         if item["kind"] == "EnvoyFilter":
@@ -64,10 +70,14 @@ def routed(objects: list[Object]) -> set[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
-def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, tmp_path: Path) -> None:
+def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
+    gateway: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
     write(folder, gateway, "--image", "images.example:5000/team/extproc:9.9.9")
-    naming = [path.name for path in folder.rglob("*.*") if re.search("qwen\\b|8123", path.read_text())]
+    naming = [
+        path.name for path in folder.rglob("*.*") if re.search("qwen\\b|8123", path.read_text())
+    ]
     untouched = render_folder(folder)
     if gateway == "existing":
         assert "HTTPRoute" not in {item["kind"] for item in untouched}
@@ -92,7 +102,9 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, t
 
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
-def test_every_reference_in_the_folder_names_an_object_that_is_there(gateway: str, tmp_path: Path) -> None:
+def test_every_reference_in_the_folder_names_an_object_that_is_there(
+    gateway: str, tmp_path: Path
+) -> None:
     write(tmp_path / "folder", gateway)
     objects = render_joined(tmp_path / "folder", gateway)
     if gateway == "existing":
@@ -105,8 +117,13 @@ def test_every_reference_in_the_folder_names_an_object_that_is_there(gateway: st
     assert count_references([*objects, service("qwen", 8123)], "llm") >= 3
 
 
-@table(("gateway", "target"), [(gateway, target) for gateway in GATEWAYS for target in ("8000", "http")])
-def test_a_services_port_may_lead_to_another_of_its_pods(gateway: str, target: str, tmp_path: Path) -> None:
+@table(
+    ("gateway", "target"),
+    [(gateway, target) for gateway in GATEWAYS for target in ("8000", "http")],
+)
+def test_a_services_port_may_lead_to_another_of_its_pods(
+    gateway: str, target: str, tmp_path: Path
+) -> None:
     """The Pods' port is watched, the Service's is in the routes."""
     write(tmp_path / target / gateway, gateway, "--target-port", target)
     objects = render_joined(tmp_path / target / gateway, gateway)
@@ -120,7 +137,9 @@ def test_a_change_of_the_service_in_extproc_yaml_is_all_that_a_route_needs(tmp_p
     folder = tmp_path / "folder"
     write(folder, "istio")
     path = folder / "extproc.yaml"
-    path.write_text(path.read_text().replace("service: qwen, port: 8123", "service: llama, port: 9000"))
+    path.write_text(
+        path.read_text().replace("service: qwen, port: 8123", "service: llama, port: 9000")
+    )
 
     assert routed(render_folder(folder)) == {("llama", 9000)}
 
@@ -159,7 +178,16 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
     ],
 )
 def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
-    vllm = ["--service", "qwen", "--port", "8123", "--model", "qwen", "--output", str(tmp_path / "folder")]
+    vllm = [
+        "--service",
+        "qwen",
+        "--port",
+        "8123",
+        "--model",
+        "qwen",
+        "--output",
+        str(tmp_path / "folder"),
+    ]
     done = CliRunner().invoke(cli, ["init", "kubernetes", *vllm, *words])
 
     assert said in f"{done.exception}{done.output}"
@@ -169,7 +197,9 @@ def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path
 def test_what_is_printed_may_be_typed_and_what_is_written_is_read(tmp_path: Path) -> None:
     folder, model = tmp_path / "a folder", 'it\'s; "qwen" # {x}'
     said = write(folder, "envoy", "--model", model, "--namespace", "123")
-    [apply, curl] = [shlex.split(line) for line in said.splitlines() if "apply -k" in line or "curl" in line]
+    [apply, curl] = [
+        shlex.split(line) for line in said.splitlines() if "apply -k" in line or "curl" in line
+    ]
 
     assert apply[-1] == str(folder)
     assert json.loads(curl[-1])["model"] == model
@@ -186,19 +216,28 @@ def test_the_pages_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     commands, printed, made = [], "", set[str]()
     for page in PAGES:
         blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
-        commands += [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if line.strip()]
+        commands += [
+            line for line in "".join(blocks).replace("\\\n", " ").splitlines() if line.strip()
+        ]
     for words in [shlex.split(line, comments=True) for line in commands]:
         assert words[0] in {"extproc", "kubectl", "curl", "make", "docker"}, words
         if words[0] == "extproc":
             printed += run(*words[1:])
         if words[:3] == ["kubectl", "apply", "-k"]:
             made |= {
-                f"{each['kind'].lower()}/{each['metadata']['name']}" for each in render_folder(Path(words[3]))
+                f"{each['kind'].lower()}/{each['metadata']['name']}"
+                for each in render_folder(Path(words[3]))
             }
 
-    asked = set(re.findall(r"^kubectl .*((?:deployment|service)/[a-z-]+)", "\n".join(commands), re.MULTILINE))
+    asked = set(
+        re.findall(
+            r"^kubectl .*((?:deployment|service)/[a-z-]+)", "\n".join(commands), re.MULTILINE
+        )
+    )
     # Istio makes the Service of a Gateway.
     assert asked - made == {"service/llm-istio"}
     following = [line.strip() for line in printed.splitlines() if line.startswith("  kubectl ")]
     assert following
-    assert [line for line in following if line not in {" ".join(each.split()) for each in commands}] == []
+    assert [
+        line for line in following if line not in {" ".join(each.split()) for each in commands}
+    ] == []

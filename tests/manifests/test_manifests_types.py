@@ -31,7 +31,9 @@ def test_the_overlays_are_the_ones_that_are_documented() -> None:
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_objects_have_their_types(version: str) -> None:
     """Each once: overlays have most objects in common."""
-    objects = {json.dumps(item, sort_keys=True): folder for folder in APPLICABLE for item in render(folder)}
+    objects = {
+        json.dumps(item, sort_keys=True): folder for folder in APPLICABLE for item in render(folder)
+    }
 
     assert len(objects) > 50
     for text, folder in objects.items():
@@ -74,7 +76,12 @@ GONE = object()
         (AGENTS, "InferencePool", "endpointPickerRef.port", GONE),
         ("overlays/istio/inference-pool", "DestinationRule", "host", GONE),
         ("overlays/istio", "EnvoyFilter", "workloadSelector", {"labels": {"a": "b"}}),
-        (BUFFERED, "EnvoyExtensionPolicy", "extProc.0.processingMode.request.body", "FullDuplexStreamed"),
+        (
+            BUFFERED,
+            "EnvoyExtensionPolicy",
+            "extProc.0.processingMode.request.body",
+            "FullDuplexStreamed",
+        ),
         (BUFFERED, "EnvoyExtensionPolicy", "targetRefs", GONE),
         (BUFFERED, "BackendTrafficPolicy", "loadBalancer.type", "ConsistentHash"),
         (BUFFERED, "ClientTrafficPolicy", "connection.bufferLimit", "48MiB"),
@@ -83,7 +90,9 @@ GONE = object()
         ("overlays/gke", "HealthCheckPolicy", "default.config.type", "HTTPS"),
     ],
 )
-def test_what_api_servers_refuse_is_refused_here(overlay: str, kind: str, path: str, value: object) -> None:
+def test_what_api_servers_refuse_is_refused_here(
+    overlay: str, kind: str, path: str, value: object
+) -> None:
     """One edit of an overlay's own object, against limits and rules of the published types."""
     item = copy.deepcopy(of_kind(overlay, kind)[0])
     put(item["spec"], path, value)
@@ -107,7 +116,9 @@ def put(spec: Any, path: str, value: object) -> None:
 def test_no_two_objects_are_the_same_and_all_are_in_the_namespace(overlay: str) -> None:
     keys = [(item["kind"], item["metadata"]["name"]) for item in render(overlay)]
     spaces = {
-        item["metadata"].get("namespace") for item in render(overlay) if item["kind"] not in CLUSTER_WIDE
+        item["metadata"].get("namespace")
+        for item in render(overlay)
+        if item["kind"] not in CLUSTER_WIDE
     }
 
     assert len(keys) == len(set(keys))
@@ -115,7 +126,8 @@ def test_no_two_objects_are_the_same_and_all_are_in_the_namespace(overlay: str) 
 
 
 NAMESPACE = "llm"
-# Its EnvoyFilter matches the Service by its whole name: docs/how-to/kubernetes.md says how to change it.
+# Its EnvoyFilter matches the Service by its whole name: docs/how-to/kubernetes.md says how to
+# change it.
 WHOLE_NAMES = {"overlays/istio"}
 VLLM = {"app.kubernetes.io/name": "vllm"}
 
@@ -126,18 +138,26 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def moved(overlay: str) -> list[rendering.Object]:
-        resources = [overlay] if overlay == "overlays/simulated" else [overlay, "overlays/example-vllm"]
+        resources = (
+            [overlay] if overlay == "overlays/simulated" else [overlay, "overlays/example-vllm"]
+        )
         folder = tmp_path_factory.mktemp("overlay")
-        return rendering.render_own(folder, resources, ["share", "vllm-network"], namespace=NAMESPACE)
+        return rendering.render_own(
+            folder, resources, ["share", "vllm-network"], namespace=NAMESPACE
+        )
 
     return moved
 
 
 @pytest.mark.parametrize("overlay", rendering.SERVING)
-def test_everything_moves_into_the_namespace_and_every_reference_with_it(moved: Any, overlay: str) -> None:
+def test_everything_moves_into_the_namespace_and_every_reference_with_it(
+    moved: Any, overlay: str
+) -> None:
     objects = moved(overlay)
 
-    spaces = {item["metadata"].get("namespace") for item in objects if item["kind"] not in CLUSTER_WIDE}
+    spaces = {
+        item["metadata"].get("namespace") for item in objects if item["kind"] not in CLUSTER_WIDE
+    }
     assert spaces == {NAMESPACE}
     left = [text for text in strings(objects) if text == "default" or ".default.svc" in text]
     assert left == (["vllm.default.svc.cluster.local"] if overlay in WHOLE_NAMES else [])
@@ -150,7 +170,9 @@ def test_every_selector_finds_pods_with_the_ports_it_needs(moved: Any, overlay: 
     templates = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
 
     def ports_of(labels: rendering.Object) -> set[int]:
-        chosen = [each for each in templates if rendering.selects(labels, each["metadata"]["labels"])]
+        chosen = [
+            each for each in templates if rendering.selects(labels, each["metadata"]["labels"])
+        ]
         assert chosen, labels
         return {
             port["containerPort"]
@@ -169,7 +191,9 @@ def test_every_selector_finds_pods_with_the_ports_it_needs(moved: Any, overlay: 
             numbers = {port["number"] for port in spec["targetPorts"]}
             assert numbers <= ports_of(spec["selector"]["matchLabels"])
         elif item["kind"] == "NetworkPolicy":
-            wanted = {port["port"] for rule in spec.get("ingress", []) for port in rule.get("ports", [])}
+            wanted = {
+                port["port"] for rule in spec.get("ingress", []) for port in rule.get("ports", [])
+            }
             assert wanted <= ports_of(spec["podSelector"]["matchLabels"]), item["metadata"]["name"]
 
 
@@ -177,8 +201,12 @@ def test_every_selector_finds_pods_with_the_ports_it_needs(moved: Any, overlay: 
 def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
     """The pool's Service is there, and where a route names a Service, it is the same one."""
     objects = moved(overlay)
-    services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
-    [pool] = yaml.safe_load(rendering.pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
+    services = {
+        item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"
+    }
+    [pool] = yaml.safe_load(
+        rendering.pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
+    )["pools"]
     if overlay in rendering.PICKERS:
         pools = {item["metadata"]["name"] for item in objects if item["kind"] == "InferencePool"}
         assert pool["endpoints"]["inference_pool"]["name"] in pools
@@ -206,7 +234,9 @@ def test_no_overlay_restricts_vllm_unasked(overlay: str) -> None:
 
 
 def test_who_shares_may_read_peers_whatever_the_pool_is_found_by(moved: Any) -> None:
-    roles = [item["rules"] for item in moved("overlays/istio/inference-pool") if item["kind"] == "Role"]
+    roles = [
+        item["rules"] for item in moved("overlays/istio/inference-pool") if item["kind"] == "Role"
+    ]
     [rule] = [rule for rules in roles for rule in rules if "endpointslices" in rule["resources"]]
 
     assert (rule["apiGroups"], rule["verbs"]) == (["discovery.k8s.io"], ["list", "watch"])

@@ -54,7 +54,9 @@ class Prometheus(Process):
 
     def ask(self, path: str, **parameters: str) -> Any:
         """Returns what the API answers; raises `OSError` for a query that it refuses."""
-        return json.loads(get(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", PATIENCE_S))["data"]
+        return json.loads(get(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", PATIENCE_S))[
+            "data"
+        ]
 
     def query(self, expression: str) -> list[Any]:
         """Returns the samples of an instant query."""
@@ -89,7 +91,11 @@ def _configuration(targets: Mapping[str, str], rules: Sequence[Path]) -> dict[st
     for job, target in targets.items():
         address, _, path = target.partition("/")
         scrapes.append(
-            {"job_name": job, "metrics_path": f"/{path}", "static_configs": [{"targets": [address]}]}
+            {
+                "job_name": job,
+                "metrics_path": f"/{path}",
+                "static_configs": [{"targets": [address]}],
+            }
         )
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},

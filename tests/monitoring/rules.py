@@ -8,8 +8,8 @@ import yaml
 
 from monitoring.generate import RULES
 
-# What a test cannot wait for or fill, and what it has instead. A source confirms its list every 5 s, so 12 s
-# is the age of one that has failed.
+# What a test cannot wait for or fill, and what it has instead. A source confirms its list every 5
+# s, so 12 s is the age of one that has failed.
 _QUICKER: Final[Sequence[tuple[str, str]]] = (
     (r"\[\d+m\]", "[10s]"),
     (r"for: \d+m", "for: 2s"),

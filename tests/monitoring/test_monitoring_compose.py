@@ -48,7 +48,9 @@ def test_prometheus_has_its_configuration_with_the_rules_beside_it() -> None:
 
 def test_what_is_scraped_is_where_the_stack_has_it() -> None:
     jobs = {job["job_name"]: job for job in read(CONFIG)["scrape_configs"]}
-    targets = {name: job["static_configs"][0]["targets"] for name, job in jobs.items() if name != "vllm"}
+    targets = {
+        name: job["static_configs"][0]["targets"] for name, job in jobs.items() if name != "vllm"
+    }
     [names] = jobs["vllm"]["dns_sd_configs"]
     admin = read(COMPOSE / "extproc.yaml")["server"]["admin"].rpartition(":")[2]
     listeners = read(ROOT / "envoy" / "sidecar.yaml")["static_resources"]["listeners"]
@@ -64,7 +66,9 @@ def test_grafana_finds_prometheus_and_the_dashboards_and_both_need_the_profile()
     mounted = mounts("grafana")
     [source] = read(mounted["/etc/grafana/provisioning/datasources/extproc.yaml"])["datasources"]
     [provider] = read(mounted["/etc/grafana/provisioning/dashboards/extproc.yaml"])["providers"]
-    profiled = {name for name, service in services().items() if service.get("profiles") == ["monitoring"]}
+    profiled = {
+        name for name, service in services().items() if service.get("profiles") == ["monitoring"]
+    }
 
     assert source["url"] == "http://prometheus:9090"
     assert source["isDefault"]

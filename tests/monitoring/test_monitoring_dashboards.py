@@ -47,16 +47,23 @@ def test_panels_stand_side_by_side_and_have_numbers_and_titles_of_their_own(boar
 def test_latency_is_in_the_first_row_and_figures_have_units_and_colours() -> None:
     made = {board.uid: json.loads(render(board))["panels"] for board in BOARDS}
     first = [panel.unit for uid in ("extproc-router", "extproc-pool") for panel in _rows(uid)]
-    bare = [(uid, each["title"]) for uid, panels in made.items() for each in panels if _is_bare(each)]
+    bare = [
+        (uid, each["title"]) for uid, panels in made.items() for each in panels if _is_bare(each)
+    ]
     shed = next(each for each in made["extproc-router"] if each["title"] == "Requests shed (429)")
 
     assert first.count("s") == 3
     assert bare == [("extproc-router", "Alerts")]
     steps = [
-        (step["color"], step["value"]) for step in shed["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        (step["color"], step["value"])
+        for step in shed["fieldConfig"]["defaults"]["thresholds"]["steps"]
     ]
     assert steps == [("text", None), ("orange", 0.001), ("red", 0.01)]
-    assert all("[$__rate_interval]" in expr for board in BOARDS for expr in _asked(board, "deriv(", "rate("))
+    assert all(
+        "[$__rate_interval]" in expr
+        for board in BOARDS
+        for expr in _asked(board, "deriv(", "rate(")
+    )
 
 
 def _rows(uid: str) -> tuple[Panel, ...]:

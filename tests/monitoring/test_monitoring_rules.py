@@ -21,9 +21,15 @@ def sections() -> dict[str, str]:
 
 def test_each_alert_has_cases_in_which_it_fires_and_stays_quiet() -> None:
     checks = [
-        check for case in yaml.safe_load(CASES.read_text())["tests"] for check in case["promql_expr_test"]
+        check
+        for case in yaml.safe_load(CASES.read_text())["tests"]
+        for check in case["promql_expr_test"]
     ]
-    fired = {name for check in checks for name in re.findall(r'alertname="(\w+)"', str(check["exp_samples"]))}
+    fired = {
+        name
+        for check in checks
+        for name in re.findall(r'alertname="(\w+)"', str(check["exp_samples"]))
+    }
 
     assert fired == {*alerts()} == {*sections()}
     assert sum(not check["exp_samples"] for check in checks) > len(fired)
@@ -56,7 +62,10 @@ def test_what_is_made_is_what_its_source_gives() -> None:
 def test_the_quicker_rules_are_the_shipped_ones_but_for_times_and_bounds() -> None:
     shipped, quick = (
         [
-            [(rule.get("alert"), rule.get("record"), rule.get("annotations")) for rule in group["rules"]]
+            [
+                (rule.get("alert"), rule.get("record"), rule.get("annotations"))
+                for rule in group["rules"]
+            ]
             for group in yaml.safe_load(text)["groups"]
         ]
         for text in (RULES.read_text(), hasten(RULES.read_text()))

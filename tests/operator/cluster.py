@@ -86,7 +86,10 @@ class Cluster(ApiServer):
         if not isinstance(answer, web.Response) or answer.status != 200 or not answer.text:
             return answer
         tree = json.loads(answer.text)
-        items = [{k: v for k, v in each.items() if k not in {"kind", "apiVersion"}} for each in tree["items"]]
+        items = [
+            {k: v for k, v in each.items() if k not in {"kind", "apiVersion"}}
+            for each in tree["items"]
+        ]
         return web.json_response(tree | {"items": items})
 
     async def write(self, request: web.Request) -> web.StreamResponse:
@@ -155,7 +158,12 @@ class Cluster(ApiServer):
         """What `kubectl apply` does."""
         before = self.find(BENCHMARKS, name)
         if before is None:
-            body = {"apiVersion": API_VERSION, "kind": "Benchmark", "metadata": {"name": name}, "spec": spec}
+            body = {
+                "apiVersion": API_VERSION,
+                "kind": "Benchmark",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
             return self.add(body)
         metadata = {**before["metadata"], "generation": before["metadata"]["generation"] + 1}
         return self.store({**before, "metadata": metadata, "spec": spec})
@@ -241,8 +249,17 @@ class Cluster(ApiServer):
             await process.wait()
             raise
         message = words.read_text() or (self.folder / f"{name}-{index}.log").read_text()[-2000:]
-        ended = {"exitCode": code, "message": message, "reason": "Completed" if code == 0 else "Error"}
-        self.add({**pod, "status": {"podIP": ip, "containerStatuses": [{"state": {"terminated": ended}}]}})
+        ended = {
+            "exitCode": code,
+            "message": message,
+            "reason": "Completed" if code == 0 else "Error",
+        }
+        self.add(
+            {
+                **pod,
+                "status": {"podIP": ip, "containerStatuses": [{"state": {"terminated": ended}}]},
+            }
+        )
         return code
 
 
@@ -271,7 +288,9 @@ class Served:
 
     async def until(self, name: str, phase: str, limit_s: float = 240) -> Object:
         """Waits for a phase; returns the status."""
-        await self.wait(lambda: self.benchmark(name).get("status", {}).get("phase") == phase, limit_s)
+        await self.wait(
+            lambda: self.benchmark(name).get("status", {}).get("phase") == phase, limit_s
+        )
         told: Object = self.benchmark(name)["status"]
         return told
 

@@ -21,6 +21,16 @@ pools:
 
 
 def comparing(port: int, admin: str, duration: float = 2.0, **more: Any) -> Object:
-    ab = {"arms": ["least_load", PREFIX_HASH], "admin": admin, "repeats": 1, "tolerance": 1, "flush": []}
-    spec = {"mode": "ab", "router": {"config-map": "extproc"}, "ab": {**ab, "switch-timeout": "120s"}}
+    ab = {
+        "arms": ["least_load", PREFIX_HASH],
+        "admin": admin,
+        "repeats": 1,
+        "tolerance": 1,
+        "flush": [],
+    }
+    spec = {
+        "mode": "ab",
+        "router": {"config-map": "extproc"},
+        "ab": {**ab, "switch-timeout": "120s"},
+    }
     return build_spec(port, duration, **{**spec, **more})

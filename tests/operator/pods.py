@@ -18,7 +18,9 @@ def translate(cluster: Holds, folder: Path, job: Object, index: int, words: Path
     places = {"/results": str(folder / "results"), "/dev/termination-log": str(words)}
     if "etc-benchmark" in volumes:
         spec = _find(cluster, "v1/configmaps", volumes["etc-benchmark"]["configMap"]["name"])
-        places["/etc/benchmark/benchmark.yaml"] = _lay(folder, f"{run}.yaml", spec["data"]["benchmark.yaml"])
+        places["/etc/benchmark/benchmark.yaml"] = _lay(
+            folder, f"{run}.yaml", spec["data"]["benchmark.yaml"]
+        )
     places["$(JOB_COMPLETION_INDEX)"] = str(index)
     return [_replace(word, places) for word in pod["containers"][0]["command"]]
 

@@ -59,9 +59,16 @@ def _write(replica: Service, text: str) -> None:
 
 
 @asynccontextmanager
-async def routing(served: Served, folder: Path, text: str, replicas: int = 2) -> AsyncIterator[Router]:
+async def routing(
+    served: Served, folder: Path, text: str, replicas: int = 2
+) -> AsyncIterator[Router]:
     """Runs a router with a ConfigMap of that text."""
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": {_KEY: text}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": NAME},
+        "data": {_KEY: text},
+    }
     served.cluster.add(body)
     made, ports = [], free_ports(2 * replicas)
     for i in range(replicas):

@@ -31,7 +31,9 @@ def nightly(rates: list[float], *, words: str = "", model: str = "llama") -> Wor
     """A Benchmark that ran once for each rate, an hour apart; then, with `words`, once more to that end."""
     spec = {**SPEC, "schedule": "0 * * * *", "target": {"model": model}}
     world = World(spec=spec)
-    ends = [brief(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0) for r in rates]
+    ends = [
+        brief(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0) for r in rates
+    ]
     for said in [*ends, *([words] if words else [])]:
         world.after(hours=1)
         world.settle()
@@ -75,7 +77,9 @@ def everything() -> dict[tuple[str, str], Body]:
 
 
 @asynccontextmanager
-async def served(bodies: Bodies, reports: Path | None = None, *healths: WatchHealth) -> AsyncIterator[str]:
+async def served(
+    bodies: Bodies, reports: Path | None = None, *healths: WatchHealth
+) -> AsyncIterator[str]:
     async with hosting(build_web(bodies, healths, reports)) as address:
         yield f"http://{address}"
 
@@ -90,7 +94,10 @@ async def scrape(bodies: Bodies, *healths: WatchHealth) -> dict[tuple[str, ...],
     async with served(bodies, None, *healths) as url:
         _, text = await get(f"{url}/metrics")
     return {
-        (sample.name, *(sample.labels[name] for name in ORDER if name in sample.labels)): sample.value
+        (
+            sample.name,
+            *(sample.labels[name] for name in ORDER if name in sample.labels),
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

@@ -12,7 +12,17 @@ Schema = Mapping[str, Any]
 
 # JSONSchemaProps has no other fields; what is in the second line it refuses although it has them.
 _KNOWN = {
-    *("type", "format", "description", "enum", "pattern", "required", "properties", "items", "nullable"),
+    *(
+        "type",
+        "format",
+        "description",
+        "enum",
+        "pattern",
+        "required",
+        "properties",
+        "items",
+        "nullable",
+    ),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "additionalProperties", "anyOf", "allOf", "oneOf", "not", "default"),
     *("x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string"),
@@ -45,7 +55,14 @@ def _find_junctions(schema: Schema, at: str) -> Iterator[str]:
         yield f"{at}: properties and additionalProperties exclude each other"
     for junctor in ("anyOf", "allOf", "oneOf"):
         for each in schema.get(junctor, ()):
-            if set(each) & {"type", "description", "default", "additionalProperties", "nullable", "title"}:
+            if set(each) & {
+                "type",
+                "description",
+                "default",
+                "additionalProperties",
+                "nullable",
+                "title",
+            }:
                 yield f"{at}: {junctor} says more than values"
     if missing := set(schema.get("required", ())) - set(schema.get("properties", {})):
         yield f"{at}: requires {missing} without saying what they are"

@@ -28,8 +28,18 @@ PROPOSED = (ROOT / "tests/bench/data/proposed.yaml").read_text()
 
 
 def with_metadata(spec: dict[str, Any], name: str = "b") -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "default", "uid": "u", "creationTimestamp": "2026-11-22T00:00:00Z"}
-    return {"apiVersion": "extproc.dev/v1alpha1", "kind": "Benchmark", "metadata": metadata, "spec": spec}
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "uid": "u",
+        "creationTimestamp": "2026-11-22T00:00:00Z",
+    }
+    return {
+        "apiVersion": "extproc.dev/v1alpha1",
+        "kind": "Benchmark",
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
 def test_schema_is_structural() -> None:
@@ -44,7 +54,9 @@ def test_definition_on_disk_is_that_of_the_model() -> None:
     result = CliRunner().invoke(cli, ["operate", "--print-crd"])
 
     assert result.exit_code == 0
-    assert (ROOT / "manifests" / "components" / "operator" / "crd.yaml").read_text() == result.output
+    assert (
+        ROOT / "manifests" / "components" / "operator" / "crd.yaml"
+    ).read_text() == result.output
     assert yaml.safe_load(result.output) == build_crd()
     assert len(json.dumps(build_crd())) < 200_000
 
@@ -117,11 +129,19 @@ def test_what_a_spec_file_may_say_the_schema_takes(spec: dict[str, Any]) -> None
         ({"mode": "race"}, "mode"),
         ({"wokers": 2}, ""),
         ({"seed": 1.5}, "seed"),
-        ({"performance": {"traffic-shape": {"duration": "soon"}}}, "performance.traffic-shape.duration"),
-        ({"performance": {"traffic-shape": {"req-rate": True}}}, "performance.traffic-shape.req-rate"),
+        (
+            {"performance": {"traffic-shape": {"duration": "soon"}}},
+            "performance.traffic-shape.duration",
+        ),
+        (
+            {"performance": {"traffic-shape": {"req-rate": True}}},
+            "performance.traffic-shape.req-rate",
+        ),
     ],
 )
-def test_misspelt_resource_is_refused_by_the_api_server_already(spec: dict[str, Any], at: str) -> None:
+def test_misspelt_resource_is_refused_by_the_api_server_already(
+    spec: dict[str, Any], at: str
+) -> None:
     tree = {"endpoint": "llm:8000", "performance": {"traffic-shape": {"vus": 1}}} | spec
     (refusal,) = list_refusals(SCHEMA["properties"]["spec"], tree)
 
@@ -142,7 +162,10 @@ def test_every_fault_of_a_spec_is_told_at_once_and_a_schedule_is_crons() -> None
 
 
 def test_what_does_not_make_another_run_does_not_change_its_name() -> None:
-    tree: dict[str, Any] = {"endpoint": "x", "performance": {"traffic-shape": {"vus": 1, "duration": 1}}}
+    tree: dict[str, Any] = {
+        "endpoint": "x",
+        "performance": {"traffic-shape": {"vus": 1, "duration": 1}},
+    }
     same = [tree, tree | {"suspend": True}, tree | {"history-limit": 3}]
     other = [tree, tree | {"seed": 1}, tree | {"workers": 2}]
 
@@ -177,7 +200,12 @@ def test_every_section_is_explained() -> None:
 async def publishing() -> AsyncIterator[str]:
     """The paths of an API server that `kubectl explain` reads, with our definition as it would publish it."""
     kind = {"group": "extproc.dev", "version": "v1alpha1", "kind": "Benchmark"}
-    resource = {"name": "benchmarks", "singularName": "benchmark", "namespaced": True, "kind": "Benchmark"}
+    resource = {
+        "name": "benchmarks",
+        "singularName": "benchmark",
+        "namespaced": True,
+        "kind": "Benchmark",
+    }
     version = {"groupVersion": "extproc.dev/v1alpha1", "version": "v1alpha1"}
     group = {"name": "extproc.dev", "versions": [version], "preferredVersion": version}
     post = {"post": {"x-kubernetes-group-version-kind": kind, "responses": {}}}

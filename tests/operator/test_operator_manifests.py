@@ -21,7 +21,9 @@ OPERATOR = {"app.kubernetes.io/name": "extproc-operator"}
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     folder, image = tmp_path_factory.mktemp("overlay"), {"name": "extproc-router"}
     images = [image | {"newName": "my.registry/extproc-router"}]
-    return render_own(folder, [], ["operator", "operator-monitoring"], namespace="llm", images=images)
+    return render_own(
+        folder, [], ["operator", "operator-monitoring"], namespace="llm", images=images
+    )
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -46,15 +48,24 @@ def test_port_of_the_operator_is_served_probed_scraped_and_let_in(rendered: list
         ("readinessProbe", "/readyz"),
     ):
         assert container[probe]["httpGet"] == {"path": path, "port": port["targetPort"]}
-    assert (endpoint["port"], endpoint["path"], endpoint["honorLabels"]) == (port["name"], "/metrics", True)
+    assert (endpoint["port"], endpoint["path"], endpoint["honorLabels"]) == (
+        port["name"],
+        "/metrics",
+        True,
+    )
     assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": port["targetPort"]}]]
     assert OPERATOR.items() <= template["metadata"]["labels"].items()
     assert pick(rendered, "Service", "extproc-operator")["spec"]["selector"] == OPERATOR
-    assert pick(rendered, "ServiceMonitor", "extproc-operator")["spec"]["selector"]["matchLabels"] == OPERATOR
+    assert (
+        pick(rendered, "ServiceMonitor", "extproc-operator")["spec"]["selector"]["matchLabels"]
+        == OPERATOR
+    )
     assert policy["podSelector"]["matchLabels"] == OPERATOR
 
 
-def test_operator_names_its_image_once_so_that_a_registry_reaches_every_run(rendered: list[Object]) -> None:
+def test_operator_names_its_image_once_so_that_a_registry_reaches_every_run(
+    rendered: list[Object],
+) -> None:
     """`images:` rewrites no arguments: the runs' Pods get the image of the operator's own Pod."""
     spec = pick(rendered, "Deployment", "extproc-operator")["spec"]
     [container] = spec["template"]["spec"]["containers"]
@@ -72,11 +83,19 @@ def test_pod_that_the_docs_fetch_reports_with_is_a_pod(version: str) -> None:
     [overrides] = re.findall(r"--overrides='(.*)'", text)
 
     check(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reports"}, **json.loads(overrides)}, version
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "reports"},
+            **json.loads(overrides),
+        },
+        version,
     )
 
 
-def test_only_the_operator_reaches_the_pods_of_runs_and_they_the_router(rendered: list[Object]) -> None:
+def test_only_the_operator_reaches_the_pods_of_runs_and_they_the_router(
+    rendered: list[Object],
+) -> None:
     """By the labels that the operator really gives to Pods."""
     jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
     everyone, reports, router, operator = (
@@ -95,7 +114,9 @@ def test_only_the_operator_reaches_the_pods_of_runs_and_they_the_router(rendered
         assert runs["matchLabels"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     assert (everyone["policyTypes"], "ingress" in everyone) == (["Ingress"], False)
     assert reports["podSelector"] == runs
-    assert reports["ingress"] == [{"from": [{"podSelector": {"matchLabels": OPERATOR}}], "ports": to_runs}]
+    assert reports["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": OPERATOR}}], "ports": to_runs}
+    ]
     assert {"to": [{"podSelector": runs}], "ports": to_runs} in operator["egress"]
     assert router["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "extproc"}
     assert router["ingress"] == [{"from": [{"podSelector": runs}], "ports": to_router}]
@@ -108,7 +129,9 @@ _FOR_ADMISSION = {("extproc.dev", "benchmarks/finalizers", "update")}
 
 
 @pytest.mark.slow
-async def test_role_allows_what_the_operator_does_and_nothing_else(served: Served, null_server: int) -> None:
+async def test_role_allows_what_the_operator_does_and_nothing_else(
+    served: Served, null_server: int
+) -> None:
     """A story that needs all of it; the server of every other test refuses what the Role does not allow.
 
     1. A comparison takes the router and is asked for an arm. 2. Somebody deletes the run's
@@ -116,7 +139,9 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(served: Serve
     """
     cluster = served.cluster
     text, data = write_settings(null_server), {"name": "extproc"}
-    cluster.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}})
+    cluster.add(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}
+    )
     spec = comparing(null_server, "127.0.0.1:1")
 
     def config() -> str:
@@ -130,7 +155,9 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(served: Serve
         run = served.benchmark("b")["status"]["run"]
         await cluster.remove(JOBS, run)
         # Asked for, and there: a server takes its time.
-        await served.wait(lambda: cluster.asked.count("POST jobs") >= 3 and bool(cluster.of(JOBS).objects))
+        await served.wait(
+            lambda: cluster.asked.count("POST jobs") >= 3 and bool(cluster.of(JOBS).objects)
+        )
         cluster.apply("b", {**spec, "suspend": True})
         await served.wait(lambda: not cluster.of(JOBS).objects and config() == text)
 
@@ -138,7 +165,9 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(served: Serve
 
 
 @pytest.mark.slow
-async def test_router_that_the_role_does_not_name_is_refused(served: Served, null_server: int) -> None:
+async def test_router_that_the_role_does_not_name_is_refused(
+    served: Served, null_server: int
+) -> None:
     data, text = {"name": "second"}, write_settings(null_server)
     served.cluster.add(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}

@@ -26,7 +26,8 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
     """Two arms, two replicas; writes of the ConfigMap and of the status conflict now and then.
 
     1. Each arm in turn is written, and heard by both replicas.
-    2. While it runs the status tells requests and figures so far; the operator is killed, and goes on.
+    2. While it runs the status tells requests and figures so far; the operator is killed, and goes
+       on.
     3. The verdict comes, the report has both arms, the router is as it was found.
     """
     text = write_settings(null_server)
@@ -58,7 +59,10 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
     assert status["verdict"] == "comparable"
     folder = tmp_path / "results" / status["report"].partition("/")[2]
     report = json.loads((folder / "ab.json").read_text())
-    assert [arm["label"] for arm in report["arms"]] == ["least_load", "prefix_hash(load_factor=1.5)"]
+    assert [arm["label"] for arm in report["arms"]] == [
+        "least_load",
+        "prefix_hash(load_factor=1.5)",
+    ]
     assert all(trial["report"]["whole"]["counts"]["completed"] == 80 for trial in report["trials"])
     assert not any(served.cluster.faults.values())
 
@@ -68,7 +72,8 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
 ) -> None:
     """1. Suspended within an arm: given back. 2. Resumed: switched again, another way round it is not.
 
-    3. The operator dies, and the Benchmark is deleted before the next one looks: that one gives it back, and
+    3. The operator dies, and the Benchmark is deleted before the next one looks: that one gives it
+       back, and
     the arm that was measured is on the claim.
     """
     text = write_settings(null_server)
@@ -82,7 +87,8 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
         await served.wait(lambda: not served.cluster.of(JOBS).objects)
         spec["ab"]["repeats"] = 50
         served.cluster.apply("b", spec)
-        # The first run may have measured an arm, too, before it was ended: this one has a folder of its own.
+        # The first run may have measured an arm, too, before it was ended: this one has a folder of
+        # its own.
         run = (await served.until("b", "Running"))["run"]
         folder = tmp_path / "results" / "b" / run
         await served.wait(lambda: any(folder.rglob("prefix_hash*/report.json")))
@@ -97,7 +103,9 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
     assert operator.starts == 2
 
 
-async def test_sweep_measures_cells_as_it_should(served: Served, null_server: int, tmp_path: Path) -> None:
+async def test_sweep_measures_cells_as_it_should(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
     text = write_settings(null_server)
     async with routing(served, tmp_path, text, replicas=1) as router, operating(served):
         spec = comparing(null_server, router.admin, mode="sweep", sweep={"concurrency": [2]})
@@ -114,7 +122,9 @@ async def test_sweep_measures_cells_as_it_should(served: Served, null_server: in
     assert status["verdict"] == "every run is valid"
 
 
-async def test_search_for_the_best_rate_is_one_too(served: Served, null_server: int, tmp_path: Path) -> None:
+async def test_search_for_the_best_rate_is_one_too(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
     async with operating(served):
         # However slow this machine is, no rung is too much.
         ladder = {"start": 10, "factor": 2, "steps": 2, "served": 0.01}

@@ -20,7 +20,9 @@ from tests.tables import table
 
 
 @table("spec", [{}, EVERYTHING], ids=["least", "everything"])
-def test_whatever_is_made_belongs_to_the_benchmark_has_its_kinds_fields_and_is_hardened(spec: Object) -> None:
+def test_whatever_is_made_belongs_to_the_benchmark_has_its_kinds_fields_and_is_hardened(
+    spec: Object,
+) -> None:
     for made in objects_of(**spec):
         check(made, KUBERNETES[-1])
         (owner,) = made["metadata"]["ownerReferences"]
@@ -60,7 +62,11 @@ def test_merging_needs_the_results_alone_and_a_spec_file_is_the_resources_own() 
 
 
 def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
-    (kept,) = [made for made in objects_of(results={"keep": True}) if made["kind"] == "PersistentVolumeClaim"]
+    (kept,) = [
+        made
+        for made in objects_of(results={"keep": True})
+        if made["kind"] == "PersistentVolumeClaim"
+    ]
 
     assert "ownerReferences" not in kept["metadata"]
     kinds = [made["kind"] for made in objects_of(results={"claim": "mine"})]
@@ -81,7 +87,9 @@ SWEEP: Object = {"mode": "sweep", "ab": {"command": ["x"]}}
         ({"vus": 1, "duration": 10}, {"plugins": ["/data/mine.py"]}, ""),
     ],
 )
-def test_spec_that_cannot_be_run_is_refused_before_all_else(shape: Object, spec: Object, fault: str) -> None:
+def test_spec_that_cannot_be_run_is_refused_before_all_else(
+    shape: Object, spec: Object, fault: str
+) -> None:
     body = World(spec={"endpoint": "llm", "performance": {"traffic-shape": shape}, **spec}).body()
     faults = find_spec_faults(parse_benchmark(body))
 
@@ -94,7 +102,9 @@ FIGURES = st.dictionaries(st.text("abc_", max_size=8), st.floats(0, 1e9) | st.no
 
 
 @given(TEXTS, TEXTS, FIGURES)
-def test_last_words_fit_in(faults: list[str], remarks: list[str], figures: dict[str, float | None]) -> None:
+def test_last_words_fit_in(
+    faults: list[str], remarks: list[str], figures: dict[str, float | None]
+) -> None:
     made = build_brief("t" * 500, False, faults, remarks, figures)
     text = encode_brief(made)
 
@@ -123,7 +133,9 @@ async def test_metrics_say_what_the_statuses_say() -> None:
     assert samples["extproc_benchmark_next_run_timestamp_seconds", *slower] == 1795366800
     assert samples["extproc_benchmark_runs", "other", "cut-short", "Invalid"] == 1
     assert samples["extproc_benchmark_progress_ratio", "other", "chat"] == 0.45
-    phases = {key[1:]: value for key, value in samples.items() if key[0] == "extproc_benchmark_phase"}
+    phases = {
+        key[1:]: value for key, value in samples.items() if key[0] == "extproc_benchmark_phase"
+    }
     assert len(phases) == 7 * len(PHASES)
     assert sorted(key for key, value in phases.items() if value) == [
         ("default", "chat", "Valid"),

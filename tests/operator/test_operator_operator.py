@@ -27,7 +27,12 @@ async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
         status = await served.until("b", "Valid")
 
         conditions = {each["type"]: each["status"] for each in status["conditions"]}
-        assert conditions == {"Planned": "True", "Running": "False", "Valid": "True", "Failed": "False"}
+        assert conditions == {
+            "Planned": "True",
+            "Running": "False",
+            "Valid": "True",
+            "Failed": "False",
+        }
         assert status["figures"]["req_per_s"] == pytest.approx(20, rel=0.2)
         assert status["figures"]["failed"] == 0
         claim, _, folder = status["report"].partition("/")
@@ -45,7 +50,9 @@ async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
 
 
 @pytest.mark.slow
-async def test_operator_tells_of_a_run_on_its_page(served: Served, null_server: int, tmp_path: Path) -> None:
+async def test_operator_tells_of_a_run_on_its_page(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
     """Until it has listed what there is it is not ready; then it shows what the status says, and the report.
 
     The claim, which Pods write to, is mounted where the operator looks.
@@ -80,7 +87,9 @@ async def ask(operator: Container, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-async def test_parts_of_an_indexed_job_are_one_load(served: Served, null_server: int, tmp_path: Path) -> None:
+async def test_parts_of_an_indexed_job_are_one_load(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
     async with operating(served):
         spec = build_spec(null_server, workers=2, **{"start-within-seconds": 25})
         served.cluster.apply("b", spec)
@@ -126,7 +135,9 @@ async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_
 
 
 @pytest.mark.slow
-async def test_operator_that_is_killed_goes_on_with_the_run(served: Served, null_server: int) -> None:
+async def test_operator_that_is_killed_goes_on_with_the_run(
+    served: Served, null_server: int
+) -> None:
     async with operating(served) as operator:
         served.cluster.apply("b", build_spec(null_server, 6))
         running = await served.until("b", "Running")
@@ -167,9 +178,12 @@ async def test_api_servers_faults_are_lived_through(served: Served, null_server:
 
 
 @pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv to be another user"
+    os.getuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv to be another user",
 )
-async def test_operator_works_as_a_uid_without_a_name_and_runs_its_own_pods_image(served: Served) -> None:
+async def test_operator_works_as_a_uid_without_a_name_and_runs_its_own_pods_image(
+    served: Served,
+) -> None:
     """As in the shipped image: no entry in /etc/passwd, no USER; `images:` has rewritten the Pod.
 
     Each change is followed at once: the slow look would take ten minutes here.
@@ -178,10 +192,17 @@ async def test_operator_works_as_a_uid_without_a_name_and_runs_its_own_pods_imag
     container = {"name": "operator", "image": image}
     metadata = {"name": "operator-1"}
     served.cluster.add(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {"containers": [container]},
+        }
     )
     served.cluster.has_nodes = False
-    environment = {name: value for name, value in os.environ.items() if name not in {"USER", "LOGNAME"}}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"USER", "LOGNAME"}
+    }
     environment |= {"POD_NAME": "operator-1", "HOME": "/"}
     # It may read what root may: the interpreter of the tests may be below /root.
     user = ["setpriv", "--reuid=65532", "--regid=65532", "--clear-groups"]

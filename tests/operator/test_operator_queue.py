@@ -71,7 +71,9 @@ def spoil_job(served: Served, **labels: str) -> None:
 
 def spoil_pod(served: Served) -> None:
     labels = {"extproc.dev/benchmark": "odd", "extproc.dev/part": "leader"}
-    served.cluster.add({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs", "labels": labels}})
+    served.cluster.add(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs", "labels": labels}}
+    )
 
 
 def spoil_status(served: Served, **status: object) -> None:
@@ -90,7 +92,9 @@ def spoil_status(served: Served, **status: object) -> None:
     ],
     ids=["job", "job of a run", "pod", "history", "time", "conditions"],
 )
-async def test_benchmark_that_somebody_spoilt_does_not_end_the_operator(served: Served, spoil: Any) -> None:
+async def test_benchmark_that_somebody_spoilt_does_not_end_the_operator(
+    served: Served, spoil: Any
+) -> None:
     """Whatever there is to be read, others are looked after, and the operator goes on."""
     served.cluster.apply("odd", {**SPEC, "schedule": "0 0 1 1 *"})
     spoil(served)
@@ -112,9 +116,18 @@ async def test_job_without_our_labels_is_nobodys_run(served: Served) -> None:
 @pytest.mark.parametrize(
     ("plural", "refusal"),
     [
-        ("jobs", (422, 'Job.batch "b" is invalid: spec.template.spec.nodeSelector: Invalid value: "no!"')),
+        (
+            "jobs",
+            (
+                422,
+                'Job.batch "b" is invalid: spec.template.spec.nodeSelector: Invalid value: "no!"',
+            ),
+        ),
         ("jobs", (403, "exceeded quota: few-jobs")),
-        ("configmaps", (403, "unable to create new content in namespace default: it is being terminated")),
+        (
+            "configmaps",
+            (403, "unable to create new content in namespace default: it is being terminated"),
+        ),
     ],
 )
 async def test_what_the_api_server_refuses_is_told_and_tried_again(
@@ -125,7 +138,9 @@ async def test_what_the_api_server_refuses_is_told_and_tried_again(
     async with looking(served):
         served.cluster.apply("b", SPEC)
         status = await served.until("b", "Refused")
-        writes, tries = (served.cluster.asked.count(what) for what in ("PUT benchmarks", f"POST {plural}"))
+        writes, tries = (
+            served.cluster.asked.count(what) for what in ("PUT benchmarks", f"POST {plural}")
+        )
         await served.wait(lambda: served.cluster.asked.count(f"POST {plural}") > tries + 2)
         assert served.cluster.asked.count("PUT benchmarks") == writes
         served.cluster.refusals.clear()
@@ -134,7 +149,9 @@ async def test_what_the_api_server_refuses_is_told_and_tried_again(
     assert refusal[1] in status["faults"][0]
 
 
-async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(served: Served) -> None:
+async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(
+    served: Served,
+) -> None:
     async with looking(served):
         served.cluster.apply("b", SPEC)
         await served.until("b", "Starting")
@@ -151,7 +168,9 @@ async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(
 
 
 @pytest.mark.parametrize("status", [409, 429])
-async def test_run_begins_once_however_long_the_status_cannot_be_written(served: Served, status: int) -> None:
+async def test_run_begins_once_however_long_the_status_cannot_be_written(
+    served: Served, status: int
+) -> None:
     """Minutes of an overloaded API server are many tries: the Job is made by the first."""
     served.cluster.refusals["PUT", "benchmarks"] = status, "not now"
     async with looking(served):
@@ -201,7 +220,10 @@ async def test_outage_of_the_api_server_is_one_line_a_minute(
     healths: list[WatchHealth] = []
     for name in "ab":
         queue.learn(("default", name), {})
-    tasks = [asyncio.create_task(queue.run()), asyncio.create_task(follow(clients, (), queue, healths))]
+    tasks = [
+        asyncio.create_task(queue.run()),
+        asyncio.create_task(follow(clients, (), queue, healths)),
+    ]
     await until(lambda: healths and all(health.fault for health in healths))
     await until(lambda: sum(line.startswith("benchmark") for line in said) >= 6)
     for task in tasks:

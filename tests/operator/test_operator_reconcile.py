@@ -16,7 +16,10 @@ from tests.tables import table
 def test_benchmark_that_was_applied_is_run_once() -> None:
     """A Job is made and the status says so; it ends, and the status has verdict and figures; nothing more."""
     world, leader = start()
-    assert (world.status["phase"], world.condition("Running")) == ("Running", ("True", "JobIsActive"))
+    assert (world.status["phase"], world.condition("Running")) == (
+        "Running",
+        ("True", "JobIsActive"),
+    )
     assert world.status["run"] == leader.run
 
     world.after(seconds=110)
@@ -45,7 +48,10 @@ def test_refused_spec_is_a_condition_with_the_reason_and_no_job_until_it_is_mend
     world.settle()
 
     assert world.objects == {}
-    assert (world.status["phase"], world.condition("Planned")) == ("Refused", ("False", "SpecRefused"))
+    assert (world.status["phase"], world.condition("Planned")) == (
+        "Refused",
+        ("False", "SpecRefused"),
+    )
     assert "give req-rate" in world.status["faults"][0]
     world.change(performance=SPEC["performance"])
     world.settle()
@@ -74,16 +80,27 @@ def test_several_workers_are_parts_of_an_indexed_job_and_a_job_that_merges_them(
 
     assert parts.part == PARTS
     assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
-    assert command[-4:] == ["--part", "$(JOB_COMPLETION_INDEX)/3", "--start-at", "2026-11-22T12:01:30Z"]
-    assert world.objects["PersistentVolumeClaim", "b-results"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert command[-4:] == [
+        "--part",
+        "$(JOB_COMPLETION_INDEX)/3",
+        "--start-at",
+        "2026-11-22T12:01:30Z",
+    ]
+    assert world.objects["PersistentVolumeClaim", "b-results"]["spec"]["accessModes"] == [
+        "ReadWriteMany"
+    ]
 
     world.after(minutes=5)
     world.jobs[parts.name] = replace(parts, finished=world.now, failure="BackoffLimitExceeded")
     world.settle()
     [main] = world.active()
-    merging = world.objects["Job", main.name]["spec"]["template"]["spec"]["containers"][0]["command"]
+    merging = world.objects["Job", main.name]["spec"]["template"]["spec"]["containers"][0][
+        "command"
+    ]
     assert (main.part, main.run, merging[2]) == (MAIN, parts.run, "report")
-    world.end(brief(is_good=False, title="invalid: share missing", faults=["part 1 of 3 is missing"]))
+    world.end(
+        brief(is_good=False, title="invalid: share missing", faults=["part 1 of 3 is missing"])
+    )
     world.settle()
     assert [job.part for job in world.jobs.values()] == [MAIN]
     assert (world.status["phase"], world.status["message"]) == ("Invalid", "part 1 of 3 is missing")
@@ -135,7 +152,10 @@ def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -
     world.change(suspend=True)
     world.settle()
     assert world.jobs == {}
-    assert (world.status["phase"], world.condition("Running")) == ("Suspended", ("False", "Suspended"))
+    assert (world.status["phase"], world.condition("Running")) == (
+        "Suspended",
+        ("False", "Suspended"),
+    )
     world.change(suspend=False)
     world.settle()
 
@@ -158,7 +178,9 @@ def test_jobs_that_somebody_deleted_are_made_again_and_conditions_say_since_when
 
 
 @given(st.data())
-def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(data: st.DataObject) -> None:
+def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(
+    data: st.DataObject,
+) -> None:
     """Whenever it is cut off: one run at a time, none that ended is forgotten or done again, and it rests."""
     schedule = data.draw(st.sampled_from([None, "*/2 * * * *"]))
     world = World(spec={**SPEC, "workers": data.draw(st.integers(1, 2)), "history-limit": 50})
@@ -169,7 +191,9 @@ def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(dat
         actions = world.decide()
         for action in actions[: data.draw(st.integers(0, len(actions)))]:
             world.act(action)
-        match data.draw(st.sampled_from(["time", "parts", "end", "collect", "change", "suspend", "look"])):
+        match data.draw(
+            st.sampled_from(["time", "parts", "end", "collect", "change", "suspend", "look"])
+        ):
             case "time":
                 world.after(minutes=data.draw(st.integers(1, 5)))
             case "parts" if parts := world.active(lambda job: job.part == PARTS):
@@ -219,7 +243,12 @@ def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> 
     world.notices[leader.run] = RunStatus("b", "45%", 450, 1000, figures)
     world.settle()
     assert world.status["progress"] == "45%"
-    assert world.status["soFar"] == {"doing": "b", "finished": 450, "planned": 1000, "figures": figures}
+    assert world.status["soFar"] == {
+        "doing": "b",
+        "finished": 450,
+        "planned": 1000,
+        "figures": figures,
+    }
     assert world.status["summary"] == {"requestsPerSecond": "9.50", "ttftP95": "210 ms"}
 
     world.notices[leader.run] = RunStatus("b", "45%", 457, 1000, figures)
@@ -239,7 +268,9 @@ def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> 
 def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
     """A full cluster heals: however long it takes, the run goes on when its Pod runs."""
     world, leader = start()
-    full = PodStart(False, "Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.", world.now)
+    full = PodStart(
+        False, "Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.", world.now
+    )
     world.starts[leader.run] = full
     world.after(hours=1)
     world.settle()
@@ -252,7 +283,10 @@ def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
     assert (world.status["phase"], world.status["message"]) == ("Running", "")
 
 
-@table("reason", ["CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"])
+@table(
+    "reason",
+    ["CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"],
+)
 def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> None:
     """What was applied a moment later may come; a registry that is away comes back."""
     world, leader = start()
@@ -265,5 +299,8 @@ def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> 
 
     heals = reason == "ImagePullBackOff"
     assert world.status["phase"] == ("Starting" if heals else "Failed")
-    assert (world.status["message"], bool(world.jobs)) == (f'{reason}: secret "keys" not found', heals)
+    assert (world.status["message"], bool(world.jobs)) == (
+        f'{reason}: secret "keys" not found',
+        heals,
+    )
     assert world.made.count(f"Job/{leader.run}") == 1

@@ -112,7 +112,9 @@ def spoil(world: World) -> None:
 
 
 def name_another_router(world: World) -> None:
-    world.routers["second"] = config_map() | {"metadata": {"name": "second", "namespace": "default"}}
+    world.routers["second"] = config_map() | {
+        "metadata": {"name": "second", "namespace": "default"}
+    }
     world.change(router={"config-map": "second"})
 
 
@@ -164,8 +166,12 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
-@table("theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name"), None])
-def test_router_that_somebody_makes_unusable_ends_the_run_and_stays_theirs(theirs: str | None) -> None:
+@table(
+    "theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name"), None]
+)
+def test_router_that_somebody_makes_unusable_ends_the_run_and_stays_theirs(
+    theirs: str | None,
+) -> None:
     world = asked_for(PREFIX_HASH)
     data = world.routers["extproc"]["data"]
     if theirs is None:
@@ -185,7 +191,9 @@ def test_router_that_somebody_makes_unusable_ends_the_run_and_stays_theirs(their
 @table("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
 def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
     world = comparing()
-    world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: kept})
+    world.routers["extproc"] = config_map(
+        labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: kept}
+    )
     world.settle()
 
     assert (world.status["phase"], text_of(world)) == ("Running", TEXT)
@@ -201,7 +209,10 @@ def test_router_that_another_benchmark_has_is_waited_for() -> None:
         labels={SWITCHED_LABEL: "a"}, annotations={ANNOTATION: kept.replace('"b"', '"a"')}
     )
     world.settle()
-    assert (world.status["phase"], world.condition("Running")) == ("Waiting", ("False", "RouterIsTaken"))
+    assert (world.status["phase"], world.condition("Running")) == (
+        "Waiting",
+        ("False", "RouterIsTaken"),
+    )
     assert world.jobs == {}
     world.routers["extproc"] = config_map()
     world.settle()
@@ -219,7 +230,9 @@ def test_router_that_another_benchmark_has_is_waited_for() -> None:
         (config_map("just text"), "no pools"),
     ],
 )
-def test_router_that_cannot_be_switched_is_refused_before_all_else(router: Object | None, fault: str) -> None:
+def test_router_that_cannot_be_switched_is_refused_before_all_else(
+    router: Object | None, fault: str
+) -> None:
     world = World(spec=AB, routers={} if router is None else {"extproc": router})
     world.settle()
 

@@ -27,7 +27,9 @@ def run_once(world: World, words: str) -> str:
 
 def test_schedule_runs_again_and_again_and_leaves_out_what_is_due_meanwhile() -> None:
     """Every ten minutes; the run of 12:10 takes until 12:25, so that the one of 12:20 is left out."""
-    world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=datetime(2026, 11, 22, 11, 5, tzinfo=UTC))
+    world = World(
+        spec={**SPEC, "schedule": "*/10 * * * *"}, now=datetime(2026, 11, 22, 11, 5, tzinfo=UTC)
+    )
     world.settle()
     assert world.jobs == {}
     assert (world.status["phase"], world.status["nextRunAt"]) == ("Waiting", "2026-11-22T11:10:00Z")
@@ -57,7 +59,9 @@ def test_history_has_a_limit_and_what_it_forgets_loses_its_job() -> None:
 
 
 @table("workers", [1, 2])
-def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_remembered(workers: int) -> None:
+def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_remembered(
+    workers: int,
+) -> None:
     """After many runs there is as much as after few: what belongs to no Job is of all runs."""
     world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 2, "workers": workers})
     counts = []
@@ -171,7 +175,15 @@ def test_runs_are_held_against_those_of_the_same_load_alone() -> None:
 
 
 def test_a_pod_that_no_node_takes_says_why() -> None:
-    lack = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}
-    pod = {"metadata": {"labels": {RUN_LABEL: "r"}}, "status": {"phase": "Pending", "conditions": [lack]}}
+    lack = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "no cpu",
+    }
+    pod = {
+        "metadata": {"labels": {RUN_LABEL: "r"}},
+        "status": {"phase": "Pending", "conditions": [lack]},
+    }
 
     assert read_starts([pod]) == {"r": PodStart(False, "Unschedulable", "no cpu", None)}

@@ -20,11 +20,23 @@ from tests.operator.world import World, brief
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    lambda inside: (
+        st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3)
+    ),
     max_leaves=5,
 )
 FIELDS = (
-    *("phase", "verdict", "progress", "report", "run", "startedAt", "finishedAt", "nextRunAt", "faults"),
+    *(
+        "phase",
+        "verdict",
+        "progress",
+        "report",
+        "run",
+        "startedAt",
+        "finishedAt",
+        "nextRunAt",
+        "faults",
+    ),
     *("regressions", "remarks", "summary", "figures", "history"),
 )
 
@@ -62,7 +74,11 @@ async def test_a_run_without_its_end_is_shown_with_the_rest() -> None:
         status, text = await get(url)
 
     assert samples["extproc_benchmark_runs", "default", "edited", "Valid"] == 2
-    assert ("extproc_benchmark_last_run_finished_timestamp_seconds", "default", "edited") not in samples
+    assert (
+        "extproc_benchmark_last_run_finished_timestamp_seconds",
+        "default",
+        "edited",
+    ) not in samples
     assert (status, text.count("good\ufffddoog\ufffd")) == (200, 2)
 
 
@@ -110,7 +126,10 @@ async def test_report_of_a_run_is_read_from_its_claim_and_can_do_nothing(tmp_pat
     body = body_of(nightly([10, 10]), "b")
     run = body["status"]["history"][0]["run"]
     write_report(tmp_path, body, run)
-    async with served({("default", "b"): body}, tmp_path) as url, aiohttp.ClientSession() as session:
+    async with (
+        served({("default", "b"): body}, tmp_path) as url,
+        aiohttp.ClientSession() as session,
+    ):
         async with session.get(f"{url}/reports/default/b/{run}/report.html") as answer:
             text, headers = await answer.text(), answer.headers
         _, page = await get(f"{url}/")
@@ -131,7 +150,12 @@ def test_nothing_but_reports_of_known_runs_below_the_folder_is_read(tmp_path: Pa
     (tmp_path / "default" / "b" / run / "report.html").touch()
 
     assert find_report(root, body, run, "report.html") == folder / "report.html"
-    for asked in ((run, "other.html"), (run, "report.json"), (run, "../report.html"), ("..", "report.html")):
+    for asked in (
+        (run, "other.html"),
+        (run, "report.json"),
+        (run, "../report.html"),
+        ("..", "report.html"),
+    ):
         assert find_report(root, body, *asked) is None
     for report in (f"../../{root.parent.name}", "..", None):
         status = body["status"] | {"report": report} if report else {}
@@ -140,20 +164,34 @@ def test_nothing_but_reports_of_known_runs_below_the_folder_is_read(tmp_path: Pa
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(st.text(max_size=5), inside, max_size=2),
+    lambda inside: (
+        st.lists(inside, max_size=2) | st.dictionaries(st.text(max_size=5), inside, max_size=2)
+    ),
     max_leaves=4,
 )
 RUN = st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("run", "digest", "phase", "verdict", "finishedAt", "figures"), VALUES)
+    {},
+    optional=dict.fromkeys(("run", "digest", "phase", "verdict", "finishedAt", "figures"), VALUES),
 )
-WRITTEN = ("conditions", "faults", "figures", "lastScheduledAt", "progress", "run", "soFar", "startedAt")
+WRITTEN = (
+    "conditions",
+    "faults",
+    "figures",
+    "lastScheduledAt",
+    "progress",
+    "run",
+    "soFar",
+    "startedAt",
+)
 ANY_STATUS = st.fixed_dictionaries(
     {}, optional={**dict.fromkeys(WRITTEN, VALUES), "history": VALUES | st.lists(RUN, max_size=2)}
 )
 
 
 @given(ANY_STATUS, st.sampled_from([None, "*/5 * * * *"]))
-def test_whatever_somebody_writes_into_a_status_the_run_goes_on(status: Any, schedule: str | None) -> None:
+def test_whatever_somebody_writes_into_a_status_the_run_goes_on(
+    status: Any, schedule: str | None
+) -> None:
     """Written before it began, it is run all the same; a schedule goes on by the clock that there is."""
     world = World(status=status)
     if schedule:
@@ -171,7 +209,8 @@ def test_whatever_somebody_writes_into_a_status_the_run_goes_on(status: Any, sch
 def test_what_another_version_wrote_is_written_over_once_and_its_field_ends_the_run() -> None:
     """A field of a status goes with the next one, and does not make every look a write.
 
-    The definition may be newer than the operator: a field of a spec that it does not know may mean anything.
+    The definition may be newer than the operator: a field of a spec that it does not know may mean
+    anything.
     """
     world = World()
     world.settle()

@@ -16,10 +16,15 @@ from extproc.operator.router import SWITCHED_LABEL
 Object = dict[str, Any]
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HELD = {SWITCHED_LABEL: "b"}
-SPEC: Object = {"endpoint": "llm:8000", "performance": {"traffic-shape": {"req-rate": 10, "duration": 100}}}
+SPEC: Object = {
+    "endpoint": "llm:8000",
+    "performance": {"traffic-shape": {"req-rate": 10, "duration": 100}},
+}
 
 
-def brief(*, is_good: bool = True, title: str = "valid", faults: Sequence[str] = (), **figures: float) -> str:
+def brief(
+    *, is_good: bool = True, title: str = "valid", faults: Sequence[str] = (), **figures: float
+) -> str:
     return encode_brief(Brief(title, is_good, tuple(faults), (), dict(figures))).decode()
 
 
@@ -74,7 +79,9 @@ class World:
         return reconcile(benchmark, observed, self.now, image="image:1")
 
     def _read_starts(self) -> dict[str, state.PodStart]:
-        return {job.run: state.PodStart(has_started=True) for job in self.jobs.values()} | self.starts
+        return {
+            job.run: state.PodStart(has_started=True) for job in self.jobs.values()
+        } | self.starts
 
     def act(self, action: state.Action) -> None:
         match action:
@@ -136,8 +143,12 @@ class World:
             self.words[job.run] = state.LastWords(exit_code, words)
         return job.run
 
-    def active(self, claim: Callable[[state.JobState], bool] = lambda _: True) -> list[state.JobState]:
-        return [job for job in self.jobs.values() if not (job.is_over or job.is_deleting) and claim(job)]
+    def active(
+        self, claim: Callable[[state.JobState], bool] = lambda _: True
+    ) -> list[state.JobState]:
+        return [
+            job for job in self.jobs.values() if not (job.is_over or job.is_deleting) and claim(job)
+        ]
 
     def condition(self, kind: str) -> tuple[str, str]:
         (found,) = [each for each in self.status["conditions"] if each["type"] == kind]

@@ -18,12 +18,16 @@ def parsed(plot: str) -> ET.Element:
 
 def coordinates(plot: str) -> list[float]:
     return [
-        float(value) for points in re.findall(r'points="([^"]*)"', plot) for value in re.split("[ ,]", points)
+        float(value)
+        for points in re.findall(r'points="([^"]*)"', plot)
+        for value in re.split("[ ,]", points)
     ]
 
 
 @given(POINTS, st.booleans(), st.booleans())
-def test_any_points_make_a_plot(points: list[tuple[float, float]], is_log_x: bool, is_log_y: bool) -> None:
+def test_any_points_make_a_plot(
+    points: list[tuple[float, float]], is_log_x: bool, is_log_y: bool
+) -> None:
     series = [Series("a & <b>", [x for x, _ in points], [y for _, y in points])]
     plot = lines(series, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
 
@@ -31,7 +35,11 @@ def test_any_points_make_a_plot(points: list[tuple[float, float]], is_log_x: boo
     assert all(0 <= value <= 640 for value in coordinates(plot))
 
 
-@given(st.lists(st.floats(0, 1e12).map(lambda value: round(value, 6)) | st.just(float("inf")), max_size=20))
+@given(
+    st.lists(
+        st.floats(0, 1e12).map(lambda value: round(value, 6)) | st.just(float("inf")), max_size=20
+    )
+)
 def test_any_bars_make_a_plot(values: list[float]) -> None:
     assert parsed(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
 
@@ -54,18 +62,27 @@ def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
     said = {0: "0", 0.25: "0.25", 999: "999", 1200: "1.2k", 5e6: "5M", 2e9: "2G"}
 
     assert [Axis(0, 10, 100, 200).px(value) for value in (0, 5, 10)] == [100, 150, 200]
-    assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [200, 150, 100]
+    assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [
+        200,
+        150,
+        100,
+    ]
     assert {value: number(value) for value in said} == said
 
 
-def test_long_labels_keep_their_ends_and_those_with_colours_of_their_own_stand_in_a_legend() -> None:
+def test_long_labels_keep_their_ends_and_those_with_colours_of_their_own_stand_in_a_legend() -> (
+    None
+):
     plain = bars([Bar(f"10.0.0.{index}:8000", 1) for index in range(10)], y_label="y")
     names = [f"prefix_cache in_flight:target={number},min=4" for number in (15, 25)]
     coloured = bars([Bar(name, 1, place) for place, name in enumerate(names)], y_label="y")
 
     assert "<title>10.0.0.7:8000: 1</title>" in plain
     assert ">…:8000<" in plain
-    assert re.findall(r'class="key (s\d)">([^<]*)<', coloured) == [("s0", names[0]), ("s1", names[1])]
+    assert re.findall(r'class="key (s\d)">([^<]*)<', coloured) == [
+        ("s0", names[0]),
+        ("s1", names[1]),
+    ]
     assert "…" not in coloured
 
 
@@ -82,7 +99,9 @@ def test_a_telephone_leaves_out_the_names_that_would_run_into_each_other() -> No
     few = bars([Bar(str(turn), 1) for turn in range(10, 14)], y_label="y")
 
     assert re.findall(r'class="x"[^>]*>(\d+)<', plot) == [str(turn) for turn in range(10, 34, 2)]
-    assert re.findall(r'class="x spare"[^>]*>(\d+)<', plot) == [str(turn) for turn in range(11, 34, 2)]
+    assert re.findall(r'class="x spare"[^>]*>(\d+)<', plot) == [
+        str(turn) for turn in range(11, 34, 2)
+    ]
     assert "spare" not in few
 
 
@@ -118,7 +137,8 @@ def test_whiskers_at_one_place_stand_side_by_side_and_end_with_the_plot() -> Non
 
 def test_few_points_are_marked_with_their_values_and_many_are_not() -> None:
     few, many = (
-        lines([Series("a", range(count), range(count))], x_label="x", y_label="y") for count in (5, 100)
+        lines([Series("a", range(count), range(count))], x_label="x", y_label="y")
+        for count in (5, 100)
     )
     single = lines([Series("a", [0.75], [3])], x_label="s", y_label="ms")
 
@@ -132,7 +152,10 @@ def test_few_points_are_marked_with_their_values_and_many_are_not() -> None:
 def test_a_line_begins_at_zero_and_a_narrow_logarithmic_axis_has_ticks_and_says_so() -> None:
     plain = lines([Series("a", range(6), [65, 70, 75, 80, 82, 85])], x_label="s", y_label="%")
     narrow = lines(
-        [Series("a", range(6), [410, 430, 500, 520, 560, 600])], x_label="s", y_label="ms", is_log_y=True
+        [Series("a", range(6), [410, 430, 500, 520, 560, 600])],
+        x_label="s",
+        y_label="ms",
+        is_log_y=True,
     )
 
     assert ">0</text>" in plain
@@ -142,19 +165,27 @@ def test_a_line_begins_at_zero_and_a_narrow_logarithmic_axis_has_ticks_and_says_
 
 
 def test_seventh_line_has_the_first_ones_colour_and_dashes() -> None:
-    plot = lines([Series(str(place), range(5), range(5)) for place in range(7)], x_label="x", y_label="y")
+    plot = lines(
+        [Series(str(place), range(5), range(5)) for place in range(7)], x_label="x", y_label="y"
+    )
 
     assert 'class="line s0"' in plot
     assert 'class="line s0 d1"' in plot
 
 
-DOTS = st.lists(st.builds(Dot, st.integers(1, 9000), VALUES, VALUES, VALUES, st.booleans()), max_size=12)
+DOTS = st.lists(
+    st.builds(Dot, st.integers(1, 9000), VALUES, VALUES, VALUES, st.booleans()), max_size=12
+)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), DOTS), st.booleans(), st.booleans())
-def test_any_dots_stay_within_the_frame(dots: dict[str, list[Dot]], is_log_x: bool, is_log_y: bool) -> None:
+def test_any_dots_stay_within_the_frame(
+    dots: dict[str, list[Dot]], is_log_x: bool, is_log_y: bool
+) -> None:
     upright = {
-        label: [Dot(d.x, abs(d.y), d.low, d.high) for d in some if d.low == d.low and d.high == d.high]
+        label: [
+            Dot(d.x, abs(d.y), d.low, d.high) for d in some if d.low == d.low and d.high == d.high
+        ]
         for label, some in dots.items()
     }
     plot = dotted(upright, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)

@@ -57,7 +57,9 @@ class Face:
         """Returns the value of the metric that is written like this, labels and all."""
         async with self.client.get("/metrics") as answer:
             text = await answer.text()
-        return next(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(f"{line} "))
+        return next(
+            float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(f"{line} ")
+        )
 
 
 @asynccontextmanager
@@ -69,7 +71,9 @@ async def serving(
     **changes: Any,
 ) -> AsyncIterator[Face]:
     """Serves an endpoint with these options, some of them changed, on a free port."""
-    endpoint = SimulatedEndpoint("vllm", replace(options, **changes), Clock(speed), lambda: NOON, publisher)
+    endpoint = SimulatedEndpoint(
+        "vllm", replace(options, **changes), Clock(speed), lambda: NOON, publisher
+    )
     async with (
         serve_endpoint(endpoint, "127.0.0.1", 0) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
@@ -79,7 +83,9 @@ async def serving(
 
 async def post(client: aiohttp.ClientSession, path: str, body: object) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else orjson.dumps(body)
-    async with client.post(path, data=BytesIO(data), headers={"content-type": "application/json"}) as answer:
+    async with client.post(
+        path, data=BytesIO(data), headers={"content-type": "application/json"}
+    ) as answer:
         return answer.status, orjson.loads(await answer.read())
 
 

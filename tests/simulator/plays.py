@@ -23,7 +23,12 @@ def play(
     seed: int = 0,
 ) -> FleetRun:
     setup = Setup(
-        [PROFILE], endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
+        [PROFILE],
+        endpoints,
+        routing or Routing(),
+        traffic or Traffic(rate=30),
+        changes=changes,
+        seed=seed,
     )
     return simulate_fleet(setup, draw_sessions(workload, Demand(requests, 1.0), seed))
 

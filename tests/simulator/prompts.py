@@ -6,7 +6,9 @@ from extproc.simulator.fleet.session import PlannedSession, Transcript
 _TEXT_TOKENS = 1 << 20
 
 
-def planned(owner: int, *turns: tuple[float, ...], head: Transcript | None = None) -> PlannedSession:
+def planned(
+    owner: int, *turns: tuple[float, ...], head: Transcript | None = None
+) -> PlannedSession:
     """A session of turns with so many prompt and output tokens, and perhaps a pause before."""
     script, found = head or Transcript(), []
     for number, (tokens, answer, *pause) in enumerate(turns):
@@ -21,5 +23,7 @@ def write_prompt(session: PlannedSession, turn: int) -> list[int]:
     asked = session.turns[turn].messages[:-1]
     starts = [(message.text % (1 << 40)) * _TEXT_TOKENS for message in asked]
     return [
-        start + token for start, message in zip(starts, asked, strict=True) for token in range(message.tokens)
+        start + token
+        for start, message in zip(starts, asked, strict=True)
+        for token in range(message.tokens)
     ]

@@ -17,4 +17,6 @@ class Recorder:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return [event for _, _, payload in self.frames for event in msgspec.msgpack.decode(payload)[1]]
+        return [
+            event for _, _, payload in self.frames for event in msgspec.msgpack.decode(payload)[1]
+        ]

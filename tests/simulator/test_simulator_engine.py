@@ -97,7 +97,9 @@ def test_prompt_that_was_answered_before_is_cached_but_for_its_last_token() -> N
         (7, None, 4),
     ],
 )
-def test_generated_blocks_are_found_by_the_next_turn(tokens: int, output: range | None, cached: int) -> None:
+def test_generated_blocks_are_found_by_the_next_turn(
+    tokens: int, output: range | None, cached: int
+) -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(6), tokens, output=output, now=0)
     run(engine)
@@ -114,7 +116,10 @@ def test_prompt_is_admitted_only_when_all_of_it_fits() -> None:
     results = run(engine)
 
     # 5 of 8 blocks are taken by a (6 while it decodes); b needs 4.
-    assert [admission.request_id for result in results for admission in result.admitted] == ["a", "b"]
+    assert [admission.request_id for result in results for admission in result.admitted] == [
+        "a",
+        "b",
+    ]
     assert (results[-1].finished, results[-2].finished) == (("b",), ("a",))
 
 
@@ -134,9 +139,12 @@ def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
     engine, results = preempt((14, 6, 8), (12, 4, 4))
 
     preempting = next(result for result in results if result.preempted)
-    again = next(result for result in results if any(not admission.is_first for admission in result.admitted))
+    again = next(
+        result for result in results if any(not admission.is_first for admission in result.admitted)
+    )
     assert (preempting.preempted, preempting.emitted, preempting.admitted) == (("b",), ("a",), ())
-    # b's three prompt blocks lay idle, a took one of them; the block with its first token was never full.
+    # b's three prompt blocks lay idle, a took one of them; the block with its first token was never
+    # full.
     assert again.admitted[0].request_id == "b"
     assert results[-1].finished == ("b",)
     assert sum(result.emitted.count("b") for result in results) == 4
@@ -198,7 +206,9 @@ def test_what_cannot_be_run_is_refused() -> None:
         engine.add("a", range(4), 2, now=0)
 
 
-def test_abort_frees_a_running_request_keeps_what_it_computed_and_ends_no_other_of_its_name() -> None:
+def test_abort_frees_a_running_request_keeps_what_it_computed_and_ends_no_other_of_its_name() -> (
+    None
+):
     engine = Engine(PROFILE)
     engine.add("a", range(9), 9, now=0)
     engine.step(0)
@@ -253,7 +263,9 @@ def test_listener_hears_of_stored_blocks_with_parents_and_tokens() -> None:
 
 Names = TypeVar("Names", bound=Sized)
 
-TIGHT = replace(PROFILE, kv_us_per_ctx_token=500, prefill_ms_per_token=1, kv_tokens=80, max_model_len=64)
+TIGHT = replace(
+    PROFILE, kv_us_per_ctx_token=500, prefill_ms_per_token=1, kv_tokens=80, max_model_len=64
+)
 TIGHT = replace(TIGHT, max_num_batched_tokens=24, max_num_seqs=5)
 
 
@@ -270,7 +282,9 @@ class Load:
 
 PROMPTS, OUTPUTS, WAITS = st.integers(1, 50), st.integers(1, 30), st.integers(0, 40)
 LOADS = st.lists(
-    st.builds(Load, st.integers(0, 3), PROMPTS, OUTPUTS, WAITS, st.booleans()), min_size=1, max_size=14
+    st.builds(Load, st.integers(0, 3), PROMPTS, OUTPUTS, WAITS, st.booleans()),
+    min_size=1,
+    max_size=14,
 )
 
 
@@ -369,7 +383,9 @@ class Ledger:
 
 
 @given(LOADS)
-def test_blocks_add_up_requests_get_their_tokens_and_no_step_exceeds_its_budget(loads: list[Load]) -> None:
+def test_blocks_add_up_requests_get_their_tokens_and_no_step_exceeds_its_budget(
+    loads: list[Load],
+) -> None:
     engine = Engine(TIGHT)
 
     results = play(engine, loads, add)

@@ -156,7 +156,9 @@ class BothCaches(RuleBasedStateMachine):
     def forget(self, is_clear: bool) -> None:
         is_unused = self.blocks.free == self.blocks.size
         for cache in (self.runs, self.blocks):
-            assert (cache.clear() if is_clear else cache.forget()) == (is_unused if is_clear else None)
+            assert (cache.clear() if is_clear else cache.forget()) == (
+                is_unused if is_clear else None
+            )
         if is_unused or not is_clear:
             assert not any(self.blocks.match(blocks_of(names), 12)[1] for names in PATHS)
 

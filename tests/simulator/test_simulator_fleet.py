@@ -77,8 +77,13 @@ def test_same_seed_gives_the_same_run_and_another_another() -> None:
     assert picture(play()) == picture(play()) != picture(play(seed=1))
 
 
-def test_prefix_hash_finds_more_cached_than_any_other_and_loses_nothing_where_nothing_is_reused() -> None:
-    rates = {name: hit_rate(play(routing=Routing(name))) for name in ("random", "round_robin", "least_load")}
+def test_prefix_hash_finds_more_cached_than_any_other_and_loses_nothing_where_nothing_is_reused() -> (
+    None
+):
+    rates = {
+        name: hit_rate(play(routing=Routing(name)))
+        for name in ("random", "round_robin", "least_load")
+    }
     best = summarize(play(routing=Routing("prefix_hash")), is_whole=True)
     ours, least = (
         summarize(play("unique", requests=800, routing=Routing(name)))
@@ -122,7 +127,9 @@ def test_crash_loses_what_runs_and_spares_the_rest_and_who_comes_back_serves() -
 
 
 def test_fleet_without_endpoints_fails_every_request_and_an_empty_window_is_said() -> None:
-    run = play(endpoints=1, changes=(FleetChange(0, Kind.CRASH, 0),), requests=20, traffic=Traffic(users=2))
+    run = play(
+        endpoints=1, changes=(FleetChange(0, Kind.CRASH, 0),), requests=20, traffic=Traffic(users=2)
+    )
     failed = summarize(run, is_whole=True)
     empty = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
 
@@ -148,7 +155,8 @@ def test_new_endpoint_joins_and_slow_one_is_slow() -> None:
     changes = (FleetChange(5, Kind.JOIN, 4), *slow)
     run = play("unique", routing=Routing("round_robin"), traffic=Traffic(rate=5), changes=changes)
     slowed, usual = (
-        [f.tpot_s for f in run.flights if f.endpoint == named(number) and f.sent_at < 2] for number in (0, 1)
+        [f.tpot_s for f in run.flights if f.endpoint == named(number) and f.sent_at < 2]
+        for number in (0, 1)
     )
 
     assert len(run.nodes) == 5
@@ -192,7 +200,16 @@ def test_figures_leave_out_the_warm_up_and_the_tail() -> None:
 
 def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
-    arguments = ["--requests", "200", "--rate", "20", "--scenario", "half-speed", "--json", str(path)]
+    arguments = [
+        "--requests",
+        "200",
+        "--rate",
+        "20",
+        "--scenario",
+        "half-speed",
+        "--json",
+        str(path),
+    ]
     result = CliRunner().invoke(command, ["fleet", *arguments], catch_exceptions=False)
     runs = json.loads(path.read_text())["runs"]
 
@@ -236,11 +253,18 @@ def test_report_warns_where_offered_loads_differ() -> None:
 
 @table(
     "changes",
-    [(FleetChange(12, Kind.DRAIN, 0), FleetChange(13, Kind.JOIN, 0)), (FleetChange(12, Kind.FLUSH, 0),)],
+    [
+        (FleetChange(12, Kind.DRAIN, 0), FleetChange(13, Kind.JOIN, 0)),
+        (FleetChange(12, Kind.FLUSH, 0),),
+    ],
 )
-def test_endpoint_that_was_drained_or_flushed_goes_on_without_cache(changes: tuple[FleetChange, ...]) -> None:
+def test_endpoint_that_was_drained_or_flushed_goes_on_without_cache(
+    changes: tuple[FleetChange, ...],
+) -> None:
     turns = [(640 + 80 * turn, 16, 10.0) for turn in range(3)]
-    cached = [flight.cached_tokens for flight in serve_one(planned(1, *turns), changes=changes).flights]
+    cached = [
+        flight.cached_tokens for flight in serve_one(planned(1, *turns), changes=changes).flights
+    ]
 
     assert cached[0] == cached[1] == 0
     assert cached[2] > 600
@@ -261,8 +285,12 @@ def test_profiles_are_given_out_in_turns() -> None:
 
 
 @table(("preset", "least_ms", "most_ms"), [("seed-002", 200, 420), ("seed-004", 450, 720)])
-def test_threads_take_about_as_long_as_published(preset: str, least_ms: float, most_ms: float) -> None:
-    done = CliRunner().invoke(command, ["fleet", "--preset", preset, "--seed", "3"], catch_exceptions=False)
+def test_threads_take_about_as_long_as_published(
+    preset: str, least_ms: float, most_ms: float
+) -> None:
+    done = CliRunner().invoke(
+        command, ["fleet", "--preset", preset, "--seed", "3"], catch_exceptions=False
+    )
     figures = [line.split() for line in done.output.splitlines()[2:]]
 
     assert [row[0] for row in figures] == ["least_load", "prefix_hash", "prefix_cache"]
@@ -288,7 +316,9 @@ def test_constants_that_are_far_too_large_are_learnt_all_the_same() -> None:
 
 
 def test_one_endpoint_of_half_the_speed_is_found_among_others() -> None:
-    learnt = learn_in_fleet([find_profile("l4-llama8b-fp8")], (FleetChange(0.0, Kind.SLOW, 0, 2.0),))
+    learnt = learn_in_fleet(
+        [find_profile("l4-llama8b-fp8")], (FleetChange(0.0, Kind.SLOW, 0, 2.0),)
+    )
 
     assert learnt["prefill_ms_per_token"] == pytest.approx(0.19, rel=0.15)
     [factor] = slower(learnt)
@@ -308,7 +338,10 @@ def learn_in_fleet(
     @dataclass(frozen=True, slots=True)
     class Kept(Routing):
         def build_gateways(
-            self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
+            self,
+            endpoints: Sequence[Endpoint],
+            outsides: Sequence[Outside],
+            scrapes: Sequence[Scrape],
         ) -> Gateways:  # nobody is scraped
             def build() -> PrefixCache:
                 kept.append(PrefixCache(outsides[0], learn=True))
@@ -345,7 +378,9 @@ def test_text_has_its_characters_and_without_a_role_goes_on_with_the_message_bef
 
 
 def test_sessions_have_the_head_in_common_and_equal_texts_behind_different_ones_differ() -> None:
-    one, other = (messages(write_body(planned(owner, (1050, 20), head=HEAD).turns[0])) for owner in (1, 11))
+    one, other = (
+        messages(write_body(planned(owner, (1050, 20), head=HEAD).turns[0])) for owner in (1, 11)
+    )
     a, b, again = (Transcript().then("system", name, 50).then("user", "same", 50) for name in "aba")
 
     assert one[0] == other[0]
@@ -359,7 +394,9 @@ def test_bodies_of_every_workload_have_the_characters_of_their_tokens(name: str)
     for session in draw_sessions(name, Demand(300, 1.0), 3)[:10]:
         for turn in session.turns:
             said = turn.messages[:-1]
-            assert sum(length for _, length in lengths(write_body(turn))) == sum(part.chars for part in said)
+            assert sum(length for _, length in lengths(write_body(turn))) == sum(
+                part.chars for part in said
+            )
             assert turn.prompt_tokens == sum(part.tokens for part in said)
             assert turn.output_tokens == turn.messages[-1].tokens
 
@@ -392,7 +429,9 @@ def test_endpoints_are_called_something_else_for_each_seed() -> None:
 
 
 def test_agents_grow_evenly_to_thirty_thousand_tokens() -> None:
-    sessions = [session for session in draw_sessions("G", Demand(600), 1) if len(session.turns) > 30]
+    sessions = [
+        session for session in draw_sessions("G", Demand(600), 1) if len(session.turns) > 30
+    ]
 
     for session in sessions[:-1]:
         prompts = [turn.prompt_tokens for turn in session.turns]
@@ -431,7 +470,9 @@ def unshared() -> float:
     ],
     ids=lambda sharing: f"{sharing.delay_s:g}-{sharing.loss:g}-{sharing.fault}",
 )
-def test_gateways_that_share_find_as_much_as_one(alone: float, unshared: float, sharing: Sharing) -> None:
+def test_gateways_that_share_find_as_much_as_one(
+    alone: float, unshared: float, sharing: Sharing
+) -> None:
     """Those that share nothing find less, or this would show nothing."""
     assert hit_rate(shared(sharing)) == pytest.approx(alone, abs=0.02)
     assert unshared < alone - 0.02
@@ -478,7 +519,8 @@ def quick(sharing: Sharing | None) -> float:
         Traffic(until_s=ENDS_S),
     )
     sessions = [
-        structs.replace(planned(owner, *turns), start_s=start_s) for owner, start_s in enumerate(starts)
+        structs.replace(planned(owner, *turns), start_s=start_s)
+        for owner, start_s in enumerate(starts)
     ]
     places: dict[int, str] = {}
     hits = []
@@ -495,7 +537,9 @@ def quick_unshared() -> float:
 
 
 @pytest.mark.parametrize("fault", [BusFault.SLOWS, BusFault.DIES, BusFault.HALVES])
-def test_five_seconds_after_a_fault_began_turns_have_told(quick_unshared: float, fault: BusFault) -> None:
+def test_five_seconds_after_a_fault_began_turns_have_told(
+    quick_unshared: float, fault: BusFault
+) -> None:
     """Before that quick turns miss: of the first 4 s six in ten hit."""
     assert quick(Sharing(0.01, 0.0, fault, BEGINS_S)) >= 0.95 * quick_unshared
 
@@ -512,8 +556,28 @@ def test_the_command_shares() -> None:
 
 def test_a_matrix_has_every_way_of_sharing_in_its_table_and_csv(tmp_path: Path) -> None:
     csv = tmp_path / "m.csv"
-    options = ["--arm", "prefix_cache", "--workload", "T", "--load", "0.4", "--seeds", "1", "--workers", "1"]
-    sharing = ["--share-delay", "10", "--share-delay", "100", "--share-fault", "dies", "--gateways", "2"]
+    options = [
+        "--arm",
+        "prefix_cache",
+        "--workload",
+        "T",
+        "--load",
+        "0.4",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+    ]
+    sharing = [
+        "--share-delay",
+        "10",
+        "--share-delay",
+        "100",
+        "--share-fault",
+        "dies",
+        "--gateways",
+        "2",
+    ]
     short = ["--warmup-s", "1", "--measured-s", "2", "--csv", str(csv)]
     done = CliRunner().invoke(command, ["matrix", str(tmp_path / "m"), *options, *sharing, *short])
 

@@ -44,12 +44,18 @@ from tests.tables import table
         ([0.9, 0.6], 2, 0.6, 3),
     ],
 )
-def test_rule_asks_for_what_it_takes(values: list[float], current: int, target: float, expected: int) -> None:
+def test_rule_asks_for_what_it_takes(
+    values: list[float], current: int, target: float, expected: int
+) -> None:
     assert recommend(values, current, target) == expected
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.integers(0, 10), st.floats(0.1, 1e3))
-def test_silent_endpoints_never_make_it_bolder(values: list[float], silent: int, target: float) -> None:
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.integers(0, 10), st.floats(0.1, 1e3)
+)
+def test_silent_endpoints_never_make_it_bolder(
+    values: list[float], silent: int, target: float
+) -> None:
     """The careful number lies between the present one and what the rule says of those that spoke."""
     current = len(values) + silent
     ratio = sum(values) / len(values) / target
@@ -59,7 +65,9 @@ def test_silent_endpoints_never_make_it_bolder(values: list[float], silent: int,
     assert low <= recommend(values, current, target) <= high
 
 
-def decisions(scaling: Scaling, current: int, loads: list[float], every_s: float = 15.0) -> list[int]:
+def decisions(
+    scaling: Scaling, current: int, loads: list[float], every_s: float = 15.0
+) -> list[int]:
     """Feeds what the whole fleet has to do, shared evenly; everybody is there at once."""
     scaler, found = Autoscaler(scaling, current, 0.0), []
     for place, load in enumerate(loads, 1):
@@ -71,8 +79,15 @@ def decisions(scaling: Scaling, current: int, loads: list[float], every_s: float
 @table(
     ("scaling", "current", "loads", "every_s", "expected"),
     [
-        # Fewer wait until nothing in the window was for more; one high value holds all for a window.
-        ({"target": 10, "window_s": 60}, 4, [40, 40, 10, 10, 10, 10, 10], 15.0, [4, 4, 4, 4, 4, 1, 1]),
+        # Fewer wait until nothing in the window was for more; one high value holds all for a
+        # window.
+        (
+            {"target": 10, "window_s": 60},
+            4,
+            [40, 40, 10, 10, 10, 10, 10],
+            15.0,
+            [4, 4, 4, 4, 4, 1, 1],
+        ),
         ({"target": 10, "window_s": 45}, 2, [10, 60, 10, 10, 10, 10], 15.0, [2, 6, 6, 6, 1, 1]),
         # More come at once, but at most twice or four more in 15 s.
         ({"target": 1, "max": 100}, 1, [100] * 6, 15.0, [5, 10, 20, 40, 80, 100]),
@@ -214,7 +229,9 @@ def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked: FleetRun) -
     assert joined == pytest.approx([at_s + 40 for at_s in ordered[: len(joined)]])
 
 
-def test_endpoints_come_with_the_spike_and_go_after_it_when_they_have_finished(spiked: FleetRun) -> None:
+def test_endpoints_come_with_the_spike_and_go_after_it_when_they_have_finished(
+    spiked: FleetRun,
+) -> None:
     counts = [count.ready for count in spiked.headcounts]
 
     assert counts[0] == counts[-1] == 2
@@ -225,7 +242,9 @@ def test_endpoints_come_with_the_spike_and_go_after_it_when_they_have_finished(s
     assert len({flight.endpoint for flight in spiked.flights}) == len(spiked.nodes) > 3
 
 
-def test_autoscaled_fleet_takes_a_spike_better_than_the_one_it_was_and_costs_less_than_its_most() -> None:
+def test_autoscaled_fleet_takes_a_spike_better_than_the_one_it_was_and_costs_less_than_its_most() -> (
+    None
+):
     scaled, fixed = SPIKED.run(), replace(SPIKED, autoscale="").run()
 
     assert scaled.elastic
@@ -272,7 +291,9 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], fault: st
 
 
 def test_metrics_and_thresholds_are_compared_in_one_table() -> None:
-    asked = "--workload unique --load 0.4 --endpoints 2 --warmup-s 30 --measured-s 120 --spike 60:30:4"
+    asked = (
+        "--workload unique --load 0.4 --endpoints 2 --warmup-s 30 --measured-s 120 --spike 60:30:4"
+    )
     scalings = ["none", "queue:target=2,start_s=20", "in_flight:target=6,start_s=20"]
     options = [word for scaling in scalings for word in ("--autoscale", scaling)]
     done = CliRunner().invoke(command, ["fleet", *asked.split(), "--arm", "least_load", *options])
@@ -287,7 +308,11 @@ def test_metrics_and_thresholds_are_compared_in_one_table() -> None:
 def test_sessions_of_a_spike_are_drawn_like_those_without() -> None:
     """The spike moves starts; the requests stay the same, for every autoscaler."""
     due = [
-        [flight.due_at for flight in replace(SPIKED, autoscale=scaling).simulate().flights if not flight.turn]
+        [
+            flight.due_at
+            for flight in replace(SPIKED, autoscale=scaling).simulate().flights
+            if not flight.turn
+        ]
         for scaling in ("", "queue:target=2,min=2,max=6")
     ]
     shortest = min(map(len, due))

@@ -71,10 +71,18 @@ def test_cell_asks_for_a_share_of_the_capacity_of_all_endpoints() -> None:
     assert (cell.plan().traffic.until_s, cell.plan().warmup_s) == (800, 300)
 
 
-def test_cells_that_differ_have_different_digests_and_arms_are_asked_the_same_for_each_seed() -> None:
-    others = [replace(SMALL, seed=1), replace(SMALL, arm="random"), replace(SMALL, scenario="flush")]
+def test_cells_that_differ_have_different_digests_and_arms_are_asked_the_same_for_each_seed() -> (
+    None
+):
+    others = [
+        replace(SMALL, seed=1),
+        replace(SMALL, arm="random"),
+        replace(SMALL, scenario="flush"),
+    ]
     one, other, same, _ = (
-        replace(SMALL, arm=arm, seed=seed).draw() for arm in ("random", "least_load") for seed in (1, 2)
+        replace(SMALL, arm=arm, seed=seed).draw()
+        for arm in ("random", "least_load")
+        for seed in (1, 2)
     )
 
     assert len({cell.digest for cell in (SMALL, *others)}) == 4
@@ -103,7 +111,9 @@ def test_rolling_restart_spares_every_request_and_empties_every_cache() -> None:
 
 
 def test_foreign_sessions_go_past_all_gateways_the_same_for_each_arm() -> None:
-    cells = (replace(SMALL, arm=arm, scenario="foreign", gateways=2) for arm in ("least_load", "oracle"))
+    cells = (
+        replace(SMALL, arm=arm, scenario="foreign", gateways=2) for arm in ("least_load", "oracle")
+    )
     some, same = ([one.reason == "turn" for one in cell.simulate().flights] for cell in cells)
 
     assert some == same
@@ -147,7 +157,19 @@ def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() 
     rows += [row("b", seed, 2.0, faults=["slow"]) for seed in range(3)]
     _, _, _, first, second = matrix.render_rows(rows).splitlines()
 
-    assert first.split() == ["a", "3", "2.0", "1.0-9.0", "-", "70.0", "0.500", "10", "1.310", "4.500", "0"]
+    assert first.split() == [
+        "a",
+        "3",
+        "2.0",
+        "1.0-9.0",
+        "-",
+        "70.0",
+        "0.500",
+        "10",
+        "1.310",
+        "4.500",
+        "0",
+    ]
     assert second.split()[-3:] == ["0.763", "2.000", "3"]
 
 
@@ -226,9 +248,14 @@ def test_every_run_is_in_the_json_with_what_it_takes_to_repeat_it(tmp_path: Path
 
 
 def test_default_strategy_overfills_no_cache_where_answers_are_long() -> None:
-    # The first rung of llm-d's ladder, which fills the caches, and the tenth: 40 requests a second, whose
-    # answers leave no room. Here p99 is 416; llm-d's weights 397; without `crowding` 43,531 ms.
-    cell = MatrixCell(arm="prefix_cache:engine=h100-llama8b-bf16,kv_tokens=307328", workload="ladder", seed=1)
-    sessions = [session for session in cell.draw() if (session.start_s or 0.0) // 1_000 in {0.0, 9.0}]
+    # The first rung of llm-d's ladder, which fills the caches, and the tenth: 40 requests a second,
+    # whose answers leave no room. Here p99 is 416; llm-d's weights 397; without `crowding` 43,531
+    # ms.
+    cell = MatrixCell(
+        arm="prefix_cache:engine=h100-llama8b-bf16,kv_tokens=307328", workload="ladder", seed=1
+    )
+    sessions = [
+        session for session in cell.draw() if (session.start_s or 0.0) // 1_000 in {0.0, 9.0}
+    ]
 
     assert summarize(simulate_fleet(cell.plan(), sessions), "").ttft.p99_ms < 500

@@ -102,7 +102,9 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
 
 def test_lengths_of_unique_prompts_differ_and_a_quarter_has_the_hot_prefix() -> None:
     lengths = [turn.prompt_tokens for turn in requests(draw_sessions("unique", Demand(4000), 0))]
-    hot = [len(each.turns[0].messages) == 3 for each in draw_sessions("hot-prefix", Demand(4000), 0)]
+    hot = [
+        len(each.turns[0].messages) == 3 for each in draw_sessions("hot-prefix", Demand(4000), 0)
+    ]
 
     assert sum(lengths) / 4000 == pytest.approx(800, rel=0.05)
     assert min(lengths) < 80
@@ -121,7 +123,9 @@ def test_documentation_has_every_workload(name: str) -> None:
 def test_held_out_stands_for_the_twenty_and_an_unknown_workload_lists_the_known_ones() -> None:
     assert len(expand_names(["held-out"])) == 20
     assert expand_names(["C", "swe"]) == ["C", "swe"]
-    with pytest.raises(SettingsError, match=r"replay \(A\), sessions \(C\).*; did you mean sessions\?"):
+    with pytest.raises(
+        SettingsError, match=r"replay \(A\), sessions \(C\).*; did you mean sessions\?"
+    ):
         draw_sessions("session", Demand(1), 0)
 
 
@@ -154,7 +158,9 @@ class Answerer:
     ],
     ids=["all at once", "after an answer and a pause", "as users are free"],
 )
-def test_requests_go_when_due(traffic: Traffic, sessions: list[PlannedSession], sent: list[float]) -> None:
+def test_requests_go_when_due(
+    traffic: Traffic, sessions: list[PlannedSession], sent: list[float]
+) -> None:
     assert Answerer(traffic, sessions).run() == sent
 
 
@@ -184,7 +190,8 @@ class Reader(Answerer):
 def test_busy_client_sends_late_and_sees_late() -> None:
     reader = Reader(Traffic(rate=1e9, ceiling=10), [planned(i, (64, 7)) for i in range(2)])
 
-    # Sending costs 30 ms, seven chunks cost 70: the client sees them in the middle, and sends after that.
+    # Sending costs 30 ms, seven chunks cost 70: the client sees them in the middle, and sends after
+    # that.
     assert reader.run() == pytest.approx([0, 0.1], abs=1e-6)
     assert reader.seen == pytest.approx(0.1 + 0.03 + 0.07 / 2, abs=1e-6)
 
@@ -243,7 +250,9 @@ def test_equal_blocks_behind_equal_blocks_are_equal_text_and_others_are_not(tmp_
     trace = trace_of(tmp_path, (0, 1300, [1, 2, 3]), (5, 1100, [1, 2, 4]), (9, 1100, [5, 2, 6]))
     one, other, stranger = (text_of(trace, place) for place in range(3))
     chars = len(one) / 1300
-    common = next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    common = next(
+        place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]
+    )
 
     assert common == pytest.approx(1024 * chars, abs=20)
     assert len(other) / 1100 == pytest.approx(chars, rel=0.01)
@@ -252,7 +261,9 @@ def test_equal_blocks_behind_equal_blocks_are_equal_text_and_others_are_not(tmp_
 
 
 def test_cache_finds_what_has_the_same_blocks_before_it(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, (0, 1300, [1, 2, 3]), (60_000, 1300, [1, 2, 4]), (120_000, 1300, [4, 2, 3]))
+    trace = trace_of(
+        tmp_path, (0, 1300, [1, 2, 3]), (60_000, 1300, [1, 2, 4]), (120_000, 1300, [4, 2, 3])
+    )
     run = simulate_fleet(replay(tmp_path / "trace.jsonl").plan(), trace.sessions)
     alone = simulate_fleet(replay(tmp_path / "trace.jsonl", endpoints=1).plan(), trace.sessions)
 
@@ -276,7 +287,10 @@ def test_trace_is_replayed_at_its_own_times_or_faster(tmp_path: Path) -> None:
 def test_strategies_that_read_the_prompt_find_more_of_a_trace(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "made.jsonl", conversations=80)
     blind, reads = (replay(path, arm, endpoints=4).run() for arm in ("random", "prefix_cache"))
-    first, window = replay(path, requests=10).run(), replay(path, warmup_s=10.0, measured_s=20.0).run()
+    first, window = (
+        replay(path, requests=10).run(),
+        replay(path, warmup_s=10.0, measured_s=20.0).run(),
+    )
 
     assert blind.requests == reads.requests == len(path.read_bytes().splitlines())
     assert blind.failed == reads.failed == 0
@@ -302,8 +316,14 @@ def test_trace_that_is_another_one_by_now_is_not_taken_for_the_first(tmp_path: P
         ("\n{\n", ":2: JSONDecodeError"),
         ('\n{"timestamp": 1}\n', ":2: KeyError"),
         ('{"timestamp": 1, "input_length": "a", "output_length": 1, "hash_ids": []}', "integers"),
-        ('{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}', "2 blocks of 512"),
-        ('\n{"timestamp": "x", "input_length": 5, "output_length": 1, "hash_ids": [1]}', ":2: ValueError"),
+        (
+            '{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}',
+            "2 blocks of 512",
+        ),
+        (
+            '\n{"timestamp": "x", "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+            ":2: ValueError",
+        ),
         ("", "no request"),
         (None, "No such file"),
     ],
@@ -327,8 +347,20 @@ def test_prompt_that_no_cache_of_the_fleet_can_hold_is_refused(tmp_path: Path) -
 
 def test_command_replays_a_trace_and_says_which(tmp_path: Path) -> None:
     path, figures = write_trace(tmp_path / "made.jsonl"), tmp_path / "figures.json"
-    asked = ["fleet", "--trace", str(path), "--trace-speed", "2", "--endpoints", "2", "--json", str(figures)]
-    result = CliRunner().invoke(simulate_command, [*asked, "--arm", "random"], catch_exceptions=False)
+    asked = [
+        "fleet",
+        "--trace",
+        str(path),
+        "--trace-speed",
+        "2",
+        "--endpoints",
+        "2",
+        "--json",
+        str(figures),
+    ]
+    result = CliRunner().invoke(
+        simulate_command, [*asked, "--arm", "random"], catch_exceptions=False
+    )
     (run,) = orjson.loads(figures.read_bytes())["runs"]
 
     assert "random" in result.output

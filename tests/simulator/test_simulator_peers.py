@@ -76,7 +76,9 @@ def test_peers_are_no_strategies_of_the_service() -> None:
 
 
 @table("name", [name for name in PEERS if name not in {"llmd_exact", "dynamo", "oracle"}])
-def test_peer_keeps_a_prompt_where_it_was_until_that_is_gone_and_names_every_fallback_once(name: str) -> None:
+def test_peer_keeps_a_prompt_where_it_was_until_that_is_gone_and_names_every_fallback_once(
+    name: str,
+) -> None:
     fleet = Fleet(peer(name))
     first = fleet.ask(essay("x"))
     again = fleet.pick(essay("x"))
@@ -123,7 +125,10 @@ def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
 
 
 def test_sglang_leaves_a_match_only_where_loads_are_far_apart_or_it_is_short() -> None:
-    loaded, idle = Fleet(peer("sglang_cache_aware", balance_abs=2)), Fleet(peer("sglang_cache_aware"))
+    loaded, idle = (
+        Fleet(peer("sglang_cache_aware", balance_abs=2)),
+        Fleet(peer("sglang_cache_aware")),
+    )
     homes = [loaded.ask(essay("x"), stays=True) for _ in range(3)]
     first = idle.ask(essay("x", 100))
 
@@ -135,7 +140,9 @@ def test_sglang_leaves_a_match_only_where_loads_are_far_apart_or_it_is_short() -
 
 def test_sglang_gives_what_is_new_to_the_smallest_tree() -> None:
     fleet = Fleet(peer("sglang_cache_aware"))
-    sizes = {fleet.ask(essay(name, size)): size for name, size in (("x", 900), ("y", 500), ("z", 700))}
+    sizes = {
+        fleet.ask(essay(name, size)): size for name, size in (("x", 900), ("y", 500), ("z", 700))
+    }
 
     assert (sorted(sizes), sizes[fleet.ask(essay("w"))]) == ([*NAMES], 500)
 
@@ -151,8 +158,12 @@ def test_tree_knows_the_longest_common_stretch_and_who_was_sent_it() -> None:
 
 
 def test_llmd_exact_and_dynamo_go_by_what_is_there() -> None:
-    # 2 + 2 for a; 3 * .9 + 2 * .5 + 2 for b; 1.2 + 2 for c. For dynamo 100 + 300, 10 + 50 + 345, 60 + 341.
-    a, b = Signal(prompt=100, active=300), Signal(prompt=100, cached=90, kv_usage=0.5, pending=50, active=345)
+    # 2 + 2 for a; 3 * .9 + 2 * .5 + 2 for b; 1.2 + 2 for c. For dynamo 100 + 300, 10 + 50 + 345, 60
+    # + 341.
+    a, b = (
+        Signal(prompt=100, active=300),
+        Signal(prompt=100, cached=90, kv_usage=0.5, pending=50, active=345),
+    )
     told = Told(a=a, b=b, c=Signal(prompt=100, cached=40, waiting=1, active=341))
     arms = (peer("llmd_exact", told), peer("dynamo", told), peer("dynamo", told, overlap=2.0))
     picks = [Fleet(arm).pick("x") for arm in arms]
@@ -164,7 +175,8 @@ def test_aibrix_leaves_a_match_that_is_a_deviation_above_the_mean_or_far_above_t
     fleet = Fleet(peer("aibrix"))
     asked = [fleet.ask(essay("x"), stays=True) for _ in range(3)]
 
-    # Loads of 1, 0, 0: the mean is .33, the deviation .47, and 1 is above. Of 1, 1, 0 it is 1.14 that is not.
+    # Loads of 1, 0, 0: the mean is .33, the deviation .47, and 1 is above. Of 1, 1, 0 it is 1.14
+    # that is not.
     assert len({*asked[:2]}) == 2
     assert asked[2] in asked[:2]
     # Of 2, 0, 0 the highest is above 1 * (.67 + 1), and 2 above the least.
@@ -184,8 +196,14 @@ def test_fleet_knows_what_every_cache_has_and_has_to_do() -> None:
     for number, tokens in ((2, 500), (3, 300)):
         node.add(Flight(number, planned(number, (tokens, 5)), 0, due_at=60))
     said.append(node.signal_for(second))
-    # First all 640 are in use, and none is done; then 41 blocks fit; then one of two started, in 32 blocks.
-    assert (said[0].prompt, said[0].cached, said[0].pending, said[0].active) == (1000, 640, 640, 1000)
+    # First all 640 are in use, and none is done; then 41 blocks fit; then one of two started, in 32
+    # blocks.
+    assert (said[0].prompt, said[0].cached, said[0].pending, said[0].active) == (
+        1000,
+        640,
+        640,
+        1000,
+    )
     assert (said[1].cached, said[1].pending, said[1].active, said[1].running) == (656, 0, 1000, 0)
     assert (said[2].pending, said[2].active, said[2].waiting) == (800, 1000 + 512 + 300, 1)
 
@@ -214,7 +232,9 @@ def test_scraper_reads_each_endpoint_at_moments_of_its_own_and_is_old_in_between
     assert first[0] == first[1] == Signal(waiting=1)
     assert later.waiting == 3
     assert [name for name, _ in times] == ["a", "b", "a"]
-    assert all(0 <= then - at_s <= 1.1 for (_, at_s), then in zip(times, (10, 10, 13.5), strict=True))
+    assert all(
+        0 <= then - at_s <= 1.1 for (_, at_s), then in zip(times, (10, 10, 13.5), strict=True)
+    )
 
 
 def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
@@ -236,7 +256,8 @@ def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
     timeline.run()
 
     assert 0.02 < prefill_s < 0.17 < prefill_s + profile.step_s(641, 0) < 0.25
-    # Nobody had told of the first one in its first step, nor of the second one in the step that it came in.
+    # Nobody had told of the first one in its first step, nor of the second one in the step that it
+    # came in.
     assert said[0.02] == Signal()
     assert (said[0.17].running, said[0.17].waiting) == (1, 0)
     assert (said[0.25].running, said[0.25].waiting) == (1, 1)
@@ -263,4 +284,8 @@ def test_oracle_goes_where_the_text_is_whoever_sent_it_there() -> None:
     signals.said = {"b": Signal(text=0.5), "c": Signal(text=0.4)}
 
     assert fleet.ask(text) == "b"
-    assert [turn.text_share(tokens) for tokens in (0, 110, 500)] == [0, pytest.approx(0.55, abs=0.1), 1]
+    assert [turn.text_share(tokens) for tokens in (0, 110, 500)] == [
+        0,
+        pytest.approx(0.55, abs=0.1),
+        1,
+    ]

@@ -45,7 +45,9 @@ def read_urls(process: subprocess.Popen[str], count: int) -> dict[str, str]:
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        [*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False
+    )
 
 
 @table("number", [signal.SIGINT, signal.SIGTERM])
@@ -59,7 +61,9 @@ def test_a_range_of_ports_is_served_until_a_signal_comes(number: signal.Signals)
     ports = free_ports(3)
     with running("--ports", f"{ports[0]}-{ports[-1]}", "--name", "pod", "--model", "m") as process:
         urls = read_urls(process, 3)
-        assert urls == {f"pod-{index}": f"http://127.0.0.1:{port}" for index, port in enumerate(ports)}
+        assert urls == {
+            f"pod-{index}": f"http://127.0.0.1:{port}" for index, port in enumerate(ports)
+        }
         for name, url in urls.items():
             with urlopen(f"{url}/v1/models", timeout=5) as answer:
                 assert answer.headers["x-simulated-endpoint"] == name
@@ -75,7 +79,16 @@ def test_a_range_of_ports_is_served_until_a_signal_comes(number: signal.Signals)
 def test_a_profile_from_a_file_and_its_overrides_are_used(tmp_path: Path) -> None:
     path = tmp_path / "profiles.yaml"
     path.write_text(PROFILE)
-    options = ("--profile", str(path), "--block-size", "32", "--max-model-len", "1024", "--speed", "10")
+    options = (
+        "--profile",
+        str(path),
+        "--block-size",
+        "32",
+        "--max-model-len",
+        "1024",
+        "--speed",
+        "10",
+    )
     with running("--port", "0", "--name", "one", *options) as process:
         url = read_urls(process, 1)["one"]
         with urlopen(f"{url}/metrics", timeout=5) as answer:
@@ -107,7 +120,10 @@ def test_events_are_published_by_every_endpoint_on_its_own_port() -> None:
                 while not socket.poll(100):
                     number += 1
                     complete(urls[f"vllm-{index}"], [number] * 20)
-                assert msgspec.msgpack.decode(socket.recv_multipart()[2])[1][0]["type"] == "BlockStored"
+                assert (
+                    msgspec.msgpack.decode(socket.recv_multipart()[2])[1][0]["type"]
+                    == "BlockStored"
+                )
 
 
 def complete(url: str, prompt: Sequence[int]) -> None:

@@ -51,7 +51,9 @@ class VirtualClock(Clock):
 
 
 @asynccontextmanager
-async def driving(profile: Profile, clock: VirtualClock) -> AsyncIterator[tuple[Driver, CollectorRegistry]]:
+async def driving(
+    profile: Profile, clock: VirtualClock
+) -> AsyncIterator[tuple[Driver, CollectorRegistry]]:
     registry = CollectorRegistry()
     driver = Driver(Engine(profile), clock, Distributions(registry, "tiny", profile))
     tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
@@ -70,7 +72,9 @@ async def finish(generation: Generation) -> Generation:
 async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
     sessions = draw_sessions("replay", Demand(120), seed=7)
-    flights = simulate_fleet(Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
+    flights = simulate_fleet(
+        Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions
+    ).flights
     clock = VirtualClock()
     async with driving(profile, clock) as (driver, _):
 
@@ -83,8 +87,12 @@ async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
 
         generations = await asyncio.gather(*map(send, range(len(flights))))
 
-    assert [one.first_token_at for one in generations] == pytest.approx([one.first_at for one in flights])
-    assert [one.last_token_at for one in generations] == pytest.approx([one.ended_at for one in flights])
+    assert [one.first_token_at for one in generations] == pytest.approx(
+        [one.first_at for one in flights]
+    )
+    assert [one.last_token_at for one in generations] == pytest.approx(
+        [one.ended_at for one in flights]
+    )
     assert [one.cached_tokens for one in generations] == [one.cached_tokens for one in flights]
 
 
@@ -93,20 +101,26 @@ LABELS = {"engine": "0", "model_name": "tiny"}
 
 async def test_a_preempted_request_is_counted_and_finishes() -> None:
     profile = replace(QUICK, kv_tokens=128, max_model_len=128)
-    jobs = [Job(str(number), [number] * 40, range(number << 20, (number << 20) + 60)) for number in (1, 2)]
+    jobs = [
+        Job(str(number), [number] * 40, range(number << 20, (number << 20) + 60))
+        for number in (1, 2)
+    ]
     async with driving(profile, VirtualClock()) as (driver, registry):
         generations = [driver.submit(job, asyncio.Event()) for job in jobs]
         await asyncio.gather(*map(finish, generations))
 
     assert [one.emitted for one in generations] == [60, 60]
-    assert sum(one.preemptions for one in generations) == driver.engine.counters.preemptions_total > 0
+    assert (
+        sum(one.preemptions for one in generations) == driver.engine.counters.preemptions_total > 0
+    )
     assert registry.get_sample_value("vllm:request_num_preemptions_count", LABELS) == 2
 
 
 async def test_what_is_aborted_before_its_first_token_is_not_measured() -> None:
     async with driving(QUICK, VirtualClock()) as (driver, registry):
         gone, stays = (
-            driver.submit(Job(name, [7] * 40, range(10)), asyncio.Event()) for name in ("gone", "stays")
+            driver.submit(Job(name, [7] * 40, range(10)), asyncio.Event())
+            for name in ("gone", "stays")
         )
         await asyncio.sleep(0)
         driver.abort(gone)

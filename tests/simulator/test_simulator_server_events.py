@@ -30,7 +30,9 @@ def publisher(recorder: Recorder) -> Publisher:
     return Publisher(recorder, "tcp://*:5557", TOPIC, lambda: NOON)
 
 
-async def test_each_message_has_topic_number_and_batch(recorder: Recorder, publisher: Publisher) -> None:
+async def test_each_message_has_topic_number_and_batch(
+    recorder: Recorder, publisher: Publisher
+) -> None:
     async with serving(publisher=publisher) as face:
         await face.post("/v1/completions", {"prompt": list(range(5, 55)), "max_tokens": 20})
 
@@ -41,7 +43,9 @@ async def test_each_message_has_topic_number_and_batch(recorder: Recorder, publi
     assert {(batch[0], batch[2]) for batch in map(msgspec.msgpack.decode, payloads)} == {(NOON, 0)}
 
 
-async def test_stored_blocks_carry_tokens_and_their_parents(recorder: Recorder, publisher: Publisher) -> None:
+async def test_stored_blocks_carry_tokens_and_their_parents(
+    recorder: Recorder, publisher: Publisher
+) -> None:
     prompt = list(range(5, 55))
     async with serving(publisher=publisher) as face:
         _, answer = await face.post("/v1/completions", {"prompt": prompt, "max_tokens": 20})
@@ -56,7 +60,9 @@ async def test_stored_blocks_carry_tokens_and_their_parents(recorder: Recorder, 
     assert stored == (prompt + answered)[: len(stored)]
 
 
-async def test_adapters_and_salts_are_extra_keys_as_in_vllm(recorder: Recorder, publisher: Publisher) -> None:
+async def test_adapters_and_salts_are_extra_keys_as_in_vllm(
+    recorder: Recorder, publisher: Publisher
+) -> None:
     body = {"prompt": [7] * 40, "max_tokens": 1, "model": "sql", "cache_salt": "pepper"}
     async with serving(publisher=publisher, adapters=("sql",)) as face:
         await face.post("/v1/completions", body)
@@ -69,7 +75,9 @@ async def test_evictions_and_resets_are_told(recorder: Recorder, publisher: Publ
     small = replace(QUICK, kv_tokens=512, max_model_len=512)
     async with serving(publisher=publisher, profile=small) as face:
         for first in (1000, 2000, 3000):
-            await face.post("/v1/completions", {"prompt": list(range(first, first + 200)), "max_tokens": 1})
+            await face.post(
+                "/v1/completions", {"prompt": list(range(first, first + 200)), "max_tokens": 1}
+            )
         await face.post("/reset_prefix_cache", b"")
     removed = [event for event in recorder.events if event["type"] == "BlockRemoved"]
 
@@ -88,7 +96,9 @@ async def test_sources_of_events_are_told(publisher: Publisher) -> None:
     assert (told["publisher"], told["endpoint"], told["topic"]) == ("zmq", "tcp://*:5557", TOPIC)
 
 
-def test_nothing_is_sent_for_a_step_without_events(recorder: Recorder, publisher: Publisher) -> None:
+def test_nothing_is_sent_for_a_step_without_events(
+    recorder: Recorder, publisher: Publisher
+) -> None:
     publisher.flush()
     publisher.collect(BlockRemoved((1,)))
     publisher.collect(AllBlocksCleared())

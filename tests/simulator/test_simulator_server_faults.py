@@ -42,7 +42,11 @@ async def test_errors_come_at_their_rate_and_with_their_status_in_vllms_shape() 
 
     assert set(statuses) == {200, 503}
     assert 40 < statuses.count(503) < 80
-    assert (status, answer["error"]["type"], answer["error"]["code"]) == (500, "InternalServerError", 500)
+    assert (status, answer["error"]["type"], answer["error"]["code"]) == (
+        500,
+        "InternalServerError",
+        500,
+    )
 
 
 async def test_a_request_that_hangs_is_never_answered_and_ends_with_its_client() -> None:
@@ -107,7 +111,9 @@ CLIENTS = 129
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name not in {"extproc.simulator", "asyncio"}]
+    return [
+        record for record in caplog.records if record.name not in {"extproc.simulator", "asyncio"}
+    ]
 
 
 async def open_stream(face: Face) -> asyncio.StreamWriter:
@@ -125,7 +131,9 @@ async def test_a_crowd_that_vanishes_mid_stream_logs_nothing(
     caplog: pytest.LogCaptureFixture, is_reset: bool
 ) -> None:
     complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: complaints.append(context)
+    )
     with caplog.at_level(logging.INFO):
         async with serving() as face:
             writers = await asyncio.gather(*(open_stream(face) for _ in range(CLIENTS)))
@@ -154,7 +162,9 @@ async def test_a_client_that_a_write_finds_gone_leaves_no_line_in_the_log(
     with caplog.at_level(logging.INFO):
         async with serving() as face:
             with pytest.raises(aiohttp.ClientPayloadError):
-                await face.events("/v1/completions", {"prompt": "hello", "max_tokens": 4, "stream": True})
+                await face.events(
+                    "/v1/completions", {"prompt": "hello", "max_tokens": 4, "stream": True}
+                )
             await until(lambda: face.endpoint.load == 0)
 
     assert lines_of(caplog) == []

@@ -28,8 +28,12 @@ def cached(answer: Any) -> int:
 
 async def stream_text(face: Face, **fields: Any) -> str:
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, **fields}
-    chunks = [orjson.loads(event.removeprefix("data: ")) for event in (await face.events(CHAT, body))[:-1]]
-    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+    chunks = [
+        orjson.loads(event.removeprefix("data: ")) for event in (await face.events(CHAT, body))[:-1]
+    ]
+    return "".join(
+        choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]
+    )
 
 
 async def test_the_same_prompt_gets_the_same_text_streamed_or_not_and_others_another() -> None:
@@ -57,7 +61,8 @@ async def test_an_answer_sent_back_in_a_conversation_is_found_in_the_cache() -> 
         ]
         _, second = await face.post(CHAT, {"messages": conversation, "max_tokens": 1})
 
-        # All full blocks of prompt and answer; the last token's keys and values were never computed.
+        # All full blocks of prompt and answer; the last token's keys and values were never
+        # computed.
         known_tokens = first["usage"]["total_tokens"] - 1
         assert cached(second) == known_tokens // 16 * 16
 
@@ -127,7 +132,11 @@ async def test_usage_can_be_forced_and_its_details_withheld() -> None:
 
 async def test_a_client_that_goes_away_frees_the_engine() -> None:
     async with serving() as face:
-        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "stream": True}
+        body = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 4000,
+            "stream": True,
+        }
         for _ in range(20):
             async with face.client.post(CHAT, json=body) as answer:
                 await answer.content.readline()
@@ -141,7 +150,10 @@ async def test_a_client_that_goes_away_frees_the_engine() -> None:
 
 async def test_an_answer_names_its_endpoint_and_the_body_that_it_read() -> None:
     async with serving() as face:
-        for body in (b'{"messages": [ {"role":"user","content":"hi"}],  "max_tokens":1}', b"no json"):
+        for body in (
+            b'{"messages": [ {"role":"user","content":"hi"}],  "max_tokens":1}',
+            b"no json",
+        ):
             async with face.client.post(
                 CHAT, data=body, headers={"content-type": "application/json"}
             ) as answer:
@@ -149,7 +161,9 @@ async def test_an_answer_names_its_endpoint_and_the_body_that_it_read() -> None:
                 assert answer.headers["x-simulated-endpoint"] == "vllm"
 
 
-async def test_a_body_of_20_megabytes_is_refused_for_its_length_and_ten_faults_of_one_are_told() -> None:
+async def test_a_body_of_20_megabytes_is_refused_for_its_length_and_ten_faults_of_one_are_told() -> (
+    None
+):
     long = {"messages": [{"role": "user", "content": "x" * 20_000_000}]}
     async with serving() as face:
         status, answer = await face.post(CHAT, long)
@@ -171,8 +185,15 @@ async def test_parts_tools_and_instructions_become_prompts() -> None:
             (await face.chat("hello", max_tokens=1, **fields))["usage"]["prompt_tokens"]
             for fields in ({}, {"messages": parts}, {"tools": [tool]})
         ]
-        chat = await face.chat("", messages=[{"role": "system", "content": "be brief"}, *turns], max_tokens=3)
-        body = {"input": turns, "instructions": "be brief", "max_output_tokens": 3, "temperature": 0.5}
+        chat = await face.chat(
+            "", messages=[{"role": "system", "content": "be brief"}, *turns], max_tokens=3
+        )
+        body = {
+            "input": turns,
+            "instructions": "be brief",
+            "max_output_tokens": 3,
+            "temperature": 0.5,
+        }
         _, response = await face.post("/v1/responses", body)
 
         assert plain == split < tools
@@ -188,12 +209,16 @@ async def test_echo_repeats_the_prompt_before_the_answer() -> None:
         first, *_ = await face.events("/v1/completions", body | {"stream": True})
 
         assert whole["choices"][0]["text"].startswith("say it again ")
-        assert orjson.loads(first.removeprefix("data: "))["choices"][0]["text"].startswith("say it again ")
+        assert orjson.loads(first.removeprefix("data: "))["choices"][0]["text"].startswith(
+            "say it again "
+        )
 
 
 async def test_many_requests_at_once_share_the_steps() -> None:
     async with serving(profile=replace(QUICK, base_ms=50)) as face:
-        answers = await asyncio.gather(*(face.chat(f"hello {number}", max_tokens=20) for number in range(30)))
+        answers = await asyncio.gather(
+            *(face.chat(f"hello {number}", max_tokens=20) for number in range(30))
+        )
         steps = await face.metric(f"vllm:iteration_tokens_total_count{LABELS}")
 
         assert [answer["usage"]["completion_tokens"] for answer in answers] == [20] * 30

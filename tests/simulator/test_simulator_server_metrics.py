@@ -63,8 +63,12 @@ async def test_distributions_are_in_engine_seconds_whatever_the_speed() -> None:
 
 async def test_counters_count_tokens_blocks_and_requests() -> None:
     async with serving() as face:
-        first = await face.chat("a prompt of some length, so that it fills a block or two", max_tokens=3)
-        second = await face.chat("a prompt of some length, so that it fills a block or two", max_tokens=3)
+        first = await face.chat(
+            "a prompt of some length, so that it fills a block or two", max_tokens=3
+        )
+        second = await face.chat(
+            "a prompt of some length, so that it fills a block or two", max_tokens=3
+        )
         prompt_tokens = first["usage"]["prompt_tokens"]
         cached_tokens = second["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -83,7 +87,8 @@ async def test_counters_count_tokens_blocks_and_requests() -> None:
 async def test_adapters_in_use_are_named() -> None:
     async with serving(adapters=("sql",), max_loras=2) as face:
         async with face.client.post(
-            "/v1/completions", json={"model": "sql", "prompt": "x", "max_tokens": 500, "stream": True}
+            "/v1/completions",
+            json={"model": "sql", "prompt": "x", "max_tokens": 500, "stream": True},
         ) as answer:
             await answer.content.readline()
             text = await scrape(face)

@@ -19,7 +19,9 @@ from tests.simulator.face import NOON, QUICK_OPTIONS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 MESSAGE = st.fixed_dictionaries(

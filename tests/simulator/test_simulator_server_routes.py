@@ -64,7 +64,10 @@ async def test_unknown_methods_and_bodies_that_are_not_declared_as_json_are_refu
             message = (await answer.json())["error"]["message"]
 
     assert answer.status == 400
-    assert message == "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+    assert (
+        message
+        == "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+    )
 
 
 async def test_counted_tokens_are_those_of_the_request_itself() -> None:
@@ -75,7 +78,9 @@ async def test_counted_tokens_are_those_of_the_request_itself() -> None:
         usage = answer["usage"]
 
         counts = (
-            usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+            usage["input_tokens"]
+            + usage["cache_creation_input_tokens"]
+            + usage["cache_read_input_tokens"]
         )
         assert counted["input_tokens"] == counts
 
@@ -94,9 +99,7 @@ async def test_embeddings_depend_on_the_input_alone() -> None:
 
 
 SCHEMA = {"type": "object"}
-SCORES = (
-    "Requested sample logprobs of {}, which is greater than max allowed: 0 (parameter=logprobs, value={})"
-)
+SCORES = "Requested sample logprobs of {}, which is greater than max allowed: 0 (parameter=logprobs, value={})"
 FORMAT = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
 TEXT = "plain text only"
@@ -133,11 +136,21 @@ MINIMAL: dict[str, dict[str, Any]] = {
         (CHAT, {"tools": TOOLS, "tool_choice": "auto", "prompt_logprobs": None}, None),
         (COMPLETIONS, {"logprobs": None}, None),
         (RESPONSES, {"text": {"format": {"type": "text"}}, "include": [], "store": True}, None),
-        (RESPONSES, {"text": {"verbosity": "low"}, "tools": [{"type": "function", "name": "f"}]}, None),
-        (MESSAGES, {"tool_choice": {"type": "auto"}, "tools": [{"name": "f", "input_schema": SCHEMA}]}, None),
+        (
+            RESPONSES,
+            {"text": {"verbosity": "low"}, "tools": [{"type": "function", "name": "f"}]},
+            None,
+        ),
+        (
+            MESSAGES,
+            {"tool_choice": {"type": "auto"}, "tools": [{"name": "f", "input_schema": SCHEMA}]},
+            None,
+        ),
     ],
 )
-async def test_what_the_simulator_cannot_do_gets_400(path: str, fields: Any, message: str | None) -> None:
+async def test_what_the_simulator_cannot_do_gets_400(
+    path: str, fields: Any, message: str | None
+) -> None:
     async with serving() as face:
         status, answer = await face.post(path, MINIMAL[path] | fields)
 

@@ -30,7 +30,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|im_end|>"], show_progress=False
+        vocab_size=320,
+        initial_alphabet=alphabet,
+        special_tokens=["<|im_end|>"],
+        show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT] * 20, trainer)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -47,7 +50,9 @@ TEXTS = st.text(st.characters(codec="utf-8"))
 
 
 @given(TEXTS, TEXTS)
-def test_a_text_survives_four_byte_tokens_and_equal_heads_give_equal_tokens(head: str, tail: str) -> None:
+def test_a_text_survives_four_byte_tokens_and_equal_heads_give_equal_tokens(
+    head: str, tail: str
+) -> None:
     tokenizer = FourByteTokenizer()
     whole, part = tokenizer.encode([head + tail]), tokenizer.encode([head])
     full = len(head.encode()) // 4
@@ -83,7 +88,9 @@ def test_a_file_that_is_no_tokenizer_or_has_no_words_is_refused(tmp_path: Path) 
 
 
 def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
-    answer = Author(tokenizer).write(ApiRequest([[1, 2, 3]], max_tokens=30), [1, 2, 3], room=100, variant=0)
+    answer = Author(tokenizer).write(
+        ApiRequest([[1, 2, 3]], max_tokens=30), [1, 2, 3], room=100, variant=0
+    )
 
     assert list(answer.tokens) == tokenizer.encode([answer.text])
     assert orjson.loads(b'["%b"]' % b'","'.join(answer.texts)) == [
@@ -94,7 +101,11 @@ def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
 def test_natural_lengths_have_their_mean_and_never_outgrow_their_room() -> None:
     author, natural = Author(FourByteTokenizer(), mean_tokens=80), ApiRequest([])
     answers = [author.write(natural, [number], room=10_000, variant=0) for number in range(2_000)]
-    orders = [natural, ApiRequest([], max_tokens=500, ignore_eos=True), ApiRequest([], min_tokens=500)]
+    orders = [
+        natural,
+        ApiRequest([], max_tokens=500, ignore_eos=True),
+        ApiRequest([], min_tokens=500),
+    ]
     short = [author.write(order, [1], room=3, variant=0) for order in orders]
 
     assert 75 < mean(len(answer.tokens) for answer in answers) < 85
@@ -107,7 +118,10 @@ def test_an_answer_depends_on_the_end_of_its_prompt() -> None:
     author, order = Author(FourByteTokenizer()), ApiRequest([], max_tokens=10)
     prompts = [[7] * 1000 + [number] for number in range(100)]
     texts = {author.write(order, prompt, room=100, variant=0).text for prompt in prompts}
-    varied = {author.write(replace(order, seed=seed), [1], room=100, variant=0).text for seed in range(100)}
+    varied = {
+        author.write(replace(order, seed=seed), [1], room=100, variant=0).text
+        for seed in range(100)
+    }
 
     assert len(texts) == 100
     assert len(varied) == 100

@@ -18,7 +18,11 @@ STREAMS: list[Case] = [
     (CHAT, {"messages": HELLO, "max_tokens": 9, "stream_options": WITH_USAGE}),
     (
         CHAT,
-        {"messages": HELLO, "max_tokens": 2, "stream_options": WITH_USAGE | {"continuous_usage_stats": True}},
+        {
+            "messages": HELLO,
+            "max_tokens": 2,
+            "stream_options": WITH_USAGE | {"continuous_usage_stats": True},
+        },
     ),
     (COMPLETIONS, {"prompt": "hello there", "max_tokens": 9}),
     (COMPLETIONS, {"prompt": "hello", "max_tokens": 9, "stream_options": WITH_USAGE}),

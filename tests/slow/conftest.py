@@ -17,7 +17,9 @@ _HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    names = [word for model in ("simulated", "llama-3", "qwen-2", "other") for word in ("--model", model)]
+    names = [
+        word for model in ("simulated", "llama-3", "qwen-2", "other") for word in ("--model", model)
+    ]
     directory = tmp_path_factory.mktemp("stack")
     with Stack(directory, variants=VARIANTS, simulate=["--speed", "10", *names]).running() as stack:
         yield stack

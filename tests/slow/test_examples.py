@@ -36,11 +36,18 @@ def test_commands_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"(?ms)^```(sh|text)\n(.*?)^```", page)
     started = blocks.pop(0)[1] if " serve " in blocks[0][1] else ""
     script = f"cd {tmp_path}; ip link set lo up; {started} sleep infinity"
-    process = Process("walk", ["unshare", "-npf", "--kill-child", "bash", "-c", script], tmp_path, PATHS)
+    process = Process(
+        "walk", ["unshare", "-npf", "--kill-child", "bash", "-c", script], tmp_path, PATHS
+    )
 
     def run(block: str) -> str:
-        words, env = ["nsenter", f"--net=/proc/{process.pid}/ns/net", "bash", "-c", block], os.environ | PATHS
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        words, env = (
+            ["nsenter", f"--net=/proc/{process.pid}/ns/net", "bash", "-c", block],
+            os.environ | PATHS,
+        )
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
         assert done.returncode in {0, 1, 3}, (block, done.stdout, done.stderr)
         return done.stdout + done.stderr
 

@@ -32,7 +32,9 @@ class Visit:
     async def table(self, selector: str) -> list[list[str]]:
         """The cells of a table's body, as text."""
         script = "rows => rows.map(row => [...row.children].map(cell => cell.innerText.trim()))"
-        cells: list[list[str]] = await self.page.locator(f"{selector} tbody tr").evaluate_all(script)
+        cells: list[list[str]] = await self.page.locator(f"{selector} tbody tr").evaluate_all(
+            script
+        )
         return cells
 
     async def until(self, claim: str, argument: Any = None) -> None:
@@ -46,7 +48,13 @@ class Browser(Process):
     def __init__(self, directory: Path) -> None:
         [port] = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
-        options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync")
+        options = (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-sync",
+        )
         quiet = ("--disable-background-networking", "--disable-component-update")
         own = (f"--remote-debugging-port={port}", f"--user-data-dir={directory / 'profile'}")
         super().__init__("chromium", [find() or "chromium", *options, *quiet, *own], directory)

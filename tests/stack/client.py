@@ -52,7 +52,13 @@ async def connect(url: str) -> AsyncGenerator[aiohttp.ClientSession]:
 def chat_body(
     messages: Iterable[dict[str, str]], *, max_tokens: int = 4, stream: bool = False, **fields: Any
 ) -> bytes:
-    body = {"model": MODEL, "messages": list(messages), "max_tokens": max_tokens, "stream": stream, **fields}
+    body = {
+        "model": MODEL,
+        "messages": list(messages),
+        "max_tokens": max_tokens,
+        "stream": stream,
+        **fields,
+    }
     return orjson.dumps(body)
 
 
@@ -79,7 +85,9 @@ async def send(
     fields = {"content-type": "application/json", **(headers or {})}
     data = body if len(body) < _SEND_WHOLE else BytesIO(body)
     async with session.request(method, path, data=data, headers=fields) as answer:
-        return Answer(answer.status, await answer.read(), {k.lower(): v for k, v in answer.headers.items()})
+        return Answer(
+            answer.status, await answer.read(), {k.lower(): v for k, v in answer.headers.items()}
+        )
 
 
 class Conversation:

@@ -65,7 +65,9 @@ def find(tree: Any, key: str) -> Iterator[Any]:
 def ext_proc_filter(tree: Tree) -> Tree:
     """Returns the configuration of the (only) ext_proc filter."""
     name = "envoy.filters.http.ext_proc"
-    filters = [each for found in find(tree, "http_filters") for each in found if each["name"] == name]
+    filters = [
+        each for found in find(tree, "http_filters") for each in found if each["name"] == name
+    ]
     config: Tree = filters[0]["typed_config"]
     return config
 
@@ -82,7 +84,9 @@ def discover(tree: Tree, assignment: Path) -> None:
         if vllm["type"] == "STATIC":
             del vllm["load_assignment"]
             source = {"path_config_source": {"path": str(assignment)}, "resource_api_version": "V3"}
-            vllm.update(type="EDS", eds_cluster_config={"service_name": "vllm", "eds_config": source})
+            vllm.update(
+                type="EDS", eds_cluster_config={"service_name": "vllm", "eds_config": source}
+            )
 
 
 def write_endpoints(assignment: Path, addresses: Sequence[str]) -> None:
@@ -148,7 +152,9 @@ def doors(tree: Tree) -> list[str]:
 class Gateway(Process):
     """Envoy listening for clients on `port`, for its operator on `admin_port`."""
 
-    def __init__(self, directory: Path, tree: Tree, *, port: int, admin_port: int, threads: int = 2) -> None:
+    def __init__(
+        self, directory: Path, tree: Tree, *, port: int, admin_port: int, threads: int = 2
+    ) -> None:
         config = directory / "envoy.yaml"
         config.write_text(yaml.safe_dump(tree))
         options = ["--concurrency", f"{threads}", "--use-dynamic-base-id", "--log-level", "warning"]
@@ -171,7 +177,9 @@ class Gateway(Process):
     def counters(self, prefix: str = "") -> dict[str, int]:
         """Returns Envoy's counters and gauges whose names start with `prefix`."""
         query = urlencode({"filter": f"^{re.escape(prefix)}"})
-        lines = (line.partition(": ") for line in get(f"{self.admin_url}/stats?{query}").splitlines())
+        lines = (
+            line.partition(": ") for line in get(f"{self.admin_url}/stats?{query}").splitlines()
+        )
         return {name: int(value) for name, _, value in lines if value.isdigit()}
 
     def cluster(self, name: str, counter: str) -> int:
@@ -201,10 +209,14 @@ class Gateway(Process):
     def has_endpoints(self, addresses: Sequence[str]) -> bool:
         """Whether every cluster that reads its endpoints from the file has these."""
         found = [each for each in self._clusters() if each.get("eds_service_name") == "vllm"]
-        return all({_address(h) for h in each.get("host_statuses", [])} == {*addresses} for each in found)
+        return all(
+            {_address(h) for h in each.get("host_statuses", [])} == {*addresses} for each in found
+        )
 
     def _clusters(self) -> list[Tree]:
-        statuses: list[Tree] = get_json(f"{self.admin_url}/clusters?format=json")["cluster_statuses"]
+        statuses: list[Tree] = get_json(f"{self.admin_url}/clusters?format=json")[
+            "cluster_statuses"
+        ]
         return statuses
 
     def access_log(self) -> list[Tree]:

@@ -22,7 +22,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 def tracing_to(port: int) -> dict[str, str]:
     """The variables by which the service sends its spans to a receiver, soon."""
-    return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,9 @@ class Receiver:
     def keep(self, told: pb.ExportTraceServiceRequest) -> None:
         for resource in told.resource_spans:
             about = _attributes(resource.resource.attributes)
-            self.spans += [_span(span, about) for scope in resource.scope_spans for span in scope.spans]
+            self.spans += [
+                _span(span, about) for scope in resource.scope_spans for span in scope.spans
+            ]
 
 
 @contextmanager
@@ -125,7 +130,9 @@ def receiving_grpc() -> Iterator[Receiver]:
         server.stop(None).wait()
 
 
-def until_spans(receiver: Receiver, count: int, trace: str = "", timeout_s: float = 30) -> list[Span]:
+def until_spans(
+    receiver: Receiver, count: int, trace: str = "", timeout_s: float = 30
+) -> list[Span]:
     """Waits for so many spans, of one trace or of all."""
     deadline = time.monotonic() + timeout_s
     while len(spans := receiver.of(trace) if trace else list(receiver.spans)) < count:

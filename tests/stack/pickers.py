@@ -1,7 +1,7 @@
 """Envoy as each gateway configures it for an endpoint picker: its filter, its clusters, its failure mode.
 
-What differs from envoy/standalone.yaml, written after the gateways' sources: Istio 1.28, Envoy Gateway 1.5,
-Envoy AI Gateway (its two failure modes) and the Envoy that llm-d's charts install.
+What differs from envoy/standalone.yaml, written after the gateways' sources: Istio 1.28, Envoy
+Gateway 1.5, Envoy AI Gateway (its two failure modes) and the Envoy that llm-d's charts install.
 """
 
 import re
@@ -13,8 +13,15 @@ from tests.stack.gateway import Tree, cluster, ext_proc_filter, load
 
 DESTINATION = "x-gateway-destination-endpoint"
 NAMED = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
-NO_TRAFFIC = {"no_traffic_interval": "1s"}  # up to a minute there: nobody waits for the first client here
-NOT_ENFORCED = ("local_origin_success_rate", "success_rate", "consecutive_5xx", "consecutive_gateway_failure")
+NO_TRAFFIC = {
+    "no_traffic_interval": "1s"
+}  # up to a minute there: nobody waits for the first client here
+NOT_ENFORCED = (
+    "local_origin_success_rate",
+    "success_rate",
+    "consecutive_5xx",
+    "consecutive_gateway_failure",
+)
 _TYPES = "type.googleapis.com/envoy.extensions"
 FULL_DUPLEX = {
     f"{which}_{part}_mode": "FULL_DUPLEX_STREAMED" if part == "body" else "SEND"
@@ -73,7 +80,9 @@ def ask_in_full_duplex(tree: Tree, *, timeout: str, fails_open: bool) -> Tree:
     config = ext_proc_filter(tree)
     for name in ("allow_mode_override", "metadata_options"):
         config.pop(name, None)
-    config.update(processing_mode=FULL_DUPLEX, message_timeout=timeout, failure_mode_allow=fails_open)
+    config.update(
+        processing_mode=FULL_DUPLEX, message_timeout=timeout, failure_mode_allow=fails_open
+    )
     return config
 
 
@@ -89,7 +98,12 @@ def unprobed(tree: Tree) -> Tree:
 def go_by_header(tree: Tree) -> None:
     """Every request goes to the one address that the header names, and nowhere else."""
     vllm = cluster(tree, "vllm")
-    for name in ("load_assignment", "load_balancing_policy", "outlier_detection", "common_lb_config"):
+    for name in (
+        "load_assignment",
+        "load_balancing_policy",
+        "outlier_detection",
+        "common_lb_config",
+    ):
         vllm.pop(name)
     vllm.update(
         type="ORIGINAL_DST",
@@ -113,7 +127,10 @@ def istio(tree: Tree) -> None:
         "forwarding_namespaces": {"untyped": ["envoy.lb"]},
     }
     override_host(tree)["override_host_sources"] = [{"metadata": NAMED}]
-    override_host(tree)["selected_host_key"] = {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]}
+    override_host(tree)["selected_host_key"] = {
+        "key": "envoy.lb",
+        "path": [{"key": f"{DESTINATION}-served"}],
+    }
     speak_tls(tree, "h2")
     unprobed(tree).update(
         common_lb_config={"healthy_panic_threshold": {"value": 0}},
@@ -133,8 +150,14 @@ def envoy_gateway(tree: Tree) -> None:
     """An EnvoyExtensionPolicy and a BackendTrafficPolicy: plain text, buffered, no trailers, by header."""
     config = ext_proc_filter(tree)
     config.pop("metadata_options")
-    skipped = dict.fromkeys(("response_header_mode", "request_trailer_mode", "response_trailer_mode"), "SKIP")
-    config["processing_mode"] = {"request_body_mode": "BUFFERED", "request_header_mode": "SEND", **skipped}
+    skipped = dict.fromkeys(
+        ("response_header_mode", "request_trailer_mode", "response_trailer_mode"), "SKIP"
+    )
+    config["processing_mode"] = {
+        "request_body_mode": "BUFFERED",
+        "request_header_mode": "SEND",
+        **skipped,
+    }
     override_host(tree)["override_host_sources"] = [{"header": DESTINATION}]
     unprobed(tree)
 
@@ -148,8 +171,15 @@ def envoy_ai_gateway_open(tree: Tree) -> None:
     unprobed(tree).update(
         common_lb_config={"healthy_panic_threshold": {"value": 0}},
         health_checks=[
-            # A second there. It is a handshake, which takes longer where many tests share two cores.
-            {"timeout": "10s", "interval": "1s", **NO_TRAFFIC, **thresholds(1, 1), "tcp_health_check": {}}
+            # A second there. It is a handshake, which takes longer where many tests share two
+            # cores.
+            {
+                "timeout": "10s",
+                "interval": "1s",
+                **NO_TRAFFIC,
+                **thresholds(1, 1),
+                "tcp_health_check": {},
+            }
         ],
     )
 
@@ -185,7 +215,9 @@ def llm_d(tree: Tree) -> None:
                 "interval": "10s",
                 **NO_TRAFFIC,
                 **thresholds(3, 2),
-                "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
+                "grpc_health_check": {
+                    "service_name": "envoy.service.ext_proc.v3.ExternalProcessor"
+                },
                 "tls_options": {"alpn_protocols": ["h2"]},
             }
         ],

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
-# Below Linux's range for outgoing connections (32768 up), so that no client of a test takes one meanwhile.
+# Below Linux's range for outgoing connections (32768 up), so that no client of a test takes one
+# meanwhile.
 _SLICES: Final = range(12_000, 30_000, 500)
 _OFFSETS: Final = range(22_000, 22_080, 8)
 
@@ -15,8 +16,8 @@ _OFFSETS: Final = range(22_000, 22_080, 8)
 def free_ports(count: int) -> range:
     """Returns `count` neighbouring ports of 127.0.0.1 that nobody listens on, at most 499.
 
-    They are of a slice that only this process uses, and come in turn: a port that was returned and is not
-    bound yet is not returned again. Raises `OSError` if 36 processes have a slice each.
+    They are of a slice that only this process uses, and come in turn: a port that was returned and
+    is not bound yet is not returned again. Raises `OSError` if 36 processes have a slice each.
     """
     return _slice().take(count)
 

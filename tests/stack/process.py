@@ -12,8 +12,8 @@ from typing import Self
 
 START_S = 60.0
 STOP_S = 10.0
-# Even a test run that is killed leaves nothing: the kernel ends a child with its parent, and means a thread.
-# So every child is started by one that lives as long as the run.
+# Even a test run that is killed leaves nothing: the kernel ends a child with its parent, and means
+# a thread. So every child is started by one that lives as long as the run.
 _SPAWNER = ThreadPoolExecutor(1, "spawner")
 
 
@@ -21,7 +21,11 @@ class Process:
     """One child process. Use as a context manager; `name` heads its log in failures."""
 
     def __init__(
-        self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.command = list(command)
@@ -37,7 +41,10 @@ class Process:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -95,7 +102,9 @@ class Process:
         deadline = time.monotonic() + timeout_s
         while not is_ready():
             assert self.is_running, f"{self.name} ended\n{self.tail()}"
-            assert time.monotonic() < deadline, f"{self.name} was not ready in {timeout_s} s\n{self.tail()}"
+            assert time.monotonic() < deadline, (
+                f"{self.name} was not ready in {timeout_s} s\n{self.tail()}"
+            )
             time.sleep(0.02)
 
     def is_ready(self) -> bool:

@@ -83,7 +83,13 @@ class Service(Process):
 
     def configure(self, pools: Sequence[Pool], *, share: Any = None, **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
-        fields = {"listen": self.listen, "admin": self.admin, "drain_s": 5, **self._transport, **server}
+        fields = {
+            "listen": self.listen,
+            "admin": self.admin,
+            "drain_s": 5,
+            **self._transport,
+            **server,
+        }
         self._health = fields.get("health", self.listen)
         shared = {} if share is None else {"share": share}
         self._fixed = (fields, share)

@@ -11,7 +11,15 @@ class Simulators(Process):
     """`extproc simulate vllm`: one endpoint per port of a range."""
 
     def __init__(self, directory: Path, ports: range, *options: str, name: str = "vllm") -> None:
-        command = [sys.executable, "-m", "extproc", "simulate", "vllm", "--ports", f"{ports[0]}-{ports[-1]}"]
+        command = [
+            sys.executable,
+            "-m",
+            "extproc",
+            "simulate",
+            "vllm",
+            "--ports",
+            f"{ports[0]}-{ports[-1]}",
+        ]
         super().__init__(name, [*command, *options], directory)
         self.ports = ports
 

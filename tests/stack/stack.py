@@ -1,6 +1,7 @@
 """The whole path of a request: Envoy, the service and simulated vLLM endpoints, on free ports.
 
-A stack is shared: a test says what it needs with `use`, and `restore` puts everything back after it.
+A stack is shared: a test says what it needs with `use`, and `restore` puts everything back after
+it.
 """
 
 import copy
@@ -12,14 +13,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.stack.gateway import Edit, Gateway, Tree, add_variant, discover, edited, load, write_endpoints
+from tests.stack.gateway import (
+    Edit,
+    Gateway,
+    Tree,
+    add_variant,
+    discover,
+    edited,
+    load,
+    write_endpoints,
+)
 from tests.stack.otlp import tracing_to
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import Pool, Service, pool
 from tests.stack.simulators import Simulators
 
-# Clients, admin, ext_proc, the service's admin, and four endpoints: three in one process, the last one alone.
+# Clients, admin, ext_proc, the service's admin, and four endpoints: three in one process, the last
+# one alone.
 SHIPPED_PORTS = (8080, 9901, 9002, 9090, 8001, 8002, 8003, 8004)
 
 DEFAULTS: Final[dict[str, Any]] = {"drain_s": 60}
@@ -58,7 +69,9 @@ class Stack:
             add_variant(tree, name, self._variant_ports[name], edit(copy.deepcopy(shipped), change))
         parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
         options = simulate or ()
-        self.simulators = [Simulators(directory, own, *options, name=name) for name, own in parts.items()]
+        self.simulators = [
+            Simulators(directory, own, *options, name=name) for name, own in parts.items()
+        ]
         self.service = Service(
             directory,
             port=ext_proc,
@@ -86,7 +99,8 @@ class Stack:
     ) -> None:
         """Has service and Envoy use these pools and addresses, and waits for both.
 
-        Without them: one pool, the simulated endpoints. Other settings of `server` start the service again.
+        Without them: one pool, the simulated endpoints. Other settings of `server` start the
+        service again.
         """
         addresses = self.addresses if endpoints is None else list(endpoints)
         self._place(addresses)

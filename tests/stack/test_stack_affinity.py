@@ -33,19 +33,26 @@ async def test_every_turn_of_a_conversation_meets_its_prefix(stack: Stack) -> No
     for one in conversations:
         cached = [answer.cached_tokens for answer in one.answers]
         assert 0 <= cached[0] < cached[1] < cached[2]
-    # And all endpoints have their part: 40 conversations leave one of four empty once in 25,000 times.
+    # And all endpoints have their part: 40 conversations leave one of four empty once in 25,000
+    # times.
     assert {answer.served_by for answer in answers} == {*stack.addresses}
 
 
-async def test_round_robin_scatters_and_no_request_fails_while_strategies_change(stack: Stack) -> None:
+async def test_round_robin_scatters_and_no_request_fails_while_strategies_change(
+    stack: Stack,
+) -> None:
     """1. Turns meet endpoint after endpoint. 2. Under load the strategy becomes prefix_hash. 3. They stay."""
     stack.use(pool(stack.addresses, {"name": "round_robin"}))
-    before, during, after = ([Conversation(first + n) for n in range(3)] for first in (2_000, 3_000, 4_000))
+    before, during, after = (
+        [Conversation(first + n) for n in range(3)] for first in (2_000, 3_000, 4_000)
+    )
     async with connect(stack.url) as session:
         for _ in range(3):
             for one in before:
                 await one.take_turn(session)
-        change = asyncio.create_task(asyncio.to_thread(stack.use, pool(stack.addresses, prefix_hash())))
+        change = asyncio.create_task(
+            asyncio.to_thread(stack.use, pool(stack.addresses, prefix_hash()))
+        )
         while not change.done():
             await _take_turns(session, during)
         await change

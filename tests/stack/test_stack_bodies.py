@@ -27,8 +27,12 @@ BAD_BODIES: Mapping[str, bytes] = MappingProxyType(
         "null": b"null",
         "deep": b'{"messages":' + b"[" * 100_000,
         "deep and closed": b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        "a lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800' + SECRET.encode() + b'"}]}',
-        "NaN": b'{"messages":[{"role":"user","content":"' + SECRET.encode() + b'"}],"temperature":NaN}',
+        "a lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800'
+        + SECRET.encode()
+        + b'"}]}',
+        "NaN": b'{"messages":[{"role":"user","content":"'
+        + SECRET.encode()
+        + b'"}],"temperature":NaN}',
         "not UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe' + SECRET.encode() + b'"}]}',
         "fields of the wrong type": b'{"model":7,"messages":"' + SECRET.encode() + b'"}',
         "NUL": b'{"messages":[{"role":"user","content":"\\u0000' + SECRET.encode() + b'"}]}',
@@ -71,7 +75,11 @@ async def test_bodies_arrive_unchanged_in_every_mode(stack: Stack, mode: str) ->
 
     assert arrived(answers, bodies)
     assert (len({answer.served_by for answer in again}) == 1) is (mode != "streamed")
-    assert other.gateway.ext_proc()["failure_mode_allowed"] == other.gateway.ext_proc()["streams_failed"] == 0
+    assert (
+        other.gateway.ext_proc()["failure_mode_allowed"]
+        == other.gateway.ext_proc()["streams_failed"]
+        == 0
+    )
 
 
 async def test_body_sent_in_pieces_arrives_byte_for_byte(stack: Stack) -> None:
@@ -98,7 +106,9 @@ async def test_unknown_method_is_passed_on(stack: Stack) -> None:
             await send(session, b"", method="DELETE"),
         ]
 
-    assert {(answer.status, answer.served_by in stack.addresses) for answer in answers} == {(405, True)}
+    assert {(answer.status, answer.served_by in stack.addresses) for answer in answers} == {
+        (405, True)
+    }
 
 
 async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
@@ -107,7 +117,9 @@ async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
     async with (
         serve(stack.spare) as endpoints,
         connect(stack.url) as session,
-        session.post(CHAT, data=ask("held"), headers={"content-type": "application/json"}) as answer,
+        session.post(
+            CHAT, data=ask("held"), headers={"content-type": "application/json"}
+        ) as answer,
     ):
         first = await answer.content.readany()
         endpoints.release()
@@ -116,8 +128,14 @@ async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
     assert (answer.status, first, rest) == (200, b"first ", b"last")
 
 
-@table(("strategy", "messages"), [("prefix_hash", 2), ("round_robin", 1)], ids=["body read", "body skipped"])
-async def test_request_costs_two_messages_at_most(stack: Stack, strategy: str, messages: int) -> None:
+@table(
+    ("strategy", "messages"),
+    [("prefix_hash", 2), ("round_robin", 1)],
+    ids=["body read", "body skipped"],
+)
+async def test_request_costs_two_messages_at_most(
+    stack: Stack, strategy: str, messages: int
+) -> None:
     """Headers and body; with round_robin the service's reply says not to send the body."""
     stack.use(pool(stack.addresses, {"name": strategy}))
     bodies = [ask(f"cost {n}", max_tokens=n, stream=s) for n in (1, 60) for s in (False, True)]
@@ -162,11 +180,17 @@ class TestSeveralPools:
         assert [answer.headers["x-extproc-pool"] for answer in answers] == [*models.values()]
         assert {answer.served_by for answer in answers[:2]} <= {*two_pools.addresses[:2]}
         assert {answer.served_by for answer in answers[2:]} <= {*two_pools.addresses[2:]}
-        assert (unknown.status, unknown.error["code"], unknown.served_by) == (404, "model_not_found", "")
+        assert (unknown.status, unknown.error["code"], unknown.served_by) == (
+            404,
+            "model_not_found",
+            "",
+        )
         assert "gpt-9" in unknown.error["message"]
         assert {model["id"] for model in json.loads(listed.body)["data"]} == {"llama-3", "sql-lora"}
 
-    async def test_unreadable_model_is_refused_and_nothing_of_it_is_logged(self, two_pools: Stack) -> None:
+    async def test_unreadable_model_is_refused_and_nothing_of_it_is_logged(
+        self, two_pools: Stack
+    ) -> None:
         """By the service, or as gRPC status text by Envoy."""
         failed = two_pools.gateway.ext_proc()["streams_failed"]
         async with connect(two_pools.url) as session:

@@ -12,8 +12,13 @@ from tests.tables import table
 
 pytestmark = pytest.mark.envoy
 
-BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml") if "static_resources" in path.read_text())
-EVERY = [*BOOTSTRAPS, *(f"../manifests/overlays/{name}/envoy.yaml" for name in ("gateway", "sidecar"))]
+BOOTSTRAPS = sorted(
+    path.name for path in SHIPPED.glob("*.yaml") if "static_resources" in path.read_text()
+)
+EVERY = [
+    *BOOTSTRAPS,
+    *(f"../manifests/overlays/{name}/envoy.yaml" for name in ("gateway", "sidecar")),
+]
 STANDALONE = load("standalone.yaml")
 LIMIT_BYTES = 50_331_648  # the service's default of server.max_body_bytes
 
@@ -45,7 +50,9 @@ def test_every_file_removes_the_same_of_what_clients_say(name: str) -> None:
 def test_what_a_client_says_about_endpoint_and_pool_is_removed() -> None:
     (extensions,) = find(STANDALONE, "early_header_mutation_extensions")
     mutations = extensions[0]["typed_config"]["mutations"]
-    removals = [each["remove_on_match"]["key_matcher"] for each in mutations if "remove_on_match" in each]
+    removals = [
+        each["remove_on_match"]["key_matcher"] for each in mutations if "remove_on_match" in each
+    ]
 
     assert {each["prefix"] for each in removals} == {*GUARDED, "x-envoy-"}
     assert mutations[-1] == {"remove": "x-served-by"}
@@ -55,7 +62,9 @@ def test_priorities_and_clients_are_kept_from_the_endpoints() -> None:
     """What the service reads must get as far, and no further, whether it is up or down."""
     [removed] = find(STANDALONE, "request_headers_to_remove")
 
-    assert {*removed} == {OBJECTIVE[1], FAIRNESS_ID[1], TTL}, "llm-d's go by the names of GIE from here on"
+    assert {*removed} == {OBJECTIVE[1], FAIRNESS_ID[1], TTL}, (
+        "llm-d's go by the names of GIE from here on"
+    )
 
 
 def test_the_largest_body_is_the_services_and_breakers_are_raised() -> None:
@@ -65,9 +74,9 @@ def test_the_largest_body_is_the_services_and_breakers_are_raised() -> None:
     assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
     assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
     for [limits] in (each["thresholds"] for each in breakers):
-        assert {limits[f"max_{each}"] for each in ("connections", "pending_requests", "requests")} == {
-            100_000
-        }
+        assert {
+            limits[f"max_{each}"] for each in ("connections", "pending_requests", "requests")
+        } == {100_000}
 
 
 def test_the_stream_stays_open_at_the_cost_of_no_message() -> None:
@@ -80,12 +89,16 @@ def test_the_stream_stays_open_at_the_cost_of_no_message() -> None:
         "response_body_mode": "NONE",
         "response_trailer_mode": "SEND",
     }
-    assert config["metadata_options"] == {"receiving_namespaces": {"untyped": ["envoy.lb", "extproc"]}}
+    assert config["metadata_options"] == {
+        "receiving_namespaces": {"untyped": ["envoy.lb", "extproc"]}
+    }
     assert config["failure_mode_allow"] is True
 
 
 def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
-    standalone, sidecar = (_without_addresses(load(f"{name}.yaml")) for name in ("standalone", "sidecar"))
+    standalone, sidecar = (
+        _without_addresses(load(f"{name}.yaml")) for name in ("standalone", "sidecar")
+    )
 
     assert sidecar == standalone
 
@@ -97,7 +110,9 @@ def _without_addresses(tree: Tree) -> Tree:
     resources["listeners"] = [one for one in resources["listeners"] if one["name"] == "clients"]
     for listener in resources["listeners"]:
         del listener["address"]
-    resources["clusters"] = [one for one in resources["clusters"] if one["name"] in {"extproc", "vllm"}]
+    resources["clusters"] = [
+        one for one in resources["clusters"] if one["name"] in {"extproc", "vllm"}
+    ]
     for one in resources["clusters"]:
         for field in ("type", "cluster_type", "load_assignment"):
             one.pop(field, None)
@@ -109,7 +124,9 @@ def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
     """On the listener for clients, at once, with the one header that the verdict needs."""
     listener = load(name)["static_resources"]["listeners"][0]
     (logs,) = find(listener, "access_log")
-    [told] = [log["typed_config"] for log in logs if log["name"] == "envoy.access_loggers.http_grpc"]
+    [told] = [
+        log["typed_config"] for log in logs if log["name"] == "envoy.access_loggers.http_grpc"
+    ]
 
     assert told["common_config"] == {
         "log_name": "extproc",

@@ -15,10 +15,16 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
-CONTROL = ("x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-extproc-pool")
+CONTROL = (
+    "x-gateway-destination-endpoint",
+    "x-gateway-destination-endpoint-subset",
+    "x-extproc-pool",
+)
 # Its address counts as internal here, so Envoy alone would heed its x-envoy headers.
 CLAIMS = {
-    **dict.fromkeys(("X-Gateway-Model-Name", "x-extproc-pool", "x-extproc-reason", "x-served-by"), "claim"),
+    **dict.fromkeys(
+        ("X-Gateway-Model-Name", "x-extproc-pool", "x-extproc-reason", "x-served-by"), "claim"
+    ),
     "x_extproc_pool": "claim",
     "x-gateway-destination-endpoint-served": "1.1.1.1:1",
     "x-envoy-upstream-rq-timeout-ms": "1",
@@ -78,7 +84,9 @@ async def test_endpoints_get_no_header_that_only_gateways_say(stack: Stack) -> N
     [request] = endpoints.requests
     assert (answer.status, request.headers["x-mine"]) == (200, "kept")
     assert request.headers["x-extproc-pool"] == "vllm"
-    assert not {name.lower() for name in (*CLAIMS, *ORDERS)} & {*request.headers} - {"x-extproc-pool"}
+    assert not {name.lower() for name in (*CLAIMS, *ORDERS)} & {*request.headers} - {
+        "x-extproc-pool"
+    }
     assert "claim" not in (*answer.headers.values(), *request.headers.values())
     assert "somebody" not in stack.service.log.read_text()
 
@@ -89,7 +97,9 @@ async def test_decision_is_in_the_response_and_in_the_access_log(stack: Stack) -
     lines: list[Tree] = []
 
     def is_logged() -> bool:
-        lines[:] = [line for line in stack.gateway.access_log() if line["request_id"] == "seen-in-the-log"]
+        lines[:] = [
+            line for line in stack.gateway.access_log() if line["request_id"] == "seen-in-the-log"
+        ]
         return bool(lines)
 
     await until(is_logged)
@@ -105,7 +115,8 @@ async def test_decision_is_in_the_response_and_in_the_access_log(stack: Stack) -
 async def test_service_is_killed_and_comes_back(stack: Stack) -> None:
     """1. An answer streams. 2. The service is killed: new requests are spread, and claim no pool.
 
-    3. Clients' own headers choose nothing all the same, and an outside address stays out of reach; Envoy's
+    3. Clients' own headers choose nothing all the same, and an outside address stays out of reach;
+       Envoy's
     health is its own. 4. The stream ends whole. 5. The service is back: so is affinity.
     """
     addresses = [*stack.spare[:3], stack.addresses[0]]
@@ -132,10 +143,14 @@ async def test_service_is_killed_and_comes_back(stack: Stack) -> None:
     assert {answer.headers.get("x-extproc-pool") for answer in (*without, claiming)} == {None}
     assert "claim" not in claiming.headers.values()
     for request in endpoints.requests:
-        assert not {name.lower() for name in (*CLAIMS, *ORDERS)} & {*request.headers} - {"x-extproc-pool"}
+        assert not {name.lower() for name in (*CLAIMS, *ORDERS)} & {*request.headers} - {
+            "x-extproc-pool"
+        }
     assert decoy.requests == []
     assert (health.status, health.body) == (200, b"")
-    assert {answer.body for answer in streamed if answer.served_by in stack.spare} == {b"first last"}
+    assert {answer.body for answer in streamed if answer.served_by in stack.spare} == {
+        b"first last"
+    }
     assert back == homes
 
 

@@ -22,7 +22,12 @@ DOORS = doors(load("standalone.yaml"))
 
 # Served without a prompt in JSON: what models there are, tokens, sounds, a socket.
 WITHOUT_PROMPT = {
-    *("/v1/models", "/v1/messages/count_tokens", "/v1/audio/transcriptions", "/v1/audio/translations"),
+    *(
+        "/v1/models",
+        "/v1/messages/count_tokens",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    ),
     *("/v1/realtime", "/tokenize", "/detokenize"),
 }
 
@@ -34,9 +39,15 @@ CLOSED = [
     *("/v1/chat/completions/render", "/"),
 ]
 
-# Slashes twice, ways up, what is encoded once or twice, parameters, upper case, queries, an absolute form.
+# Slashes twice, ways up, what is encoded once or twice, parameters, upper case, queries, an
+# absolute form.
 MISSED = [
-    *("//metrics", "/v1//load_lora_adapter", "/v1/../metrics", "/v1/chat/completions/../../../metrics"),
+    *(
+        "//metrics",
+        "/v1//load_lora_adapter",
+        "/v1/../metrics",
+        "/v1/chat/completions/../../../metrics",
+    ),
     *(
         "/v1/%2e%2e/metrics",
         "/v1/.%2E/metrics",
@@ -44,10 +55,26 @@ MISSED = [
         "/v1\\..\\metrics",
         "/v1/%252e%252e/metrics",
     ),
-    *("/metrics;/v1/models", "/v1/models;x=1", "/METRICS", "/V1/Models", "/metrics?/v1/models", "/%6detrics"),
-    *("/metrics#/v1/models", "/v1/models/../metrics/../../load", "/v1/models/", "http://vllm/metrics"),
+    *(
+        "/metrics;/v1/models",
+        "/v1/models;x=1",
+        "/METRICS",
+        "/V1/Models",
+        "/metrics?/v1/models",
+        "/%6detrics",
+    ),
+    *(
+        "/metrics#/v1/models",
+        "/v1/models/../metrics/../../load",
+        "/v1/models/",
+        "http://vllm/metrics",
+    ),
 ]
-REFUSED = ["/v1/..%5cmetrics", "/v1%2Fchat%2Fcompletions", "/v1/chat/completions/..%2f..%2f..%2fmetrics"]
+REFUSED = [
+    "/v1/..%5cmetrics",
+    "/v1%2Fchat%2Fcompletions",
+    "/v1/chat/completions/..%2f..%2f..%2fmetrics",
+]
 TRICKS = dict.fromkeys(MISSED, 404) | dict.fromkeys(REFUSED, 400)
 
 SAME = [
@@ -56,7 +83,9 @@ SAME = [
 ]
 
 
-def ask_plainly(stack: Stack, path: str, method: str = "GET", body: bytes = b"{}", **headers: str) -> Answer:
+def ask_plainly(
+    stack: Stack, path: str, method: str = "GET", body: bytes = b"{}", **headers: str
+) -> Answer:
     """Sends a path as it is spelt."""
     connection = HTTPConnection("127.0.0.1", int(stack.url.rpartition(":")[2]), timeout=60)
     try:
@@ -77,14 +106,22 @@ def test_every_api_whose_prompt_we_read_is_allowed_and_nothing_by_chance() -> No
 
 
 def test_an_allowed_path_leads_to_an_endpoint_in_any_spelling(stack: Stack) -> None:
-    answers = {path: ask_plainly(stack, path, "GET" if path == "/v1/models" else "POST") for path in DOORS}
+    answers = {
+        path: ask_plainly(stack, path, "GET" if path == "/v1/models" else "POST") for path in DOORS
+    }
     same = {path: ask_plainly(stack, path) for path in SAME}
 
-    assert [path for path, answer in answers.items() if answer.served_by not in stack.addresses] == []
-    assert {(answer.status, answer.served_by in stack.addresses) for answer in same.values()} == {(200, True)}
+    assert [
+        path for path, answer in answers.items() if answer.served_by not in stack.addresses
+    ] == []
+    assert {(answer.status, answer.served_by in stack.addresses) for answer in same.values()} == {
+        (200, True)
+    }
 
 
-def test_other_paths_are_not_found_in_openai_words_and_cost_the_service_nothing(stack: Stack) -> None:
+def test_other_paths_are_not_found_in_openai_words_and_cost_the_service_nothing(
+    stack: Stack,
+) -> None:
     before = stack.gateway.ext_proc()["streams_started"]
     answers = [ask_plainly(stack, path, method) for path in CLOSED for method in ("GET", "POST")]
 
@@ -113,9 +150,19 @@ def test_no_spelling_opens_another_path(stack: Stack, method: str) -> None:
 def test_nor_does_it_over_http2(stack: Stack) -> None:
     """A client of HTTP/2 has no way to say the others."""
     tricks = {path: status for path, status in TRICKS.items() if path[0] == "/" and "#" not in path}
-    command = ["curl", "--silent", "--include", "--path-as-is", "--http2-prior-knowledge", "--max-time", "60"]
+    command = [
+        "curl",
+        "--silent",
+        "--include",
+        "--path-as-is",
+        "--http2-prior-knowledge",
+        "--max-time",
+        "60",
+    ]
     outputs = [
-        subprocess.run([*command, f"{stack.url}{path}"], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [*command, f"{stack.url}{path}"], capture_output=True, text=True, check=True
+        ).stdout
         for path in tricks
     ]
 
@@ -148,7 +195,10 @@ def test_without_an_endpoint_each_client_is_told_in_its_words(stack: Stack) -> N
     check_anthropics(anthropic, 503)
     assert (plain.status, plain.headers["content-type"]) == (503, "application/json")
     assert anthropic.headers["retry-after"] == plain.headers["retry-after"] == "1"
-    assert (plain.error["type"], plain.error["code"]) == ("service_unavailable", "upstream_unavailable")
+    assert (plain.error["type"], plain.error["code"]) == (
+        "service_unavailable",
+        "upstream_unavailable",
+    )
 
 
 def check_anthropics(answer: Answer, status: int) -> None:
@@ -173,24 +223,36 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
             body = ask("an old client", stream=stream)
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             request += head.encode() + body
-        with socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), timeout=60) as client:
+        with socket.create_connection(
+            ("127.0.0.1", int(stack.url.rpartition(":")[2])), timeout=60
+        ) as client:
             client.sendall(request)
             received = client.makefile("rb")
             status = received.readline()
-            headers = dict(line.decode().rstrip().split(": ", 1) for line in iter(received.readline, b"\r\n"))
+            headers = dict(
+                line.decode().rstrip().split(": ", 1) for line in iter(received.readline, b"\r\n")
+            )
             length = headers.get("content-length")
             answer = received.read() if length is None else received.read(int(length))
 
         assert status.split()[1] == b"200"
         assert headers["x-served-by"] in stack.addresses
         assert "transfer-encoding" not in headers
-        assert answer.endswith(b"data: [DONE]\n\n") if posts and stream else json.loads(answer)["object"]
+        assert (
+            answer.endswith(b"data: [DONE]\n\n")
+            if posts and stream
+            else json.loads(answer)["object"]
+        )
 
 
 def test_clients_are_told_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
     """A reason, `prefix` or `cold`, shows one tenant whether another's prompt is cached."""
     overlays = SHIPPED.parent / "manifests/overlays"
-    files = [*SHIPPED.glob("*.yaml"), overlays / "gateway/envoy.yaml", overlays / "sidecar/envoy.yaml"]
+    files = [
+        *SHIPPED.glob("*.yaml"),
+        overlays / "gateway/envoy.yaml",
+        overlays / "sidecar/envoy.yaml",
+    ]
     trees = {path: yaml.safe_load(path.read_text()) for path in files}
     told = {
         f"{path.parent.name}/{path.name}": {each["header"]["key"] for each in headers}
@@ -207,4 +269,6 @@ def test_clients_are_told_an_address_on_one_machine_only_and_a_reason_nowhere() 
     }
     marked = (SHIPPED / "sidecar.yaml").read_text().replace("[]  # measuring: ", "")
     [headers, *_] = find(yaml.safe_load(marked), "response_headers_to_add")
-    assert [each["header"]["key"] for each in headers] == ["x-served-by"], "asked for by taking away a mark"
+    assert [each["header"]["key"] for each in headers] == ["x-served-by"], (
+        "asked for by taking away a mark"
+    )

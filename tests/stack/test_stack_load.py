@@ -26,7 +26,9 @@ JSON = {"content-type": "application/json"}
 
 
 @asynccontextmanager
-async def scripted(stack: Stack, **settings: Any) -> AsyncGenerator[tuple[Endpoints, aiohttp.ClientSession]]:
+async def scripted(
+    stack: Stack, **settings: Any
+) -> AsyncGenerator[tuple[Endpoints, aiohttp.ClientSession]]:
     """Has a pool of four endpoints that hold their answers; nobody probes them."""
     stack.use(pool(stack.spare, probe=False, **settings), endpoints=stack.spare)
     async with serve(stack.spare, holds=b"") as endpoints, connect(stack.url) as session:
@@ -38,7 +40,10 @@ async def fill(
 ) -> list[asyncio.Task[Answer]]:
     """Sends so many requests and waits until each is at an endpoint."""
     before = endpoints.arrived
-    sent = [asyncio.create_task(send(session, ask(f"{headers} {n}"), headers=headers)) for n in range(count)]
+    sent = [
+        asyncio.create_task(send(session, ask(f"{headers} {n}"), headers=headers))
+        for n in range(count)
+    ]
     await endpoints.until_arrived(before + count)
     return sent
 
@@ -47,7 +52,9 @@ def is_idle(stack: Stack) -> bool:
     """Whether nobody counts anything: the service, its metrics, Envoy."""
     names = ("extproc_endpoint_in_flight", "extproc_streams_open")
     metrics = [stack.service.metric(name) for name in names]
-    return not any([in_flight(stack), stack.gateway.cluster("vllm", "upstream_rq_active"), *metrics])
+    return not any(
+        [in_flight(stack), stack.gateway.cluster("vllm", "upstream_rq_active"), *metrics]
+    )
 
 
 async def go_away(session: aiohttp.ClientSession, number: int) -> None:
@@ -82,7 +89,9 @@ async def test_requests_are_in_flight_until_their_last_byte(stack: Stack) -> Non
 async def test_a_pool_full_of_batch_refuses_batch_and_lets_others_in(stack: Stack) -> None:
     def counted() -> list[float]:
         outcomes = ("sheddable", "overloaded", "routed")
-        return [stack.service.metric("extproc_requests_total", outcome=outcome) for outcome in outcomes]
+        return [
+            stack.service.metric("extproc_requests_total", outcome=outcome) for outcome in outcomes
+        ]
 
     async with scripted(stack, **FAIR) as (endpoints, session):
         before = counted()
@@ -95,8 +104,15 @@ async def test_a_pool_full_of_batch_refuses_batch_and_lets_others_in(stack: Stac
 
     assert statuses(answers) == {200: 5}
     for answer, code in ((refused, "sheddable"), (full, "overloaded")):
-        assert (answer.status, answer.error["code"], answer.error["type"]) == (429, code, "rate_limit_error")
-        assert (answer.headers["retry-after"], answer.headers[DROPPED]) == ("1", "rejected-saturated")
+        assert (answer.status, answer.error["code"], answer.error["type"]) == (
+            429,
+            code,
+            "rate_limit_error",
+        )
+        assert (answer.headers["retry-after"], answer.headers[DROPPED]) == (
+            "1",
+            "rejected-saturated",
+        )
     assert [after - earlier for after, earlier in zip(counted(), before, strict=True)] == [1, 1, 5]
 
 
@@ -121,7 +137,9 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
     async with scripted(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
         before = ends_of_holds(stack)
         requests = await fill(session, endpoints, {})
-        gone, *stay = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(3)]
+        gone, *stay = [
+            asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(3)
+        ]
         await until_held(3)
         gone.cancel()
         await until_held(2)
@@ -134,7 +152,11 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
 
     assert statuses(answers) == {200: 6}
     assert endpoints.arrived == 6
-    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [2, 0, 1]
+    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
+        2,
+        0,
+        1,
+    ]
 
 
 async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: Stack) -> None:
@@ -152,7 +174,11 @@ async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: St
     told = [(one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)]
     assert told == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
     assert {one.headers[DROPPED] for one in (full, empty)} == {"rejected-ttl-expired"}
-    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [0, 2, 0]
+    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
+        0,
+        2,
+        0,
+    ]
 
 
 async def test_conversations_of_a_closed_endpoint_move_to_the_next(stack: Stack) -> None:

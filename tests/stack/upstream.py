@@ -23,7 +23,8 @@ class Request:
 class Endpoints:
     """Servers that answer `whole`, and remember each request.
 
-    A request whose body has the words `holds` gets `first ` at once, and `last` when it is released.
+    A request whose body has the words `holds` gets `first ` at once, and `last` when it is
+    released.
     """
 
     def __init__(self, holds: bytes) -> None:
@@ -47,7 +48,9 @@ class Endpoints:
         self.requests.clear()
 
     async def until_arrived(self, count: int) -> None:
-        await until(lambda: self.arrived >= count, lambda: f"{self.arrived} of {count} requests came")
+        await until(
+            lambda: self.arrived >= count, lambda: f"{self.arrived} of {count} requests came"
+        )
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}

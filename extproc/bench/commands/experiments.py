@@ -12,7 +12,14 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
-from extproc.bench.experiments.ab import Trial, ab_html, ab_markdown, count_runs, run_ab, summarise_trials
+from extproc.bench.experiments.ab import (
+    Trial,
+    ab_html,
+    ab_markdown,
+    count_runs,
+    run_ab,
+    summarise_trials,
+)
 from extproc.bench.experiments.compare import compare, comparison_html, comparison_markdown
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
@@ -58,7 +65,9 @@ brief_option = click.option(
 def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
     """What every command that makes runs has: how it is shown, here and to a program."""
     for option in (
-        removed_option("--datasets", "the seed makes the prompts; `bench dataset --output` keeps them"),
+        removed_option(
+            "--datasets", "the seed makes the prompts; `bench dataset --output` keeps them"
+        ),
         click.option(
             "--board",
             metavar="HOST:PORT",
@@ -90,11 +99,16 @@ def read_spec_or_flags(
             raise SettingsError("give a spec file, or --url, --rate and --duration, not both")
         return read_checked(path)
     if not urls or (trace is None and (rate is None or duration is None)):
-        raise SettingsError("give a spec file (`bench init` writes one), or --url, --rate and --duration")
+        raise SettingsError(
+            "give a spec file (`bench init` writes one), or --url, --rate and --duration"
+        )
     # Sessions would offer less in a short time: their turns wait for answers.
     shape: dict[str, object] = {"dataset": {"name": "synthetic", "turns": "prompts"}}
     if trace is not None:
-        shape = {"dataset": {"name": "trace", "path": trace}, **({} if rate else {"shape": "trace"})}
+        shape = {
+            "dataset": {"name": "trace", "path": trace},
+            **({} if rate else {"shape": "trace"}),
+        }
     elif duration is not None:
         shape["warm-up"] = duration / 5
     shape |= {"req-rate": rate, "duration": duration}
@@ -123,7 +137,9 @@ def run_with_status(
 @click.command("compare")
 @click.argument("a", metavar="A", type=ANY)
 @click.argument("b", metavar="B", type=ANY, required=False)
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, an HTML file.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, an HTML file."
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
@@ -134,17 +150,23 @@ def run_with_status(
 def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: float) -> None:
     """Compare two reports, or folders of repeats.
 
-    A and B are a report.json each, or a folder of repeats each, which are paired by seed. With repeats, a
-    figure is better or worse only if the interval of its change excludes zero. Exit 3 if the two cannot be
-    compared: unequal load, another schedule, a run that is not valid.
+    A and B are a report.json each, or a folder of repeats each, which are paired by seed. With
+    repeats, a figure is better or worse only if the interval of its change excludes zero. Exit 3 if
+    the two cannot be compared: unequal load, another schedule, a run that is not valid.
     """
     if b is None:
         raise SettingsError(
             "give two reports, or two folders; of one table `bench page TABLE.csv` draws a page"
         )
-    comparison = compare(_read_reports(a), _read_reports(b), names=_name_sides(a, b), tolerance=tolerance)
+    comparison = compare(
+        _read_reports(a), _read_reports(b), names=_name_sides(a, b), tolerance=tolerance
+    )
     click.echo(comparison_markdown(comparison))
-    click.echo(f"All figures: {output}." if output else "`--output FILE.html` writes a page of all figures.")
+    click.echo(
+        f"All figures: {output}."
+        if output
+        else "`--output FILE.html` writes a page of all figures."
+    )
     if output is not None:
         make_folder(output.parent)
         _write(output.parent, {output.name: comparison_html(comparison)})
@@ -174,11 +196,17 @@ def _read_reports(path: Path) -> list[report.Report]:
 
 @click.command()
 @click.argument("spec_file", metavar="[SPEC.yaml]", type=FILE, required=False)
-@click.option("--url", "urls", multiple=True, help="Without a spec: a server; give two or more to compare.")
+@click.option(
+    "--url", "urls", multiple=True, help="Without a spec: a server; give two or more to compare."
+)
 @click.option("--rate", type=parse_rate, metavar="RATE", help="With --url: requests per second.")
-@click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: of each run, such as 60s.")
+@click.option(
+    "--duration", type=parse_duration, metavar="TIME", help="With --url: of each run, such as 60s."
+)
 @click.option("--output", type=FOLDER, help="Folder for the comparison and every run's reports.")
-@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
+@click.option(
+    "--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit."
+)
 @display_options
 def ab(
     *,
@@ -194,8 +222,8 @@ def ab(
 ) -> None:
     """Compare strategies or servers at equal load.
 
-    All get the same schedule. For each arm it switches the running service, empties the caches and measures,
-    again with each seed. Exit 3 if the arms are not comparable.
+    All get the same schedule. For each arm it switches the running service, empties the caches and
+    measures, again with each seed. Exit 3 if the arms are not comparable.
     """
     spec = read_spec_or_flags(spec_file, urls, rate, duration)
     if output is not None:
@@ -204,21 +232,29 @@ def ab(
     async def work(run: Run, stop: asyncio.Event, on: StatusServer | None) -> list[Trial]:
         return await run_ab(spec, run, output, board=on, stop=stop)
 
-    compared = summarise_trials(_run_all(board, Pace(count_runs(spec.ab)), work, quiet=quiet), spec.ab)
+    compared = summarise_trials(
+        _run_all(board, Pace(count_runs(spec.ab)), work, quiet=quiet), spec.ab
+    )
     text, page = ab_markdown(compared), ab_html(compared)
     click.echo(text)
     rest = f"All figures: {output / 'ab.html'}, {output / 'ab.json'}." if output else None
     click.echo(rest or "`--output DIR` writes a page of all figures, and every run's reports.")
-    _write(output, {"ab.json": report.encode_report(compared).decode(), "ab.html": page, "ab.md": text})
+    _write(
+        output, {"ab.json": report.encode_report(compared).decode(), "ab.html": page, "ab.md": text}
+    )
     is_excused = allow_client_limited and compared.is_client_limited_only
     _end(compared.faults, compared.remarks, brief=brief, is_excused=is_excused)
 
 
 @click.command("sweep")
 @click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
-@click.option("--output", type=FOLDER, required=True, help="Folder that keeps the runs and the page.")
+@click.option(
+    "--output", type=FOLDER, required=True, help="Folder that keeps the runs and the page."
+)
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
-@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
+@click.option(
+    "--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit."
+)
 @display_options
 def sweep_command(
     *,
@@ -232,8 +268,9 @@ def sweep_command(
 ) -> None:
     """Measure every strategy at every concurrency.
 
-    With every dataset, in every repeat. Runs that the folder has are not done again. So a stopped command
-    continues, and one with more arms, loads or repeats adds to it. Exit 3 if runs are missing or not valid.
+    With every dataset, in every repeat. Runs that the folder has are not done again. So a stopped
+    command continues, and one with more arms, loads or repeats adds to it. Exit 3 if runs are
+    missing or not valid.
     """
     spec = read_checked(spec_file)
     tasks = sweep.list_tasks(spec)
@@ -260,7 +297,11 @@ def sweep_command(
     click.echo(sweep_markdown(done), nl=False)
     _write(
         output,
-        {"sweep.html": sweep_html(done), "sweep.csv": write_rows(cells), "sweep.md": sweep_markdown(done)},
+        {
+            "sweep.html": sweep_html(done),
+            "sweep.csv": write_rows(cells),
+            "sweep.md": sweep_markdown(done),
+        },
     )
     good, bad = "every run is valid", "the sweep does not hold as a whole"
     is_excused = allow_client_limited and done.is_client_limited_only
@@ -282,7 +323,9 @@ def _run_all(
 
 @click.command("page")
 @click.argument("table", metavar="TABLE.csv", type=FILE)
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page."
+)
 @click.option("--baseline", help="The strategy that others are compared with. [default: the first]")
 @click.option("--title", help="What the page is about. [default: the table's name]")
 def page_command(table: Path, output: Path, baseline: str | None, title: str | None) -> None:
@@ -303,8 +346,8 @@ def saturate_command(
 ) -> None:
     """Find the highest rate that the server can keep up with.
 
-    Beyond it, more requests only add latency. Exit 3 if the client reached its limit before the server
-    did.
+    Beyond it, more requests only add latency. Exit 3 if the client reached its limit before the
+    server did.
     """
     spec = read_checked(spec_file)
     if output is not None:
@@ -317,7 +360,9 @@ def saturate_command(
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     page = saturation_html(found)
-    _write(output, {"saturation.json": report.encode_report(found).decode(), "saturation.html": page})
+    _write(
+        output, {"saturation.json": report.encode_report(found).decode(), "saturation.html": page}
+    )
     figures = {
         "req_per_s": found.best_rps,
         "total_tok_per_s": found.best_tps,

@@ -1,6 +1,7 @@
 """`extproc bench`: the group, and the commands for one run, its spec, its dataset and its report.
 
-`serve` takes the flags that KubeAI's published jobs gave to their copy of vLLM's benchmark, and no other.
+`serve` takes the flags that KubeAI's published jobs gave to their copy of vLLM's benchmark, and no
+other.
 """
 
 import asyncio
@@ -43,7 +44,13 @@ from extproc.bench.progress import exporting, run_until_signal, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.outputs import OutputError, make_folder, print_verdict, write_brief, write_reports
+from extproc.bench.report.outputs import (
+    OutputError,
+    make_folder,
+    print_verdict,
+    write_brief,
+    write_reports,
+)
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
 from extproc.bench.report.vllm import vllm_text
@@ -55,9 +62,15 @@ from extproc.errors import SettingsError
 
 
 @click.command("init")
-@click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@click.option("--from", "source", type=FILE, help="Another spec, or a configuration of inference-perf.")
-@click.option("--quick", "template", flag_value="quick", help="A short one: five lines, one minute.")
+@click.argument(
+    "file", metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path), required=False
+)
+@click.option(
+    "--from", "source", type=FILE, help="Another spec, or a configuration of inference-perf."
+)
+@click.option(
+    "--quick", "template", flag_value="quick", help="A short one: five lines, one minute."
+)
 @click.option("--ab", "template", flag_value="ab", help="One that compares two strategies.")
 def init_command(file: Path | None, source: Path | None, template: str | None) -> None:
     """Write a commented spec to FILE, or print it.
@@ -83,7 +96,8 @@ def schema_command() -> None:
     click.echo(json.dumps(build_schema(), indent=2, allow_nan=False))
 
 
-# Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.
+# Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a
+# threshold.
 DOES_NOT_HOLD = 3
 THRESHOLD_MISSED = 4
 
@@ -95,17 +109,29 @@ def bench() -> None:
 
 @bench.command("run")
 @click.argument("spec_file", metavar="[SPEC.yaml]", type=FILE, required=False)
-@click.option("--url", help="Without a spec: the server. Prompts are generated, a fifth is warm-up.")
+@click.option(
+    "--url", help="Without a spec: the server. Prompts are generated, a fifth is warm-up."
+)
 @click.option("--rate", type=parse_rate, metavar="RATE", help="With --url: requests per second.")
-@click.option("--duration", type=parse_duration, metavar="TIME", help="With --url: how long, such as 60s.")
+@click.option(
+    "--duration", type=parse_duration, metavar="TIME", help="With --url: how long, such as 60s."
+)
 @click.option("--trace", type=FILE, help="With --url: this trace at its own times, or at --rate.")
 @click.option("--output", type=FOLDER, help="Folder for all reports, and for a line per request.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
-@click.option("--linger", type=parse_duration, default="0s", hidden=True, help="Metrics so long after.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here."
+)
+@click.option(
+    "--linger", type=parse_duration, default="0s", hidden=True, help="Metrics so long after."
+)
 @removed_option("--pushgateway", "scrape --metrics-port, see docs/how-to/benchmark.md")
 @click.option("--part", metavar="I/N", help="Send part I (from 0) of N equal ones; needs --output.")
-@click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
-@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
+@click.option(
+    "--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970."
+)
+@click.option(
+    "--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit."
+)
 @display_options
 def run_command(
     *,
@@ -126,8 +152,9 @@ def run_command(
 ) -> None:
     """Run a benchmark.
 
-    Exit 2 if it cannot be done, 3 if the result is not valid, 4 if it misses a threshold. The first Ctrl-C or
-    SIGTERM ends it early, with partial reports. For a part, `bench report` makes the report.
+    Exit 2 if it cannot be done, 3 if the result is not valid, 4 if it misses a threshold. The first
+    Ctrl-C or SIGTERM ends it early, with partial reports. For a part, `bench report` makes the
+    report.
     """
     spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration, trace)
     if part is None and start_at is not None:
@@ -149,7 +176,9 @@ def run_command(
 
         result = run_with_status(board, work)
         if own is not None:
-            click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
+            click.echo(
+                f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True
+            )
             return
         said = build_report(result)
         _print_result(result, said, output)
@@ -157,7 +186,9 @@ def run_command(
     _end(said, is_excused=allow_client_limited and said.verdict.is_client_limited_only)
 
 
-def _print_result(result: RunResult, said: Report, output: Path | None, summary: str | None = None) -> None:
+def _print_result(
+    result: RunResult, said: Report, output: Path | None, summary: str | None = None
+) -> None:
     click.echo(summary_text(said) if summary is None else summary)
     print_verdict(said, Console(stderr=True))
     if output is not None:
@@ -179,8 +210,8 @@ def _end(said: Report, *, is_excused: bool) -> None:
 def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path | None) -> None:
     """Make a run's reports again, from its journal.
 
-    It also works for a run that was killed. The parts of a run make one report. If a part is missing, it is
-    not valid.
+    It also works for a run that was killed. The parts of a run make one report. If a part is
+    missing, it is not valid.
     """
     result = read_run(journals)
     said = build_report(result)
@@ -193,8 +224,12 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
 
 @bench.command()
 @click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here.")
-@click.option("--endpoints", type=click.IntRange(1), help="How many there are. [default: those in `scrape`]")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here."
+)
+@click.option(
+    "--endpoints", type=click.IntRange(1), help="How many there are. [default: those in `scrape`]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json: bool) -> None:
     """Prepare a spec's dataset, and say what is in it."""
@@ -215,15 +250,21 @@ _TIMEOUT_S = 6 * 60 * 60
 @click.option("--backend", type=click.Choice(["openai"]), default="openai")
 @click.option("--base-url", required=True)
 @click.option("--dataset-name", type=click.Choice(["sharegpt"]), default="sharegpt")
-@click.option("--dataset-path", required=True, help="ShareGPT's JSON: prompts of whole conversations.")
+@click.option(
+    "--dataset-path", required=True, help="ShareGPT's JSON: prompts of whole conversations."
+)
 @click.option("--model", required=True)
-@click.option("--tokenizer", help="A local folder or tokenizer.json, or a name in the local hub cache.")
+@click.option(
+    "--tokenizer", help="A local folder or tokenizer.json, or a name in the local hub cache."
+)
 @click.option("--seed", type=int, default=0)
 @click.option("--request-rate", type=float, default=float("inf"))
 @click.option("--max-concurrency", type=int)
 @click.option("--num-prompts", type=click.IntRange(1), default=1000)
 @click.option("--max-conversations", type=int, help="This many prompts, in the file's order.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for all reports.")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for all reports."
+)
 @click.option("--print-spec", is_flag=True, help="Print this run as a spec, and run nothing.")
 @click.pass_context
 def serve_command(

@@ -109,15 +109,18 @@ def read_kubeai_sharegpt(
 ) -> list[Conversation]:
     """Reads a prompt for each question with all that came before it; every request is one message.
 
-    `max_prompts` are taken in the file's order (the script calls them conversations), then shuffled; the
-    run begins again at the first until it has its number.
+    `max_prompts` are taken in the file's order (the script calls them conversations), then
+    shuffled; the run begins again at the first until it has its number.
     """
     del need, rng
     options = KubeaiOptions.model_validate(dataset.options)
     rows = [
         messages
         for row in read_rows(require_path(dataset, KubeaiOptions))
-        if len(messages := [read_text(item, "value") for item in read_objects(row, "conversations")]) >= 2
+        if len(
+            messages := [read_text(item, "value") for item in read_objects(row, "conversations")]
+        )
+        >= 2
     ]
     prompts = [prompt for messages in rows for prompt in _grow(messages)][: dataset.max_prompts]
     Random(options.seed).shuffle(prompts)  # noqa: S311  # the order must be the script's
@@ -165,7 +168,13 @@ def _build(body: Entry) -> Conversation:
 
 
 _ROLES = MappingProxyType(
-    {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}
+    {
+        "human": "user",
+        "user": "user",
+        "gpt": "assistant",
+        "chatgpt": "assistant",
+        "system": "system",
+    }
 )
 
 
@@ -195,7 +204,10 @@ def read_openorca(
     for row in read_rows(require_path(dataset)):
         system, question = read_text(row, "system_prompt"), read_text(row, "question")
         messages = [TurnMessage("system", system)] if system else []
-        messages += [TurnMessage("user", question), TurnMessage("assistant", read_text(row, "response"))]
+        messages += [
+            TurnMessage("user", question),
+            TurnMessage("assistant", read_text(row, "response")),
+        ]
         if question:
             conversations.append(Conversation(build_turns(messages, ruler)))
     return conversations

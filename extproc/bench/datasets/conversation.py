@@ -1,7 +1,7 @@
 """The load's texts: conversations, their turns, the prompts they become, and text of a set length.
 
-The estimate of tokens is four UTF-8 bytes per token; synthetic words are three letters and a space, so that
-synthetic text has exactly the estimated length. With a tokenizer, that counts (`tokens`).
+The estimate of tokens is four UTF-8 bytes per token; synthetic words are three letters and a space,
+so that synthetic text has exactly the estimated length. With a tokenizer, that counts (`tokens`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,8 +113,9 @@ class TurnMessage:
 class ChatTurn:
     """What one request adds to a conversation, and the answer that was recorded for it.
 
-    `output_tokens` is what the request allows the answer to take; `reply` is empty if none is known. It is
-    sent `think_s` after the answer before it; `None`: after what the spec's `think-time` draws.
+    `output_tokens` is what the request allows the answer to take; `reply` is empty if none is
+    known. It is sent `think_s` after the answer before it; `None`: after what the spec's
+    `think-time` draws.
     """
 
     messages: tuple[TurnMessage, ...]

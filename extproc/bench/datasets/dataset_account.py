@@ -28,9 +28,9 @@ class Honesty:
     """The account of a workload. Tokens are counted by `counted_by`; blocks are of 16 estimated tokens.
 
     `distinct_tokens`: tokens in blocks, counted once. `exact_repeats`: share of prompts that came
-    before. `reuse`: share of distinct blocks by how often they are read. `ideal_hit_rate`: hit tokens
-    of one unlimited cache that sees every prompt in order. `period`: the prompts repeat after that
-    many; a multiple of the endpoint count makes strict round robin look like affinity.
+    before. `reuse`: share of distinct blocks by how often they are read. `ideal_hit_rate`: hit
+    tokens of one unlimited cache that sees every prompt in order. `period`: the prompts repeat
+    after that many; a multiple of the endpoint count makes strict round robin look like affinity.
     """
 
     conversations: int
@@ -72,7 +72,10 @@ class Honesty:
         yield "period", "none" if self.period is None else f"{self.period} requests"
         yield "endpoints", str(self.endpoints)
         if self.has_faked_affinity:
-            yield "WARNING", "the period is a multiple of the endpoints: round robin will look like affinity"
+            yield (
+                "WARNING",
+                "the period is a multiple of the endpoints: round robin will look like affinity",
+            )
         yield "tokens by", self.counted_by
 
 

@@ -22,7 +22,11 @@ from extproc.errors import SettingsError
 
 
 def prepare(
-    traffic: TrafficShape, source: Source, need: int, seed: np.random.SeedSequence, ruler: Ruler = BYTES
+    traffic: TrafficShape,
+    source: Source,
+    need: int,
+    seed: np.random.SeedSequence,
+    ruler: Ruler = BYTES,
 ) -> list[Conversation]:
     """Returns the conversations of a run, the same for the same seed.
 
@@ -35,7 +39,9 @@ def prepare(
     kept = [c for c in conversations if is_kept(c, dataset)][: dataset.max_conversations]
     if traffic.turns == "prompts":
         kept = [prompt for conversation in kept for prompt in build_prompts(conversation)]
-    kept = [c for c in kept if _is_short(c, dataset.max_prompt_tokens, ruler)][: dataset.max_prompts]
+    kept = [c for c in kept if _is_short(c, dataset.max_prompt_tokens, ruler)][
+        : dataset.max_prompts
+    ]
     kept = _set_lengths(kept, traffic, length_rng, ruler)
     if not kept:
         raise SettingsError(f"dataset {dataset.name}: nothing is left after its filters")
@@ -75,7 +81,9 @@ def _set_lengths(
             turns=tuple(
                 replace(
                     turn,
-                    messages=fit_messages(turn.messages, tokens, ruler) if tokens else turn.messages,
+                    messages=fit_messages(turn.messages, tokens, ruler)
+                    if tokens
+                    else turn.messages,
                     output_tokens=next(outputs) or turn.output_tokens,
                 )
                 for turn, tokens in zip(c.turns, inputs, strict=False)
@@ -99,10 +107,11 @@ def fit_messages(
 ) -> tuple[TurnMessage, ...]:
     """Returns a prompt at that many tokens, over all messages: the head of its history, and its own question.
 
-    Where both have no room, an eighth is the question's, so that later turns of one conversation share their
-    head and are no repeats. The history is cut where its room ends; a piece of a question that is cut there
-    opens the last one, as two questions in a row are refused by some chat templates. What is left is padded.
-    Two prompts keep their common history, as far as it is kept.
+    Where both have no room, an eighth is the question's, so that later turns of one conversation
+    share their head and are no repeats. The history is cut where its room ends; a piece of a
+    question that is cut there opens the last one, as two questions in a row are refused by some
+    chat templates. What is left is padded. Two prompts keep their common history, as far as it is
+    kept.
     """
     last = next((i for i in reversed(range(len(messages))) if messages[i].role != "assistant"), -1)
     *history, question = messages[: last + 1] or messages

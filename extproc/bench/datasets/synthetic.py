@@ -36,7 +36,9 @@ def _draw_unclipped(distribution: Distribution, count: int, rng: np.random.Gener
             return rng.normal(mean, distribution.std, count)
         case "lognormal":
             # The mean of a lognormal is exp(mu + sigma^2 / 2).
-            return rng.lognormal(math.log(mean) - distribution.sigma**2 / 2, distribution.sigma, count)
+            return rng.lognormal(
+                math.log(mean) - distribution.sigma**2 / 2, distribution.sigma, count
+            )
         case "exponential":
             return rng.exponential(mean, count)
         case "choice":
@@ -76,9 +78,10 @@ class RandomOptions(SpecSection):
 class SharedPrefixOptions(SpecSection):
     """Prompts that open with one of `groups` prefixes: tenants' system prompts, or documents.
 
-    The defaults are llm-d's published case. `hot_share` of the requests use the first group;
-    `zipf` above zero makes the others' popularity fall with that exponent of their rank. With `per_group`
-    every group has exactly so many prompts, in a random order: with `max_prompts` of all, they come again.
+    The defaults are llm-d's published case. `hot_share` of the requests use the first group; `zipf`
+    above zero makes the others' popularity fall with that exponent of their rank. With `per_group`
+    every group has exactly so many prompts, in a random order: with `max_prompts` of all, they come
+    again.
     """
 
     groups: int = Field(default=150, gt=0)
@@ -123,7 +126,9 @@ def generate_shared_prefix(
 ) -> list[Conversation]:
     """Generates `need` prompts of a group's prefix, as system message, and a question of their own."""
     options = SharedPrefixOptions.model_validate(dataset.options)
-    prefixes = [ruler.write(size, rng) for size in draw_tokens(options.prefix_tokens, options.groups, rng)]
+    prefixes = [
+        ruler.write(size, rng) for size in draw_tokens(options.prefix_tokens, options.groups, rng)
+    ]
     weights = np.arange(1, options.groups + 1, dtype=np.float64) ** -options.zipf
     shares = (1 - options.hot_share) * weights / weights.sum()
     shares[0] += options.hot_share
@@ -137,7 +142,11 @@ def generate_shared_prefix(
         Conversation(
             (
                 ChatTurn(
-                    (TurnMessage("system", prefixes[g]), TurnMessage("user", ruler.write(size, rng))), output
+                    (
+                        TurnMessage("system", prefixes[g]),
+                        TurnMessage("user", ruler.write(size, rng)),
+                    ),
+                    output,
                 ),
             )
         )
@@ -168,7 +177,10 @@ def _scale(lengths: list[Lengths], options: SyntheticOptions) -> list[Lengths]:
     user_scale = reply_scale = 1.0
     for _ in range(12):
         scaled = [
-            _cut([(max(1, round(u * user_scale)), max(1, round(r * reply_scale))) for u, r in chat], options)
+            _cut(
+                [(max(1, round(u * user_scale)), max(1, round(r * reply_scale))) for u, r in chat],
+                options,
+            )
             for chat in lengths
         ]
         inputs, outputs, questions = _measure(scaled, options.shared_system_tokens)
@@ -204,7 +216,9 @@ def _measure(chats: list[Lengths], system: int) -> tuple[float, float, float]:
     return inputs / prompts, outputs / prompts, questions / prompts
 
 
-def _write_turns(chat: Lengths, system: str, rng: np.random.Generator, ruler: Ruler) -> Iterator[ChatTurn]:
+def _write_turns(
+    chat: Lengths, system: str, rng: np.random.Generator, ruler: Ruler
+) -> Iterator[ChatTurn]:
     opening = (TurnMessage("system", system),) if system else ()
     for user, reply in chat:
         yield ChatTurn(

@@ -53,7 +53,9 @@ def _load(path: Path) -> Any:
         raise SettingsError(f"target.tokenizer: {path}: not a tokenizer: {error}") from None
 
 
-def recount(records: Sequence[Record], prompts: Sequence[tuple[TurnMessage, ...]], ruler: Ruler) -> None:
+def recount(
+    records: Sequence[Record], prompts: Sequence[tuple[TurnMessage, ...]], ruler: Ruler
+) -> None:
     """Replaces the estimates by a tokenizer's counts, and missing server counts with them.
 
     What a chat template adds is not in them: the mismatch to the server's input tokens shows it.

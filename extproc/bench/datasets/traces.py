@@ -68,7 +68,12 @@ def replay_trace(
     first_s = rows[0].at_s if rows else 0.0
     return [
         Conversation(
-            (ChatTurn((TurnMessage("user", _write_prompt(row, number, seed, ruler)),), row.output_tokens),),
+            (
+                ChatTurn(
+                    (TurnMessage("user", _write_prompt(row, number, seed, ruler)),),
+                    row.output_tokens,
+                ),
+            ),
             arrival_s=(row.at_s - first_s) / options.speed,
         )
         for number, row in enumerate(rows)
@@ -87,9 +92,13 @@ def _read_azure(path: Path) -> Iterator[TraceRow]:
 def _read_mooncake(path: Path) -> Iterator[TraceRow]:
     for number, row in enumerate(read_rows(path), start=1):
         if unread := sorted(row.keys() - _MOONCAKE_FIELDS):
-            raise ValueError(f"row {number} has {', '.join(unread)}, which is not replayed: leave it out")
+            raise ValueError(
+                f"row {number} has {', '.join(unread)}, which is not replayed: leave it out"
+            )
         blocks, size = row.get("hash_ids") or [], int(_read_number(row, "input_length", number))
-        if not isinstance(blocks, list) or not all(isinstance(block, int | str) for block in blocks):
+        if not isinstance(blocks, list) or not all(
+            isinstance(block, int | str) for block in blocks
+        ):
             raise ValueError(f"row {number}: hash_ids is no list of numbers or texts")
         if blocks and size > len(blocks) * _MOONCAKE_BLOCK:
             raise ValueError(

@@ -23,7 +23,14 @@ from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import markdown_table
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.report.headline import FIGURES, SHARES, name_part, pick_headlines, read_figures, show
+from extproc.bench.report.headline import (
+    FIGURES,
+    SHARES,
+    name_part,
+    pick_headlines,
+    read_figures,
+    show,
+)
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.spec.section import Component
@@ -33,7 +40,8 @@ from extproc.errors import SettingsError
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars
 
-# Far from the seeds of measured runs: priming must not show the caches the prompts that are measured.
+# Far from the seeds of measured runs: priming must not show the caches the prompts that are
+# measured.
 _PRIME_SEED = 1_000_000
 
 
@@ -87,7 +95,10 @@ def count_runs(ab: Ab) -> int:
 
 
 async def run_trials(
-    spec: Spec, run: Run, lab: Prepares, keep: Callable[[Trial, RunResult], None] = lambda _, _1: None
+    spec: Spec,
+    run: Run,
+    lab: Prepares,
+    keep: Callable[[Trial, RunResult], None] = lambda _, _1: None,
 ) -> list[Trial]:
     """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do.
 
@@ -111,8 +122,8 @@ async def run_trials(
 async def measure_arm(spec: Spec, arm: Component, title: str, run: Run, lab: Prepares) -> RunResult:
     """Measures an arm that is in force from begin to end; raises as `lab` and `run` do.
 
-    A replica may have the arm in force of a run that has just ended, and read what was written since only a
-    minute later: what was measured meanwhile is measured again, once.
+    A replica may have the arm in force of a run that has just ended, and read what was written
+    since only a minute later: what was measured meanwhile is measured again, once.
     """
     if spec.ab.urls:
         spec = spec.model_copy(update={"endpoint": arm.name, "port": None})
@@ -157,7 +168,8 @@ AB_SCHEMA = "extproc-bench-ab/2"
 class Arm:
     """An arm's figures over its repeats, and its `changes` against the baseline, paired by repeat.
 
-    A change is a share of the baseline's figure; of a figure that is a share itself, the difference.
+    A change is a share of the baseline's figure; of a figure that is a share itself, the
+    difference.
     """
 
     label: str
@@ -191,7 +203,9 @@ class AbReport:
     def is_client_limited_only(self) -> bool:
         """Whether no fault is of another kind than that the client was a run's limit."""
         # Each such run is one fault, so that one more is of another kind.
-        return len(self.faults) == sum(one.report.verdict.is_client_limited_only for one in self.trials)
+        return len(self.faults) == sum(
+            one.report.verdict.is_client_limited_only for one in self.trials
+        )
 
 
 def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
@@ -201,7 +215,9 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """
     if not trials:
         raise SettingsError("interrupted before the first run was done")
-    labels = list(dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda trial: trial.repeat)))
+    labels = list(
+        dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda trial: trial.repeat))
+    )
     baseline = labels[0] if ab.baseline is None else ab.baseline
     if baseline not in labels:
         raise SettingsError(f"ab.baseline: {baseline!r} is none of the arms {', '.join(labels)}")
@@ -224,7 +240,9 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     first = trials[0].report
     if ab.flush is None and not first.spec.get("scrape"):
         unflushed = "no cache was emptied, as scrape lists no endpoint"
-        remarks.append(f"{unflushed}: who has had these prompts before, as of another run, is sooner")
+        remarks.append(
+            f"{unflushed}: who has had these prompts before, as of another run, is sooner"
+        )
     example = {trial.arm: trial.report for trial in reversed(trials)}
     sentences = (
         describe_difference(
@@ -257,14 +275,23 @@ def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
         if level := find_level(name, values, confidence):
             figures[name] = level
         pairs = [(base[repeat][name], own[repeat][name]) for repeat in own if repeat in base]
-        both = [(before, after) for before, after in pairs if before is not None and after is not None]
+        both = [
+            (before, after) for before, after in pairs if before is not None and after is not None
+        ]
         if change := find_change(name, both, confidence):
             changes[name] = change
     return Arm(label, figures, changes)
 
 
 # The first four that there are get a chart.
-_PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms", "itl_mean_ms")
+_PLOTTED = (
+    "total_tok_per_s",
+    "hit_rate",
+    "ttft_median_ms",
+    "ttft_p99_ms",
+    "e2e_median_ms",
+    "itl_mean_ms",
+)
 # An interval so many times the mean would flatten every bar beside it: the table has it.
 _WIDEST = 3.0
 
@@ -282,7 +309,9 @@ def _headlines(report: AbReport) -> list[_Table]:
     """Means, then changes; those of two arms are one table, as that fits on a terminal of 100 columns."""
     means = [{name: level.mean for name, level in arm.figures.items()} for arm in report.arms]
     names = pick_headlines(*means)
-    rows = [[FIGURES[name].heading, *(show(name, arm.get(name)) for arm in means)] for name in names]
+    rows = [
+        [FIGURES[name].heading, *(show(name, arm.get(name)) for arm in means)] for name in names
+    ]
     header = ["mean", *(arm.label for arm in report.arms)]
     against, changes = _changes(report, names)
     if len(report.arms) == 2:

@@ -93,7 +93,9 @@ def build_switch(ab: Ab, board: StatusServer | None = None) -> Switch:
     if ab.command:
         return CommandSwitch(ab.command)
     if board is None:
-        raise SettingsError("ab: give settings-file or command, to change the strategy with; or two urls")
+        raise SettingsError(
+            "ab: give settings-file or command, to change the strategy with; or two urls"
+        )
     return BoardSwitch(board)
 
 
@@ -136,7 +138,10 @@ class Lab:
         if self._ab.admin is None:
             await self._switch.put(arm)
             return
-        is_first, replicas = self._replicas is None, Replicas(self._http, self._ab.admin, self._ab.pool)
+        is_first, replicas = (
+            self._replicas is None,
+            Replicas(self._http, self._ab.admin, self._ab.pool),
+        )
         await replicas.look(arm, must_exist=is_first)
         self._replicas = replicas
         await self._switch.put(arm)
@@ -146,7 +151,8 @@ class Lab:
             if time.monotonic() > until_s:
                 raise LabError(f"{arm.name}: after {self._ab.switch_timeout:g} s {missing}")
             await self._pause()
-        # Workers of a replica may count what they have read a moment after one of them has answered.
+        # Workers of a replica may count what they have read a moment after one of them has
+        # answered.
         await self._pause()
         await replicas.note_loads()
 

@@ -6,7 +6,14 @@ from math import sqrt
 
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
 from extproc.bench.measure.words import DASH, markdown_table
-from extproc.bench.report.headline import FIGURES, SHARES, name_part, pick_headlines, read_figures, show
+from extproc.bench.report.headline import (
+    FIGURES,
+    SHARES,
+    name_part,
+    pick_headlines,
+    read_figures,
+    show,
+)
 from extproc.bench.report.report import Report
 from extproc.pages import page
 
@@ -37,7 +44,8 @@ class FigureChange:
 class Comparison:
     """`faults` say why the two don't answer one question; latencies then mean nothing side by side.
 
-    `names` are those of the two sides, `sentence` says in one how the second differs, if it may be said.
+    `names` are those of the two sides, `sentence` says in one how the second differs, if it may be
+    said.
     """
 
     names: tuple[str, str]
@@ -63,7 +71,9 @@ def compare(
     a, b = (sorted(side, key=lambda run: (run.seed, run.started_at)) for side in (a, b))
     pairs = list(zip(a, b, strict=False))
     figures = [(read_figures(one), read_figures(other)) for one, other in pairs]
-    changes = [_change(name, [(x[name], y[name]) for x, y in figures], confidence) for name in FIGURES]
+    changes = [
+        _change(name, [(x[name], y[name]) for x, y in figures], confidence) for name in FIGURES
+    ]
     faults: list[str] = []
     remarks: list[str] = []
     seeds = [", ".join(str(run.seed) for run in side) for side in (a, b)]
@@ -83,22 +93,32 @@ def compare(
         faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
         remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
     by_name = {change.name: change.change for change in changes if change.change}
-    sentence = None if faults else describe_difference(names[1], names[0], by_name, confidence, a[0], b[0])
-    return Comparison(names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence)
+    sentence = (
+        None if faults else describe_difference(names[1], names[0], by_name, confidence, a[0], b[0])
+    )
+    return Comparison(
+        names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence
+    )
 
 
-def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float) -> FigureChange:
+def _change(
+    name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float
+) -> FigureChange:
     both = [(x, y) for x, y in pairs if x is not None and y is not None]
     sides = [[pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1)]
     a, b = (sum(filter(None, side)) / len(side) if side else None for side in sides)
-    return FigureChange(name, a, b, find_change(name, both, confidence), FIGURES[name].is_better_high)
+    return FigureChange(
+        name, a, b, find_change(name, both, confidence), FIGURES[name].is_better_high
+    )
 
 
-def find_change(name: str, pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
+def find_change(
+    name: str, pairs: Iterable[tuple[float, float]], confidence: float
+) -> Interval | None:
     """Returns how a figure goes from each pair's first value to its second.
 
-    Of a share it is the mean difference; of anything else a geometric mean of ratios, less 1: by logarithms,
-    so that no latency falls by more than 100 %. `None` without a pair.
+    Of a share it is the mean difference; of anything else a geometric mean of ratios, less 1: by
+    logarithms, so that no latency falls by more than 100 %. `None` without a pair.
     """
     if name in SHARES:
         return mean_interval([after - before for before, after in pairs], confidence)
@@ -134,7 +154,9 @@ def describe_difference(
         what = f"{name} sends the first token as soon as {baseline}"
     else:
         way = "sooner" if ttft.mean < 0 else "later"
-        what = f"{name} sends the first token {abs(ttft.mean):.0%} {way} than {baseline}".replace("%", " %")
+        what = f"{name} sends the first token {abs(ttft.mean):.0%} {way} than {baseline}".replace(
+            "%", " %"
+        )
     what += _describe_certainty(ttft, f"{100 * confidence:g} %")
     if tokens is not None and abs(tokens.mean) >= _SAME:
         what += f", with {1 + tokens.mean:.2f} times the tokens per second"
@@ -178,7 +200,10 @@ def _find_noise(run: Report, rate: float) -> float:
 
 def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
     rates = {label: run.measured.throughput.started_rps for label, run in runs}
-    low, high = min(rates, key=lambda label: rates[label]), max(rates, key=lambda label: rates[label])
+    low, high = (
+        min(rates, key=lambda label: rates[label]),
+        max(rates, key=lambda label: rates[label]),
+    )
     noise = _find_noise(runs[0][1], rates[high])
     if rates[high] - rates[low] > max(rates[low] * tolerance, noise):
         yield (
@@ -228,7 +253,9 @@ def comparison_html(comparison: Comparison) -> str:
     title = "not comparable" if comparison.faults else "comparable"
     parts = [
         page.notice(
-            title, comparison.faults or [*filter(None, [comparison.sentence])], is_good=not comparison.faults
+            title,
+            comparison.faults or [*filter(None, [comparison.sentence])],
+            is_good=not comparison.faults,
         ),
         page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
         page.table("Figures", *_list_headlines(comparison)),

@@ -13,10 +13,18 @@ from extproc.pages.plots import Bar, bars
 # The figures in which regressions are looked for.
 WATCHED = (
     *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_median_ms", "ttft_p99_ms"),
-    *("ttft_sent_median_ms", "tpot_median_ms", "itl_mean_ms", "e2e_median_ms", "hit_rate", "goodput"),
+    *(
+        "ttft_sent_median_ms",
+        "tpot_median_ms",
+        "itl_mean_ms",
+        "e2e_median_ms",
+        "hit_rate",
+        "goodput",
+    ),
     "total_tok_per_dollar",
 )
-# 1.4826 median deviations are one standard deviation of a normal sample; three of them are no chance.
+# 1.4826 median deviations are one standard deviation of a normal sample; three of them are no
+# chance.
 _DEVIATIONS = 3 * 1.4826
 # With fewer runs their spread says nothing.
 _FEW = 3
@@ -74,8 +82,12 @@ def trace_lines(entries: Iterable[Entry], *, tolerance: float, runs: int) -> lis
     kinds: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         kinds[entry.kind].append(entry)
-    lines = [_trace(sorted(kind, key=lambda entry: entry.at), tolerance, runs) for kind in kinds.values()]
-    return sorted(lines, key=lambda line: (line.entries[0].name, line.entries[0].model, line.entries[0].at))
+    lines = [
+        _trace(sorted(kind, key=lambda entry: entry.at), tolerance, runs) for kind in kinds.values()
+    ]
+    return sorted(
+        lines, key=lambda line: (line.entries[0].name, line.entries[0].model, line.entries[0].at)
+    )
 
 
 def _trace(entries: Sequence[Entry], tolerance: float, runs: int) -> Line:
@@ -93,7 +105,9 @@ def _compare(last: Entry, before: Sequence[Entry], tolerance: float) -> Iterator
         if value is None or not values:
             continue
         median = statistics.median(values)
-        spread = statistics.median(abs(each - median) for each in values) if len(values) >= _FEW else 0.0
+        spread = (
+            statistics.median(abs(each - median) for each in values) if len(values) >= _FEW else 0.0
+        )
         allowed = max(tolerance * abs(median), _DEVIATIONS * spread)
         worse = median - value if FIGURES[name].is_better_high else value - median
         yield Drift(name, value, median, allowed, worse > allowed)
@@ -125,21 +139,31 @@ def _drift_row(drift: Drift) -> tuple[str, ...]:
 
 
 def _show_change(drift: Drift) -> str:
-    return DASH if drift.change is None else f"{'+' if drift.change >= 0 else ''}{percent(drift.change)}"
+    return (
+        DASH
+        if drift.change is None
+        else f"{'+' if drift.change >= 0 else ''}{percent(drift.change)}"
+    )
 
 
 def draw_line(line: Line) -> Iterator[str]:
     """How the last valid run of a kind stands to earlier ones, and each figure over time."""
     if line.drifts:
-        yield page.table("The last valid run", _HEADER, [_drift_row(drift) for drift in line.drifts])
+        yield page.table(
+            "The last valid run", _HEADER, [_drift_row(drift) for drift in line.drifts]
+        )
     yield page.cards(dict(_plot(line)))
 
 
 def _plot(line: Line) -> Iterator[tuple[str, str]]:
     """Bars for each figure that two valid runs have: from zero, so that a small change looks small."""
-    valid = [(number, entry) for number, entry in enumerate(line.entries, start=1) if entry.is_valid]
+    valid = [
+        (number, entry) for number, entry in enumerate(line.entries, start=1) if entry.is_valid
+    ]
     for name in WATCHED:
-        points = [(n, value) for n, entry in valid if (value := entry.figures.get(name)) is not None]
+        points = [
+            (n, value) for n, entry in valid if (value := entry.figures.get(name)) is not None
+        ]
         if len(points) > 1:
             drawn = [Bar(str(number), value) for number, value in points]
             unit = "ms" if name.endswith("_ms") else FIGURES[name].heading

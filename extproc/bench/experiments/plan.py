@@ -43,9 +43,10 @@ class ClientHost:
 class Plan:
     """A run to come; `faults` say why it is impossible, `remarks` what to expect.
 
-    `starts` counts starts per slice of `slice_s`; rates are of requests. `due_rps` is what the steady window
-    gets if a request takes `latency_s`: later turns of a session wait for it, and for think time. `in_flight`
-    is the most at once, `cpu_cores` is what the load processes need together at the peak.
+    `starts` counts starts per slice of `slice_s`; rates are of requests. `due_rps` is what the
+    steady window gets if a request takes `latency_s`: later turns of a session wait for it, and for
+    think time. `in_flight` is the most at once, `cpu_cores` is what the load processes need
+    together at the peak.
     """
 
     honesty: Honesty
@@ -66,7 +67,9 @@ def account_for(
     spec: Spec, workload: Workload, ruler: Ruler = BYTES, endpoints: int | None = None
 ) -> Honesty:
     """The account of what a run asks; its period is held against `endpoints`, else the scraped ones."""
-    return account(workload.conversations, workload.total, endpoints or max(1, len(spec.scrape)), ruler)
+    return account(
+        workload.conversations, workload.total, endpoints or max(1, len(spec.scrape)), ruler
+    )
 
 
 def plan(
@@ -83,7 +86,8 @@ def plan(
     starts, slice_s = _slice(workload, slices)
     peak_rps = max(starts) / slice_s * workload.turns_mean if slice_s else None
     due_rps = _find_due(spec, workload, latency_s)
-    # Little's law at the peak, within the cap; everything at once where there is no schedule to follow.
+    # Little's law at the peak, within the cap; everything at once where there is no schedule to
+    # follow.
     wanted = honesty.prompts if peak_rps is None else round(peak_rps * latency_s)
     in_flight = max(1, min(wanted, honesty.prompts, spec.traffic.concurrency or wanted))
     rate = peak_rps or in_flight / latency_s
@@ -100,7 +104,10 @@ def plan(
         in_flight=in_flight,
         cpu_cores=cpu_cores,
         faults=tuple(_find_faults(spec, host, in_flight, cpu_cores)),
-        remarks=(*_find_remarks(spec, host, peak_rps, latency_s), *_find_surprises(spec, workload, due_rps)),
+        remarks=(
+            *_find_remarks(spec, host, peak_rps, latency_s),
+            *_find_surprises(spec, workload, due_rps),
+        ),
     )
 
 
@@ -119,7 +126,9 @@ def _find_due(spec: Spec, workload: Workload, latency_s: float) -> float | None:
     if not workload.starts_s or not workload.span_s or spec.traffic.is_queued or width_s <= 0:
         return None
     thinks = spec.traffic.think_time
-    pause_s = latency_s + (float(draw(thinks, 1000, np.random.default_rng(0)).mean()) if thinks else 0.0)
+    pause_s = latency_s + (
+        float(draw(thinks, 1000, np.random.default_rng(0)).mean()) if thinks else 0.0
+    )
     conversations, due = workload.conversations, 0
     for number, start_s in enumerate(workload.starts_s):
         turns = np.arange(len(conversations[number % len(conversations)].turns))
@@ -142,7 +151,9 @@ def _find_faults(spec: Spec, host: ClientHost, in_flight: int, cpu_cores: float)
         )
 
 
-def _find_remarks(spec: Spec, host: ClientHost, peak_rps: float | None, latency_s: float) -> Iterator[str]:
+def _find_remarks(
+    spec: Spec, host: ClientHost, peak_rps: float | None, latency_s: float
+) -> Iterator[str]:
     cap = spec.traffic.max_concurrency
     if cap is not None and peak_rps is not None and peak_rps * latency_s > cap:
         yield (
@@ -188,7 +199,10 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "schedule", "none: users ask again when they are answered, or all start at once"
     if plan.offered_rps is not None and plan.peak_rps is not None:
         due = "" if plan.due_rps is None else f"; about {plan.due_rps:.2f} due in the window"
-        yield "requests/s", f"{plan.offered_rps:.2f} on average, {plan.peak_rps:.2f} in the busiest bar{due}"
+        yield (
+            "requests/s",
+            f"{plan.offered_rps:.2f} on average, {plan.peak_rps:.2f} in the busiest bar{due}",
+        )
     yield "in flight, ports", f"{plan.in_flight} at {plan.latency_s:g} s a request"
     yield "client CPU", f"{plan.cpu_cores:.2f} cores"
 

@@ -87,7 +87,8 @@ class Replicas:
     async def look(self, arm: Component, *, must_exist: bool = False) -> str | None:
         """Says what is missing until every replica has the strategy in force, `None` if nothing is.
 
-        Raises `LabError` for one that refuses it; with `must_exist` for a name that does not resolve, too.
+        Raises `LabError` for one that refuses it; with `must_exist` for a name that does not
+        resolve, too.
         """
         found: list[str] = []
         for host, port in self._targets:
@@ -100,7 +101,9 @@ class Replicas:
                 return missing
         if not found:
             return "the router has no replica"
-        answers = await asyncio.gather(*(self._find_missing(at, arm) for at in dict.fromkeys(found)))
+        answers = await asyncio.gather(
+            *(self._find_missing(at, arm) for at in dict.fromkeys(found))
+        )
         return next((each for each in answers if each is not None), None)
 
     async def find_change(self) -> str | None:
@@ -141,4 +144,6 @@ class Replicas:
 
 
 def _count(metrics: str, name: str) -> float:
-    return sum(float(line.removeprefix(name)) for line in metrics.splitlines() if line.startswith(name))
+    return sum(
+        float(line.removeprefix(name)) for line in metrics.splitlines() if line.startswith(name)
+    )

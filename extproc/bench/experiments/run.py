@@ -25,7 +25,15 @@ from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.http import Keys, NoToken, name_fault
 from extproc.bench.processors.processor import Wiring
 from extproc.bench.progress import Goal, GoalProgress, Pace, Progress, watching
-from extproc.bench.record import EndpointScrape, PartStats, Record, RunClock, RunInfo, RunResult, Window
+from extproc.bench.record import (
+    EndpointScrape,
+    PartStats,
+    Record,
+    RunClock,
+    RunInfo,
+    RunResult,
+    Window,
+)
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.bench.status_server import StatusServer
@@ -49,10 +57,11 @@ async def run(
 ) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
-    Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
-    ends. Of a `part` only its share is offered, from its start on, with the spec's processes in each part.
-    Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client itself fails,
-    `Interrupted` if it was stopped before it began. What goes wrong at the server is in the records.
+    Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every
+    request as it ends. Of a `part` only its share is offered, from its start on, with the spec's
+    processes in each part. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the
+    client itself fails, `Interrupted` if it was stopped before it began. What goes wrong at the
+    server is in the records.
     """
     stop = stop or asyncio.Event()
     machines = 1 if part is None else part.count
@@ -69,7 +78,10 @@ async def run(
     shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint, machines=machines)
     if part is not None:
         shares = shares[part.number :: part.count]
-        starts, users = sum(len(share.starts) for share in shares), sum(share.users for share in shares)
+        starts, users = (
+            sum(len(share.starts) for share in shares),
+            sum(share.users for share in shares),
+        )
         offset_s = await find_clock_offset(spec.base_url)
         own = PartStats(part.number, part.count, starts, users, part.start_at, offset_s)
         info = replace(info, parts=(own,))
@@ -79,10 +91,14 @@ async def run(
     watch = None if spec.watch is None else FleetWatch(spec.watch, spec.scrape)
     async with _watched(watch):
         try:
-            done = await drive(shares, toward, stop, start_soon if part is None else part.agree(stop))
+            done = await drive(
+                shares, toward, stop, start_soon if part is None else part.agree(stop)
+            )
         except LoadError as error:
             if journal is not None and part is not None:
-                open_journal(journal, replace(info, parts=(replace(info.parts[0], lost=str(error)),)))
+                open_journal(
+                    journal, replace(info, parts=(replace(info.parts[0], lost=str(error)),))
+                )
             raise
     scrapes = tuple(map(EndpointScrape, spec.scrape, before, await scrape(spec.scrape)))
     found = (record for each in done for record in each.records)
@@ -153,7 +169,9 @@ def find_goal(spec: Spec, workload: Workload) -> Goal:
     return Goal(requests=workload.total)
 
 
-def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool, board: StatusServer | None = None) -> Run:
+def show_runs(
+    stop: asyncio.Event, pace: Pace, *, quiet: bool, board: StatusServer | None = None
+) -> Run:
     """Returns what runs the runs of an experiment and shows each on the terminal, and on a board."""
 
     async def run_one(spec: Spec, title: str) -> RunResult:
@@ -248,7 +266,9 @@ def share_out(
             requests=workload.requests,
             starts=numbered[i::count],
             users=(caps[i] or 0) if spec.traffic.is_closed else 0,
-            numbers=range(i % machines, sys.maxsize if workload.jobs is None else workload.jobs, machines),
+            numbers=range(
+                i % machines, sys.maxsize if workload.jobs is None else workload.jobs, machines
+            ),
             cap=caps[i],
             journal=journal,
             endpoint=endpoint,

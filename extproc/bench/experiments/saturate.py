@@ -20,8 +20,8 @@ from extproc.pages.plots import Series, lines
 
 SATURATION_SCHEMA = "extproc-bench-saturation/2"
 
-# A sparse window loses some answers at its end; a server that gives less than this at a rate serves it badly,
-# whatever it did at a lower one.
+# A sparse window loses some answers at its end; a server that gives less than this at a rate serves
+# it badly, whatever it did at a lower one.
 _SERVES_AT_ALL = 0.5
 
 
@@ -43,7 +43,9 @@ class Rung:
     @property
     def is_measured(self) -> bool:
         """Whether the rung says something about the server: its figures hold, or the server refused."""
-        return set(self.report.verdict.kinds) <= {FAILED} and self.report.measured.counts.completed > 0
+        return (
+            set(self.report.verdict.kinds) <= {FAILED} and self.report.measured.counts.completed > 0
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -61,9 +63,7 @@ class Rung:
 
     @property
     def why(self) -> str:
-        return (
-            f"at {self.rate:.2f} req/s: {self.report.verdict.text}: {'; '.join(self.report.verdict.reasons)}"
-        )
+        return f"at {self.rate:.2f} req/s: {self.report.verdict.text}: {'; '.join(self.report.verdict.reasons)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Saturation:
     """The rungs by rate. `inflection_rps` is the highest rate still served, `None` if the lowest was not.
 
     `is_bracketed`: a higher rate was saturated, so that the inflection point lies between the two.
-    `best_rps` and `best_tps` are the most requests and tokens per second of any rung that failed less than
-    it may, `None` if there is none; `best_tps_rate` is the scheduled rate there. With `faults` the
-    search has no answer.
+    `best_rps` and `best_tps` are the most requests and tokens per second of any rung that failed
+    less than it may, `None` if there is none; `best_tps_rate` is the scheduled rate there. With
+    `faults` the search has no answer.
     """
 
     schema: str
@@ -93,8 +93,8 @@ class Saturation:
 def is_saturated(rung: Rung, rungs: Sequence[Rung], ladder: Ladder) -> bool:
     """Whether `rung` served too little of its load, or refused too much.
 
-    Efficiency is held against the best one at a lower rate: conversations that end after the window lower
-    it at every rate alike, and say nothing about the server.
+    Efficiency is held against the best one at a lower rate: conversations that end after the window
+    lower it at every rate alike, and say nothing about the server.
     """
     lower = [other.efficiency for other in rungs if other.rate < rung.rate]
     usual = max(_SERVES_AT_ALL, min(1.0, max(lower, default=1.0)))
@@ -104,8 +104,8 @@ def is_saturated(rung: Rung, rungs: Sequence[Rung], ladder: Ladder) -> bool:
 def next_rate(rungs: Sequence[Rung], ladder: Ladder) -> float | None:
     """The rate to try next: up until one is saturated, then between; `None` when it is known or no use.
 
-    A rung that the client's limits or nothing explains ends the climb, and so does a server that fails at
-    every rate so far: only above a rate that it served is a failure its limit.
+    A rung that the client's limits or nothing explains ends the climb, and so does a server that
+    fails at every rate so far: only above a rate that it served is a failure its limit.
     """
     if not rungs:
         return ladder.start
@@ -181,7 +181,16 @@ def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
 
 
 _HEADER = (
-    *("asked req/s", "served req/s", "tok/s", "TTFT p50", "TTFT p99", "E2E p50", "time per token", "failed"),
+    *(
+        "asked req/s",
+        "served req/s",
+        "tok/s",
+        "TTFT p50",
+        "TTFT p99",
+        "E2E p50",
+        "time per token",
+        "failed",
+    ),
     *("Little's residual", ""),
 )
 
@@ -233,12 +242,15 @@ def saturation_html(found: Saturation) -> str:
 
 
 def _parts(found: Saturation) -> Iterator[str]:
-    yield page.notice(headline(found), found.faults, is_good=found.is_bracketed and not found.faults)
+    yield page.notice(
+        headline(found), found.faults, is_good=found.is_bracketed and not found.faults
+    )
     yield page.remarks((name_part(found.rungs[0].report), *found.remarks))
     rates = [rung.rate for rung in found.rungs]
     ttfts = [rung.report.measured.latency_ms.get("ttft") for rung in found.rungs]
     p50s, p99s = (
-        [math.nan if ttft is None else getattr(ttft, point) for ttft in ttfts] for point in ("p50", "p99")
+        [math.nan if ttft is None else getattr(ttft, point) for ttft in ttfts]
+        for point in ("p50", "p99")
     )
     yield page.cards(
         {

@@ -50,7 +50,13 @@ class Task:
     def folder(self) -> str:
         """Where the run's reports go, within the sweep's folder."""
         rate = "" if self.load.req_rate is None else f"at-{self.load.req_rate:g}"
-        words = (self.dataset, str(self.load.concurrency), rate, label(self.arm), str(self.repeat + 1))
+        words = (
+            self.dataset,
+            str(self.load.concurrency),
+            rate,
+            label(self.arm),
+            str(self.repeat + 1),
+        )
         return re.sub(r"[^\w.=-]+", "-", "-".join(filter(None, words))).strip("-")
 
     @property
@@ -58,7 +64,9 @@ class Task:
         """The same for the same run: more arms, loads or repeats beside it change nothing of it."""
         spec = self.spec.model_dump_json(exclude={"name", "ab", "sweep", "saturate"})
         prepared = self.spec.ab.model_dump_json(include={"prime", "flush"})
-        return hashlib.sha256(f"{spec} {prepared} {self.arm.model_dump_json()}".encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            f"{spec} {prepared} {self.arm.model_dump_json()}".encode()
+        ).hexdigest()[:16]
 
 
 class MeasuredCells(msgspec.Struct):
@@ -79,7 +87,9 @@ def list_tasks(spec: Spec) -> list[Task]:
         raise SettingsError("sweep.concurrency: give the numbers of requests in flight to try")
     datasets = spec.sweep.datasets or {"": {}}
     shaped = [
-        (name, load, _shape(spec, name, over, load)) for name, over in datasets.items() for load in loads
+        (name, load, _shape(spec, name, over, load))
+        for name, over in datasets.items()
+        for load in loads
     ]
     return [
         Task(name, load, arm, repeat, shape.model_copy(update={"seed": spec.seed + repeat}))
@@ -92,7 +102,8 @@ def list_tasks(spec: Spec) -> list[Task]:
 def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> Spec:
     own = spec.traffic.model_dump(exclude_unset=True, exclude={"preset", "vus", "max_concurrency"})
     try:
-        # One spelling, so that what a dataset says replaces what the spec says. The preset is applied.
+        # One spelling, so that what a dataset says replaces what the spec says. The preset is
+        # applied.
         given = {name.replace("-", "_"): value for name, value in apply_preset(over).items()}
         laid = {**own, **{name: value for name, value in given.items() if name != "preset"}}
         shape = TrafficShape.model_validate(_set_load(laid, load))
@@ -116,7 +127,10 @@ def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:
     if rate is not None:
         return {**fields, "req_rate": rate, "max_concurrency": load.concurrency}
     # A closed loop has no arrivals to describe.
-    return {**{name: fields[name] for name in fields if name != "arrivals"}, "vus": load.concurrency}
+    return {
+        **{name: fields[name] for name in fields if name != "arrivals"},
+        "vus": load.concurrency,
+    }
 
 
 def read_measured(folder: Path) -> dict[str, MeasuredCells]:
@@ -186,7 +200,9 @@ def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
     for task in tasks:
         if one := measured.get(task.digest):
             load = task.load.model_copy(update={"req_rate": task.spec.traffic.req_rate})
-            cells.append(build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load))
+            cells.append(
+                build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load)
+            )
     return cells
 
 
@@ -199,7 +215,9 @@ def find_sweep_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
     schedules: dict[tuple[str, Load, int], set[str]] = {}
     for task in tasks:
         if one := measured.get(task.digest):
-            schedules.setdefault((task.dataset, task.load, task.repeat), set()).add(one.report.schedule)
+            schedules.setdefault((task.dataset, task.load, task.repeat), set()).add(
+                one.report.schedule
+            )
     for (dataset, load, repeat), digests in schedules.items():
         if len(digests) > 1:
             name = f"{dataset}, " if dataset else ""

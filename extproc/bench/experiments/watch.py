@@ -63,7 +63,9 @@ def read_gauges(text: str) -> tuple[float | None, float | None, float | None]:
     """Reads one endpoint's requests running and waiting, summed over its engines, and their mean KV use."""
     found = read_samples(text, {_RUNNING, _WAITING, *_KV_USE})
     kv = next((found[name] for name in _KV_USE if name in found), None)
-    running, waiting = (sum(found[name]) if name in found else None for name in (_RUNNING, _WAITING))
+    running, waiting = (
+        sum(found[name]) if name in found else None for name in (_RUNNING, _WAITING)
+    )
     return running, waiting, sum(kv) / len(kv) if kv else None
 
 
@@ -72,13 +74,17 @@ def add_up(at_s: float, ready: int, texts: Iterable[str | None]) -> FleetSample:
     gauges = [read_gauges(text) for text in texts if text is not None]
     running, waiting, kv = ([each[i] for each in gauges if (each[i]) is not None] for i in range(3))
     sums = [sum(filter(None, values)) if values else None for values in (running, waiting, kv)]
-    return FleetSample(at_s, ready, sums[0], sums[1], None if sums[2] is None else sums[2] / len(kv))
+    return FleetSample(
+        at_s, ready, sums[0], sums[1], None if sums[2] is None else sums[2] / len(kv)
+    )
 
 
 class FleetWatch:
     """Samples while it runs; times are the clock's, to be put on the run's when it is known."""
 
-    def __init__(self, watching: Watching, endpoints: Sequence[str], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, watching: Watching, endpoints: Sequence[str], clock: Clock = time.monotonic
+    ) -> None:
         self._watching, self._endpoints, self._clock = watching, endpoints, clock
         self._samples: list[FleetSample] = []
 
@@ -115,5 +121,8 @@ class FleetWatch:
             return ()
         named = [pool for pool in pools if self._watching.pool in {None, pool["name"]}]
         return [
-            each["address"] for pool in named[:1] for each in pool["endpoints"] if each["state"] == "ready"
+            each["address"]
+            for pool in named[:1]
+            for each in pool["endpoints"]
+            if each["state"] == "ready"
         ]

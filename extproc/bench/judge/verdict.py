@@ -26,7 +26,8 @@ VALID, DOUBTFUL, INVALID = "valid", "valid, with remarks", "invalid: "
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
-# The share of the scheduled rate that must have been due: for a plain valid, and for a valid one at all.
+# The share of the scheduled rate that must have been due: for a plain valid, and for a valid one at
+# all.
 DUE, _DUE_AT_ALL = 0.95, 0.8
 # Below this a p99 is no more than the largest value.
 _FEW_REQUESTS = 100
@@ -41,10 +42,10 @@ _MOST_WORDS = 120
 class Figures:
     """What a verdict was judged by; `None` where a run has no such figure.
 
-    `cpu` is the busiest load process's share of a core. `cap_full` the longest share of time a process
-    had no slot left. `asked_rps` is the rate of an even schedule, `offered_rps` what was due in the
-    window: in sessions less, as later turns wait for answers. `littles_residual` compares the sampled
-    mean in flight with rate times latency.
+    `cpu` is the busiest load process's share of a core. `cap_full` the longest share of time a
+    process had no slot left. `asked_rps` is the rate of an even schedule, `offered_rps` what was
+    due in the window: in sessions less, as later turns wait for answers. `littles_residual`
+    compares the sampled mean in flight with rate times latency.
     """
 
     lag_p99_s: float | None = None
@@ -98,7 +99,10 @@ class RunVerdict:
 
 
 def build_verdict(
-    reasons: Iterable[FaultReason], remarks: Iterable[str], figures: Figures, doubts: Iterable[str] = ()
+    reasons: Iterable[FaultReason],
+    remarks: Iterable[str],
+    figures: Figures,
+    doubts: Iterable[str] = (),
 ) -> RunVerdict:
     """A verdict is valid as long as nothing speaks against it; `doubts` are the first of its remarks."""
     against, doubts = tuple(reasons), tuple(doubts)
@@ -135,7 +139,11 @@ def _find_part_faults(info: RunInfo) -> Iterator[FaultReason]:
     for part in info.parts:
         if part.lost is not None:
             share = (
-                f"{part.starts:,} starts" if part.starts else f"{part.users:,} users" if part.users else ""
+                f"{part.starts:,} starts"
+                if part.starts
+                else f"{part.users:,} users"
+                if part.users
+                else ""
             )
             counted = f"; {part.records:,} of its requests are counted" if part.records else ""
             of = f" of {share}" if share else ""
@@ -158,7 +166,9 @@ def _find_clock_faults(info: RunInfo) -> Iterator[FaultReason]:
     offsets = [part.clock_offset_s for part in there if part.clock_offset_s is not None]
     if offsets and max(offsets) - min(offsets) > _CLOCKS_APART_S:
         apart = max(offsets) - min(offsets)
-        yield FaultReason(CLOCKS, f"the parts' clocks are about {apart:.0f} s apart, by the server's Date")
+        yield FaultReason(
+            CLOCKS, f"the parts' clocks are about {apart:.0f} s apart, by the server's Date"
+        )
 
 
 def _find_interruption(info: RunInfo) -> Iterator[FaultReason]:
@@ -228,7 +238,9 @@ def _find_missing_load(result: RunResult, figures: Figures) -> Iterator[FaultRea
         return
     window = result.info.window
     wanted = asked * (window.end_s - window.start_s)
-    if due < _DUE_AT_ALL * asked and due * (window.end_s - window.start_s) < wanted - 3 * sqrt(wanted):
+    if due < _DUE_AT_ALL * asked and due * (window.end_s - window.start_s) < wanted - 3 * sqrt(
+        wanted
+    ):
         yield FaultReason(NOT_OFFERED, _name_shortfall(asked, due))
 
 
@@ -270,7 +282,9 @@ def _find_surprises(result: RunResult) -> Iterator[str]:
     if info.cut_lines:
         lines = "a line" if info.cut_lines == 1 else f"{info.cut_lines} lines"
         yield f"{lines} of the journal were cut off half-way, as of a process that is killed: left out"
-    repeats = sum(info.prompts is not None and record.index >= info.prompts for record in result.records)
+    repeats = sum(
+        info.prompts is not None and record.index >= info.prompts for record in result.records
+    )
     if repeats:
         yield (
             f"the dataset's {info.prompts:,} prompts began again: {repeats / len(result.records):.0%} of the "
@@ -301,7 +315,9 @@ def _measure(result: RunResult) -> Figures:
         lag_p99_s=_p99([lag for record in records if (lag := record.lag_s) is not None]),
         loop_lag_p99_s=_p99([s.lag_s for client in info.clients for s in client.samples]),
         cpu=max((c.cpu_s / c.wall_s for c in info.clients if c.wall_s), default=None),
-        cap_full=max((c.cap_full_s / c.wall_s for c in info.clients if c.cap and c.wall_s), default=None),
+        cap_full=max(
+            (c.cap_full_s / c.wall_s for c in info.clients if c.cap and c.wall_s), default=None
+        ),
         asked_rps=info.offered_rps if is_even else None,
         offered_rps=len(records) / width_s if is_open else None,
         achieved_rps=started / width_s if is_open else None,
@@ -319,7 +335,11 @@ def _check_littles_law(result: RunResult) -> tuple[float | None, float | None]:
     window = result.info.window
     width_s = window.end_s - window.start_s
     seen = [
-        [sample.in_flight for sample in client.samples if window.start_s <= sample.at_s < window.end_s]
+        [
+            sample.in_flight
+            for sample in client.samples
+            if window.start_s <= sample.at_s < window.end_s
+        ]
         for client in result.info.clients
     ]
     sampled = sum(sum(each) / len(each) for each in seen if each)

@@ -114,7 +114,9 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
     def on_readable() -> None:
         news = process.receive()
         if news is not None:
-            progress.update(sum_standings([p.snapshot for p in processes if p.snapshot is not None], news))
+            progress.update(
+                sum_standings([p.snapshot for p in processes if p.snapshot is not None], news)
+            )
         if process.is_dead:
             # Nobody waits for the others: a part of the load is no load.
             for each in processes:

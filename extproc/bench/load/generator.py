@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage, count_prompt_tokens
+from extproc.bench.datasets.conversation import (
+    ChatTurn,
+    Conversation,
+    TurnMessage,
+    count_prompt_tokens,
+)
 from extproc.bench.datasets.synthetic import draw
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.processor import ChatQuery, Client
@@ -20,7 +25,8 @@ from extproc.bench.spec.tree import Spec
 class Cap:
     """A limit of requests in flight; waiters go in the order they came. `None` is no limit.
 
-    `full_s` is how long no slot was left, so that a report can see a rate that became a closed loop.
+    `full_s` is how long no slot was left, so that a report can see a rate that became a closed
+    loop.
     """
 
     def __init__(self, limit: int | None, clock: Clock) -> None:
@@ -79,8 +85,9 @@ Next = Callable[[], int | None]
 class LoadShare:
     """One process's part of a run: its starts as (number, time), or the `users` of a closed loop.
 
-    `numbers` are the conversations that users take in turn, together with those of the machine's other
-    processes. `journal` is where it writes down what ends. `endpoint` answers whatever does not say who did.
+    `numbers` are the conversations that users take in turn, together with those of the machine's
+    other processes. `journal` is where it writes down what ends. `endpoint` answers whatever does
+    not say who did.
     """
 
     process: int
@@ -191,7 +198,11 @@ class LoadGenerator:
         return at_s
 
     async def _send_turn(
-        self, record: Record, turn: ChatTurn, history: tuple[TurnMessage, ...], conversation: Conversation
+        self,
+        record: Record,
+        turn: ChatTurn,
+        history: tuple[TurnMessage, ...],
+        conversation: Conversation,
     ) -> None:
         self.records.append(record)
         self.prompts.append(history)
@@ -216,7 +227,10 @@ class LoadGenerator:
     def _list_pauses(self, number: int, turns: Sequence[ChatTurn]) -> Sequence[float]:
         """How long the user thinks after each answer: as the dataset says, else as the spec does."""
         # By conversation, so that pauses don't depend on which process runs it.
-        rng, thinks = np.random.default_rng((self._share.spec.seed, number)), self._traffic.think_time
+        rng, thinks = (
+            np.random.default_rng((self._share.spec.seed, number)),
+            self._traffic.think_time,
+        )
         drawn = [0.0] * len(turns) if thinks is None else draw(thinks, len(turns), rng).tolist()
         given = [turn.think_s for turn in turns[1:]] + [None]
         return [pause if own is None else own for pause, own in zip(drawn, given, strict=True)]

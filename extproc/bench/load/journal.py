@@ -129,7 +129,9 @@ def read_journal(path: Path) -> RunResult:
     except (OSError, ValueError) as error:
         raise JournalError(f"{path}: not the record of a run: {error}") from None
     if facts.format != _FORMAT:
-        raise JournalError(f"{path}: its format is {facts.format!r}; this version reads {_FORMAT!r}")
+        raise JournalError(
+            f"{path}: its format is {facts.format!r}; this version reads {_FORMAT!r}"
+        )
     info = RunInfo(
         spec=Spec.model_validate(facts.spec),
         model=facts.model,
@@ -154,7 +156,9 @@ def _finish(info: RunInfo, end: _End | None, records: Sequence[Record]) -> RunIn
         parts = tuple(replace(part, lost=lost) for part in info.parts)
         return replace(info, **msgspec.structs.asdict(end), parts=parts)
     last_s = find_end(records)
-    parts = tuple(replace(part, lost=part.lost or f"killed after {last_s:.1f} s") for part in info.parts)
+    parts = tuple(
+        replace(part, lost=part.lost or f"killed after {last_s:.1f} s") for part in info.parts
+    )
     return replace(
         info, duration_s=last_s, window=clip(info.window, last_s), interrupted_s=last_s, parts=parts
     )

@@ -1,7 +1,8 @@
 """A run in parts: n machines offer one schedule from one instant, and their journals become one result.
 
-Every part builds the same schedule from the same seed and offers its share of it; nobody leads. Clocks are
-NTP's business: a part notes how far its own is from the server's `Date`, which shows errors above a second.
+Every part builds the same schedule from the same seed and offers its share of it; nobody leads.
+Clocks are NTP's business: a part notes how far its own is from the server's `Date`, which shows
+errors above a second.
 """
 
 import asyncio
@@ -45,7 +46,9 @@ class Part:
         async def wait() -> float:
             late_s = time.time() - self.start_at
             if late_s > 0:
-                raise LoadError(f"{self} was ready {late_s:.1f} s after --start-at: give it more time")
+                raise LoadError(
+                    f"{self} was ready {late_s:.1f} s after --start-at: give it more time"
+                )
             try:
                 async with asyncio.timeout(max(0.0, -late_s - _LEAD_S)):
                     await stop.wait()
@@ -130,12 +133,15 @@ def merge_parts(runs: Sequence[tuple[str, RunResult]]) -> RunResult:
             )
     infos = [each.info for _, each in runs]
     parts = [
-        replace(info.parts[0], records=len(each.records)) for info, (_, each) in zip(infos, runs, strict=True)
+        replace(info.parts[0], records=len(each.records))
+        for info, (_, each) in zip(infos, runs, strict=True)
     ]
     there = {part.number for part in parts}
     count = parts[0].count
     parts += [PartStats(i, count, lost="it has no journal") for i in range(count) if i not in there]
-    records: dict[int, Record] = {record.index: record for _, each in runs for record in each.records}
+    records: dict[int, Record] = {
+        record.index: record for _, each in runs for record in each.records
+    }
     cuts = [info.interrupted_s for info in infos if info.interrupted_s is not None]
     window = replace(first.info.window, end_s=max(info.window.end_s for info in infos))
     whole = next((info for info in infos if info.interrupted_s is None), first.info)

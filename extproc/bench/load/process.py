@@ -110,11 +110,14 @@ async def _serve(share: LoadShare, pipe: Connection, take_next: Next) -> Done:
     return Done(tuple(generator.records), stats)
 
 
-async def _run_watched(generator: LoadGenerator, watch: LoadWatch, pipe: Connection, clock: RunClock) -> None:
+async def _run_watched(
+    generator: LoadGenerator, watch: LoadWatch, pipe: Connection, clock: RunClock
+) -> None:
     if (early_s := -clock()) > 0:
         await asyncio.sleep(early_s)
     asyncio.get_running_loop().add_reader(pipe.fileno(), _obey, pipe, generator)
-    # uvloop makes what it polls non-blocking: a large answer to a busy parent failed half-way, all was lost.
+    # uvloop makes what it polls non-blocking: a large answer to a busy parent failed half-way, all
+    # was lost.
     os.set_blocking(pipe.fileno(), True)
     # News to a parent that is gone fail the group, which ends this process, too.
     async with asyncio.TaskGroup() as group:

@@ -14,9 +14,20 @@ from pydantic import BaseModel, ValidationError, create_model
 from extproc.bench.datasets import chats, synthetic, traces
 from extproc.bench.datasets.conversation import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
-from extproc.bench.load.shapes import RampOptions, ShapeFactory, build_constant, build_ramp, build_steps
+from extproc.bench.load.shapes import (
+    RampOptions,
+    ShapeFactory,
+    build_constant,
+    build_ramp,
+    build_steps,
+)
 from extproc.bench.processors.http import HttpClient
-from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAICompletions, OpenAIResponses
+from extproc.bench.processors.openai import (
+    AnthropicMessages,
+    OpenAIChat,
+    OpenAICompletions,
+    OpenAIResponses,
+)
 from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
 from extproc.bench.spec.section import Component, SpecSection
 from extproc.bench.spec.traffic import StepsOptions
@@ -50,16 +61,20 @@ _PROCESSORS: Mapping[str, OpenAIChat | OpenAIResponses | AnthropicMessages] = Ma
         "sglang": OpenAIChat(forces_length=True),
     }
 )
-_REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
-_OWN_PROCESSOR = "write a processor of your own in ten lines, docs/how-to/benchmark.md#benchmark-as-code"
+_REMOVED = frozenset(
+    {"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"}
+)
+_OWN_PROCESSOR = (
+    "write a processor of your own in ten lines, docs/how-to/benchmark.md#benchmark-as-code"
+)
 
 
 @dataclass(slots=True)
 class Registry:
     """What there is to choose from. A plugin's `register(registry)` adds to it or replaces in it.
 
-    `datasets` yield conversations, `shapes` request rates, `clients` carry requests (an HTTP API needs
-    only a processor: `add_processor`). `ruler` counts tokens.
+    `datasets` yield conversations, `shapes` request rates, `clients` carry requests (an HTTP API
+    needs only a processor: `add_processor`). `ruler` counts tokens.
     """
 
     datasets: dict[str, chats.Source] = field(default_factory=dict)
@@ -147,7 +162,8 @@ def build_schema() -> dict[str, Any]:
 def find_part_faults(spec: Spec) -> Iterator[PlacedText]:
     """Says which part that a spec names there is not, and which of its options.
 
-    With plugins nothing: they may bring any part, or replace one. It is told when the part is built.
+    With plugins nothing: they may bring any part, or replace one. It is told when the part is
+    built.
     """
     if spec.plugins:
         return
@@ -163,11 +179,16 @@ def find_part_faults(spec: Spec) -> Iterator[PlacedText]:
     # A command may switch another router, whose strategies nobody knows here.
     for number, arm in enumerate(() if spec.ab.urls or spec.ab.command else spec.ab.arms):
         kinds = {name: kind.settings for name, kind in STRATEGIES.kinds.items()}
-        yield from _check(("ab", "arms", number), arm, partial(_find, kinds, kind="strategy"), kinds)
+        yield from _check(
+            ("ab", "arms", number), arm, partial(_find, kinds, kind="strategy"), kinds
+        )
 
 
 def _check(
-    place: Place, part: Component, find: Callable[[str], object], models: Mapping[str, type[BaseModel]]
+    place: Place,
+    part: Component,
+    find: Callable[[str], object],
+    models: Mapping[str, type[BaseModel]],
 ) -> Iterator[PlacedText]:
     try:
         find(part.name)
@@ -187,7 +208,9 @@ def _configure(processor: Processor, api: Component) -> Processor:
     try:
         return replace(processor, **api.options)  # type: ignore[type-var]  # TypeError if it is no dataclass
     except (TypeError, ValueError):
-        raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
+        raise SettingsError(
+            f"target.api: {api.name} has no such options: {', '.join(api.options)}"
+        ) from None
 
 
 def _find(known: Mapping[str, _T], name: str, kind: str) -> _T:
@@ -199,7 +222,11 @@ def _find(known: Mapping[str, _T], name: str, kind: str) -> _T:
 
 def _import(plugin: str) -> ModuleType:
     try:
-        module = _import_file(Path(plugin)) if plugin.endswith(".py") else importlib.import_module(plugin)
+        module = (
+            _import_file(Path(plugin))
+            if plugin.endswith(".py")
+            else importlib.import_module(plugin)
+        )
     except (ImportError, OSError, SyntaxError) as error:
         raise SettingsError(f"plugin {plugin}: {error}") from error
     if not callable(getattr(module, "register", None)):

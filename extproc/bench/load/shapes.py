@@ -1,7 +1,8 @@
 """Traffic shapes, how the request rate changes over time, and the schedules they make of open loops.
 
-A shape is its cumulative number of requests up to a time; the schedule inverts that. Random arrivals
-follow by time rescaling: unit arrivals mapped through the inverse are a process with the shape's rate.
+A shape is its cumulative number of requests up to a time; the schedule inverts that. Random
+arrivals follow by time rescaling: unit arrivals mapped through the inverse are a process with the
+shape's rate.
 """
 
 import math
@@ -37,7 +38,9 @@ class PiecewiseRate:
         self._times = np.array([*times, np.inf])
         self._rates = np.array([*rates, rates[-1]])
         widths = np.diff(self._times[:-1])
-        self._counts = np.concatenate(([0.0], np.cumsum(widths * (self._rates[:-2] + self._rates[1:-1]) / 2)))
+        self._counts = np.concatenate(
+            ([0.0], np.cumsum(widths * (self._rates[:-2] + self._rates[1:-1]) / 2))
+        )
 
     def count_until(self, at_s: Times) -> Times:
         i = np.clip(np.searchsorted(self._times, at_s, side="right") - 1, 0, len(self._counts) - 1)
@@ -102,7 +105,9 @@ class SpikedRate:
     def knots(self, end_s: float) -> Times:
         first, burst = self._spike.after, self._spike.burst
         starts = (
-            np.array([first]) if self._spike.every is None else np.arange(first, end_s, self._spike.every)
+            np.array([first])
+            if self._spike.every is None
+            else np.arange(first, end_s, self._spike.every)
         )
         edges = np.concatenate((starts, starts + burst))
         return np.unique(np.concatenate((self._base.knots(end_s), edges[edges < end_s])))
@@ -126,10 +131,13 @@ def build_shape(traffic: TrafficShape, factory: ShapeFactory, scale: float = 1.0
     return shape if scale == 1.0 else _Thinned(shape, scale)
 
 
-def build_schedule(traffic: TrafficShape, shape: Shape, count: int | None, rng: np.random.Generator) -> Times:
+def build_schedule(
+    traffic: TrafficShape, shape: Shape, count: int | None, rng: np.random.Generator
+) -> Times:
     """Returns start times in seconds: at most `count`, all before `duration`.
 
-    An infinite rate starts everything at once. Raises `ValueError` for more starts than fit in memory.
+    An infinite rate starts everything at once. Raises `ValueError` for more starts than fit in
+    memory.
     """
     if traffic.req_rate == math.inf:
         return np.zeros(count or 0)
@@ -151,7 +159,11 @@ def build_schedule(traffic: TrafficShape, shape: Shape, count: int | None, rng: 
 def count_due(traffic: TrafficShape, shape: Shape) -> int:
     """Returns how many starts the duration may bring: the mean, and four deviations if they are random."""
     expected = float(shape.count_until(np.array([traffic.duration or 0.0]))[0])
-    spread = 0.0 if traffic.arrivals == "constant" else 4 * math.sqrt(expected / min(traffic.burstiness, 1.0))
+    spread = (
+        0.0
+        if traffic.arrivals == "constant"
+        else 4 * math.sqrt(expected / min(traffic.burstiness, 1.0))
+    )
     return math.ceil(expected + spread)
 
 
@@ -166,8 +178,8 @@ def _find_end(shape: Shape, count: int) -> float:
 def draw_unit_arrivals(kind: str, burstiness: float, count: int, rng: np.random.Generator) -> Times:
     """Returns `count` ascending arrivals at a mean rate of one.
 
-    `constant`: exactly one apart, the first at zero. `poisson`: exponential gaps. `gamma`: gaps with
-    shape `burstiness` and mean one, so below one is burstier than Poisson (vLLM's definition).
+    `constant`: exactly one apart, the first at zero. `poisson`: exponential gaps. `gamma`: gaps
+    with shape `burstiness` and mean one, so below one is burstier than Poisson (vLLM's definition).
     """
     if kind == "constant":
         return np.arange(count, dtype=np.float64)

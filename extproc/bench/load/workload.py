@@ -21,7 +21,8 @@ from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when the server's speed decides how many are made.
 _UNKNOWN_NEED = 10_000
-# More is no schedule that anybody means, but a source that gives no more however much is asked of it.
+# More is no schedule that anybody means, but a source that gives no more however much is asked of
+# it.
 _MOST_NEED = 2_000_000
 
 
@@ -51,7 +52,8 @@ class Workload:
     """`starts_s` are the conversations' starts in an open loop, `None` in a closed one.
 
     `jobs` conversations are begun (`None`: until time is up), `requests` requests made at most. The
-    schedule spans `span_s`: the duration, or if the count ends it, one mean gap beyond its last start.
+    schedule spans `span_s`: the duration, or if the count ends it, one mean gap beyond its last
+    start.
     """
 
     conversations: tuple[Conversation, ...]
@@ -130,7 +132,9 @@ def _arrange(spec: Spec, registry: Registry, conversations: tuple[Conversation, 
         shape = build_shape(traffic, registry.shape(traffic.shape.name), turns_mean)
         starts = build_schedule(traffic, shape, jobs, rng)
     if not len(starts):
-        raise SettingsError("traffic-shape: the schedule has no start; give it more time or a higher rate")
+        raise SettingsError(
+            "traffic-shape: the schedule has no start; give it more time or a higher rate"
+        )
     span_s = float(starts[-1]) * (1 + 1 / max(1, len(starts) - 1))
     if traffic.duration is not None and len(starts) != jobs:
         span_s = traffic.duration
@@ -140,7 +144,9 @@ def _arrange(spec: Spec, registry: Registry, conversations: tuple[Conversation, 
 def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, ...]:
     dataset, (seed, _) = spec.traffic.dataset, np.random.SeedSequence(spec.seed).spawn(2)
     try:
-        return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
+        return tuple(
+            prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler)
+        )
     except ValidationError as error:
         model = DATASET_OPTIONS.get(dataset.name, SpecSection)
         faults = describe_options(error, ("dataset", dataset.name), dataset, model)

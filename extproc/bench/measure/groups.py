@@ -39,11 +39,17 @@ def cut_timeline(records: Sequence[Record], duration_s: float) -> Timeline:
         at_s=middles,
         asked_rps=_rate([record.intended_s for record in records], edges, width_s),
         completed_rps=_rate(
-            [record.end_s for record in records if record.is_ok and record.end_s is not None], edges, width_s
+            [record.end_s for record in records if record.is_ok and record.end_s is not None],
+            edges,
+            width_s,
         ),
         in_flight=_in_flight(records, middles),
-        ttft_p50_ms=np.array([np.percentile(part, 50) if part.size else np.nan for part in latencies]),
-        ttft_p99_ms=np.array([np.percentile(part, 99) if part.size else np.nan for part in latencies]),
+        ttft_p50_ms=np.array(
+            [np.percentile(part, 50) if part.size else np.nan for part in latencies]
+        ),
+        ttft_p99_ms=np.array(
+            [np.percentile(part, 99) if part.size else np.nan for part in latencies]
+        ),
     )
 
 
@@ -62,7 +68,11 @@ def _rate(times_s: Sequence[float], edges: Floats, width_s: float) -> Floats:
 def _in_flight(records: Sequence[Record], at_s: Floats) -> Floats:
     sent = np.sort([record.sent_s for record in records if record.sent_s is not None])
     ended = np.sort(
-        [record.end_s for record in records if record.sent_s is not None and record.end_s is not None]
+        [
+            record.end_s
+            for record in records
+            if record.sent_s is not None and record.end_s is not None
+        ]
     )
     started = np.searchsorted(sent, at_s, side="right")
     return (started - np.searchsorted(ended, at_s, side="right")).astype(np.float64)
@@ -98,7 +108,9 @@ class Groups:
     def of(cls, records: Sequence[Record]) -> "Groups":
         return cls(
             turns=_rows(records, lambda record: (record.turn, f"turn {record.turn + 1}")),
-            endpoints=_rows(records, lambda record: (not record.endpoint, record.endpoint or UNKNOWN)),
+            endpoints=_rows(
+                records, lambda record: (not record.endpoint, record.endpoint or UNKNOWN)
+            ),
             hits=_rows(records, _hit_bucket),
         )
 

@@ -46,7 +46,8 @@ def e2e_sent(record: Record) -> float | None:
 def tpot(record: Record) -> float | None:
     """Time per output token after the first: (last chunk - first chunk) / (output tokens - 1).
 
-    Undefined where tokens cannot be counted apart in time: fewer than two tokens, or all in one chunk.
+    Undefined where tokens cannot be counted apart in time: fewer than two tokens, or all in one
+    chunk.
     """
     if record.output_tokens < 2 or len(record.chunk_s) < 2:
         return None
@@ -76,7 +77,10 @@ def held(record: Record) -> float | None:
 
 
 MEASURES: Mapping[str, Measure] = MappingProxyType(
-    {each.__name__: each for each in (ttft, ttft_sent, e2e, e2e_sent, tpot, ntpot, time_per_token, lag, held)}
+    {
+        each.__name__: each
+        for each in (ttft, ttft_sent, e2e, e2e_sent, tpot, ntpot, time_per_token, lag, held)
+    }
 )
 
 
@@ -130,7 +134,8 @@ class Goodput:
 class Tokens:
     """Token totals of completed requests, who counted them, and the hit rate that usage reports.
 
-    `estimate_error` is (estimated - server's) / server's over input and output, where the server counted.
+    `estimate_error` is (estimated - server's) / server's over input and output, where the server
+    counted.
     """
 
     input: int
@@ -145,7 +150,8 @@ class RunMetrics:
     """All figures of the requests whose intended start lies in `window`; latencies in milliseconds.
 
     `latency_ms` has a summary per name of `MEASURES`, and `itl`, over completed requests; a name
-    that no request has is absent. Throughput counts what arrived within the window, whenever it was sent.
+    that no request has is absent. Throughput counts what arrived within the window, whenever it was
+    sent.
     """
 
     window: Window
@@ -164,7 +170,9 @@ def sample(records: Iterable[Record], measure: Measure) -> Floats:
 
 def chunk_gaps(records: Iterable[Record]) -> Floats:
     """Inter-token latency as it can be seen: the gaps between chunks, which may carry several tokens."""
-    gaps = [np.diff(record.chunk_s) for record in records if record.is_ok and len(record.chunk_s) > 1]
+    gaps = [
+        np.diff(record.chunk_s) for record in records if record.is_ok and len(record.chunk_s) > 1
+    ]
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
@@ -176,7 +184,9 @@ def latencies(records: Sequence[Record]) -> dict[str, Stats]:
 
 
 def counts(records: Sequence[Record]) -> Counts:
-    failures = Counter(record.failure for record in records if record.failure not in {None, INTERRUPTED})
+    failures = Counter(
+        record.failure for record in records if record.failure not in {None, INTERRUPTED}
+    )
     completed = sum(record.is_ok for record in records)
     return Counts(
         offered=len(records),
@@ -209,13 +219,18 @@ def hit_rate(records: Iterable[Record]) -> float | None:
     """Cached prompt tokens per prompt token, of the requests whose usage has both."""
     counted = [record for record in records if record.is_ok and record.cached_tokens is not None]
     prompt_tokens = sum(record.input_tokens for record in counted)
-    return sum(record.cached_tokens or 0 for record in counted) / prompt_tokens if prompt_tokens else None
+    return (
+        sum(record.cached_tokens or 0 for record in counted) / prompt_tokens
+        if prompt_tokens
+        else None
+    )
 
 
 def throughput(records: Iterable[Record], window: Window) -> Throughput:
     """What arrived within the window, per second of it.
 
-    Output tokens are spread evenly over their request's chunks; input tokens count with the first one.
+    Output tokens are spread evenly over their request's chunks; input tokens count with the first
+    one.
     """
     started = requests = input_tokens = 0
     output_tokens = busy_s = 0.0
@@ -230,7 +245,9 @@ def throughput(records: Iterable[Record], window: Window) -> Throughput:
         inside = bisect_right(arrivals, window.end_s) - bisect_left(arrivals, window.start_s)
         output_tokens += record.output_tokens * inside / len(arrivals)
     span_s = window.end_s - window.start_s
-    per_second = (value / span_s for value in (started, requests, input_tokens, output_tokens, busy_s))
+    per_second = (
+        value / span_s for value in (started, requests, input_tokens, output_tokens, busy_s)
+    )
     return Throughput(*per_second) if span_s > 0 else Throughput(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -255,7 +272,8 @@ def is_good(record: Record, slo: Slo) -> bool:
     figures_s = (ttft(record), tpot(record), gap_s, e2e(record))
     pairs = zip(figures_s, (slo.ttft_ms, slo.tpot_ms, slo.itl_ms, slo.e2e_ms), strict=True)
     return record.is_ok and all(
-        value_s is None or limit_ms is None or value_s * _MS <= limit_ms for value_s, limit_ms in pairs
+        value_s is None or limit_ms is None or value_s * _MS <= limit_ms
+        for value_s, limit_ms in pairs
     )
 
 

@@ -52,7 +52,11 @@ def list_stretches(traffic: TrafficShape, end_s: float) -> list[LoadStretch]:
         found = _list_steps(StepsOptions.model_validate(traffic.shape.options), end_s)
     else:
         return []
-    return [part for part, _ in zip(found, range(_MOST_PHASES), strict=False) if part.start_s < part.end_s]
+    return [
+        part
+        for part, _ in zip(found, range(_MOST_PHASES), strict=False)
+        if part.start_s < part.end_s
+    ]
 
 
 def _list_spikes(spike: Spike, end_s: float) -> Iterator[LoadStretch]:
@@ -62,7 +66,9 @@ def _list_spikes(spike: Spike, end_s: float) -> Iterator[LoadStretch]:
         name = f" {number}" if spike.every else ""
         calm_s = min(at_s + spike.burst, end_s)
         yield LoadStretch(f"spike{name}", at_s, calm_s, is_rise=True)
-        yield LoadStretch(f"after{' spike' if name else ''}{name}", calm_s, min(at_s + every, end_s))
+        yield LoadStretch(
+            f"after{' spike' if name else ''}{name}", calm_s, min(at_s + every, end_s)
+        )
         at_s, number = at_s + every, number + 1
 
 
@@ -71,23 +77,31 @@ def _list_steps(steps: StepsOptions, end_s: float) -> Iterator[LoadStretch]:
     for step in steps.steps:
         if step.req_rate:
             number += 1
-            yield LoadStretch(f"{number}: {step.req_rate:g} req/s", at_s, min(at_s + step.duration, end_s))
+            yield LoadStretch(
+                f"{number}: {step.req_rate:g} req/s", at_s, min(at_s + step.duration, end_s)
+            )
         at_s += step.duration
 
 
 def measure_phases(
-    records: Sequence[Record], stretches: Sequence[LoadStretch], slo: Slo, samples: Sequence[FleetSample]
+    records: Sequence[Record],
+    stretches: Sequence[LoadStretch],
+    slo: Slo,
+    samples: Sequence[FleetSample],
 ) -> tuple[LoadPhase, ...]:
     """The figures of each stretch: of what was due in it, and for throughput of what arrived in it."""
     missed = find_missed(records, slo)
     seen = [
-        [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s] for part in stretches
+        [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s]
+        for part in stretches
     ]
     return tuple(
         LoadPhase(
             part.name,
             measure(records, Window(part.start_s, part.end_s), slo),
-            None if missed is None else sum(part.start_s <= second < part.end_s for second in missed),
+            None
+            if missed is None
+            else sum(part.start_s <= second < part.end_s for second in missed),
             float(np.mean(ready)) if ready else None,
         )
         for part, ready in zip(stretches, seen, strict=True)

@@ -1,8 +1,9 @@
 """A sample and what is said of it: exact percentiles, never percentiles of percentiles.
 
-And a mean over repeated runs, with how sure it is: Student's t, as repeats are few. Percentiles are numpy's.
-The quantile of t is ours: numpy has none, and scipy's would add 114 MB to the image for these twenty lines,
-which agree with it to twelve digits up to 1,000 degrees (scipy 1.17, `stdtrit`).
+And a mean over repeated runs, with how sure it is: Student's t, as repeats are few. Percentiles are
+numpy's. The quantile of t is ours: numpy has none, and scipy's would add 114 MB to the image for
+these twenty lines, which agree with it to twelve digits up to 1,000 degrees (scipy 1.17,
+`stdtrit`).
 """
 
 import math
@@ -71,7 +72,9 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
     mean, count = float(np.mean(values)), len(values)
     if count < _FEWEST:
         return Interval(mean, None, None, count)
-    margin = student_quantile(confidence, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    margin = (
+        student_quantile(confidence, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    )
     return Interval(mean, mean - margin, mean + margin, count)
 
 
@@ -96,7 +99,9 @@ def student_quantile(confidence: float, freedom: int) -> float:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_within(middle, freedom) < confidence else (low, middle)
+        low, high = (
+            (middle, high) if student_within(middle, freedom) < confidence else (low, middle)
+        )
     return (low + high) / 2
 
 

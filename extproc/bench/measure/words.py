@@ -8,7 +8,9 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(header))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "".join(f"| {' | '.join(_pad(line, widths))} |\n" for line in [lines[0], rule, *lines[1:]])
+    return "".join(
+        f"| {' | '.join(_pad(line, widths))} |\n" for line in [lines[0], rule, *lines[1:]]
+    )
 
 
 def _pad(line: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -31,7 +33,11 @@ def percent(value: float | None) -> str:
 
 def significant(value: float) -> str:
     """Three figures of a ratio, its zeros included: `1.40`, `14.0`, `140`."""
-    return f"{value:#.3g}" if value < 1 else f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    return (
+        f"{value:#.3g}"
+        if value < 1
+        else f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    )
 
 
 def milliseconds(value: float | None) -> str:

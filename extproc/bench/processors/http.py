@@ -15,8 +15,8 @@ from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
 from extproc.errors import ExtprocError
 
-# After a refusal the file is read again, but no sooner than this after the last time: every request of a
-# load may be refused at once.
+# After a refusal the file is read again, but no sooner than this after the last time: every request
+# of a load may be refused at once.
 _PAUSE_S = 1.0
 
 
@@ -27,7 +27,8 @@ class NoToken(ExtprocError):
 class Keys:
     """Where requests take their key from: `key`, or the file of a target that has one.
 
-    A file is read anew every `token_refresh` and after a refusal. While it has no token the old one is sent.
+    A file is read anew every `token_refresh` and after a refusal. While it has no token the old one
+    is sent.
     """
 
     def __init__(self, target: Target, key: str | None, clock: Clock) -> None:
@@ -94,7 +95,11 @@ class HttpClient:
             fail(record, "timeout")
         except aiohttp.ClientConnectorError as error:
             fail(record, "connect", name_fault(error))
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as error:
+        except (
+            aiohttp.ClientOSError,
+            aiohttp.ServerDisconnectedError,
+            aiohttp.ClientPayloadError,
+        ) as error:
             fail(record, "disconnect", name_fault(error))
         except aiohttp.ClientError as error:
             fail(record, "protocol", name_fault(error))
@@ -113,12 +118,16 @@ class HttpClient:
         # A target's own headers win.
         own = {name.lower() for name in self._wiring.target.headers}
         headers = {name: value for name, value in headers.items() if name.lower() not in own}
-        async with self._session.post(url, data=body, headers=headers, trace_request_ctx=record) as response:
+        async with self._session.post(
+            url, data=body, headers=headers, trace_request_ctx=record
+        ) as response:
             record.status = response.status
             if response.status == HTTPStatus.UNAUTHORIZED:
                 self._keys.refuse()
             record.endpoint = response.headers.get(self._wiring.target.endpoint_header)
-            after = response.headers.get("Retry-After", "")  # seconds: the date form is not worth a clock
+            after = response.headers.get(
+                "Retry-After", ""
+            )  # seconds: the date form is not worth a clock
             record.retry_after_s = float(after) if after.isascii() and after.isdigit() else None
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
@@ -142,11 +151,17 @@ def name_fault(error: aiohttp.ClientError) -> str:
     for kind, text in _FAULTS.items():
         if isinstance(error, kind):
             return text
-    return _name_reason(error) if isinstance(error, aiohttp.ClientOSError) else str(error) or "not HTTP"
+    return (
+        _name_reason(error)
+        if isinstance(error, aiohttp.ClientOSError)
+        else str(error) or "not HTTP"
+    )
 
 
 def _name_reason(error: aiohttp.ClientOSError) -> str:
-    return os.strerror(error.errno) if error.errno else error.strerror or "the connection was closed"
+    return (
+        os.strerror(error.errno) if error.errno else error.strerror or "the connection was closed"
+    )
 
 
 # The more special before the more general.
@@ -167,7 +182,9 @@ def _trace_sending(clock: Clock) -> aiohttp.TraceConfig:
     """Stamps `sent_s` when the body is written: after the connection is there."""
 
     async def stamp(
-        session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestChunkSentParams
+        session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        params: aiohttp.TraceRequestChunkSentParams,
     ) -> None:
         del session, params
         record: Record = context.trace_request_ctx

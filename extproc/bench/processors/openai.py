@@ -25,8 +25,8 @@ _FINISHED = frozenset({"response.completed", "response.incomplete"})
 class OpenAIChat(HttpApi):
     """`/v1/chat/completions`.
 
-    `forces_length` adds the `ignore_eos` of vLLM and SGLang. `length_field` is the field that limits the
-    answer: newer hosted models want `max_completion_tokens`.
+    `forces_length` adds the `ignore_eos` of vLLM and SGLang. `length_field` is the field that
+    limits the answer: newer hosted models want `max_completion_tokens`.
     """
 
     forces_length: bool = False
@@ -93,7 +93,9 @@ class OpenAIResponses(HttpApi):
             usage = _read_usage(get_object(get_object(payload, "response"), "usage"))
             return AnswerPiece(usage=usage, is_last=True)
         if kind == "response.failed":
-            return AnswerPiece(error=get_error(get_object(payload, "response")) or "response.failed")
+            return AnswerPiece(
+                error=get_error(get_object(payload, "response")) or "response.failed"
+            )
         if kind == "error":
             return AnswerPiece(error=get_text(payload, "message") or "error")
         if get_text(payload, "object") == "response":
@@ -110,7 +112,9 @@ class OpenAIResponses(HttpApi):
 
 def _list_messages(query: ChatQuery, field: str) -> object:
     """Returns a recorded body's own messages, images and tool calls included, or the query's."""
-    return (query.body or {}).get(field) or [{"role": m.role, "content": m.content} for m in query.messages]
+    return (query.body or {}).get(field) or [
+        {"role": m.role, "content": m.content} for m in query.messages
+    ]
 
 
 def _list_settings(query: ChatQuery) -> dict[str, object]:
@@ -128,7 +132,9 @@ def _read_choice(choice: object) -> str:
 def _read_usage(usage: Mapping[str, object]) -> Usage | None:
     if not usage:
         return None
-    details = get_object(usage, "prompt_tokens_details") or get_object(usage, "input_tokens_details")
+    details = get_object(usage, "prompt_tokens_details") or get_object(
+        usage, "input_tokens_details"
+    )
     chat = "prompt_tokens" in usage
     return Usage(
         input_tokens=get_count(usage, "prompt_tokens" if chat else "input_tokens"),
@@ -165,7 +171,9 @@ class AnthropicMessages(HttpApi):
             case "content_block_delta":
                 piece = AnswerPiece(text=_read_block(get_object(payload, "delta")))
             case "message_start":
-                piece = AnswerPiece(usage=_sum_usage(get_object(get_object(payload, "message"), "usage")))
+                piece = AnswerPiece(
+                    usage=_sum_usage(get_object(get_object(payload, "message"), "usage"))
+                )
             case "message_delta":
                 piece = AnswerPiece(usage=_sum_usage(get_object(payload, "usage")))
             case "message_stop":

@@ -33,10 +33,10 @@ class Level:
 class Spot:
     """A strategy under one load, over its repeats.
 
-    `figures` are means by column, of all repeats. `ratios` are to the baseline's figures, of repeats in
-    which both are valid. Where there is none, those of throughput are taken though the client was this
-    strategy's limit: it can do at least as much, so that `is_bound`; latencies of a smaller load say nothing.
-    `doubts` are the verdicts that are not valid, one per run.
+    `figures` are means by column, of all repeats. `ratios` are to the baseline's figures, of
+    repeats in which both are valid. Where there is none, those of throughput are taken though the
+    client was this strategy's limit: it can do at least as much, so that `is_bound`; latencies of a
+    smaller load say nothing. `doubts` are the verdicts that are not valid, one per run.
     """
 
     level: Level
@@ -94,16 +94,20 @@ def gather(
 ) -> SweepTable:
     """Builds a sweep of its cells; the baseline is the first strategy if none is named.
 
-    `faults` are the caller's own, before those of the cells. Raises `SettingsError` without cells, or for a
-    baseline that is none of their strategies.
+    `faults` are the caller's own, before those of the cells. Raises `SettingsError` without cells,
+    or for a baseline that is none of their strategies.
     """
     if not cells:
         raise SettingsError("there is no cell: nothing was measured")
     strategies = list(dict.fromkeys(cell.strategy for cell in cells))
     chosen = strategies[0] if baseline is None else baseline
     if chosen not in strategies:
-        raise SettingsError(f"baseline {chosen!r} is none of the strategies {', '.join(strategies)}")
-    parts = tuple(_gather_part(own, chosen, confidence) for own in _split(cells, lambda cell: cell.dataset))
+        raise SettingsError(
+            f"baseline {chosen!r} is none of the strategies {', '.join(strategies)}"
+        )
+    parts = tuple(
+        _gather_part(own, chosen, confidence) for own in _split(cells, lambda cell: cell.dataset)
+    )
     invalid = [cell.verdict for cell in cells if not cell.verdict.is_valid]
     return SweepTable(
         name=name,
@@ -147,14 +151,19 @@ def _gather_spot(own: Sequence[Cell], base: Sequence[Cell], confidence: float) -
     sound = [other for other in base if other.verdict.is_valid]
     paired = [(one, other) for one in own for other in sound if one.repeat == other.repeat]
     pairs = [(one.figures, other.figures) for one, other in paired if one.verdict.is_valid]
-    bound = [(one.figures, other.figures) for one, other in paired if one.verdict.is_client_limited_only]
+    bound = [
+        (one.figures, other.figures) for one, other in paired if one.verdict.is_client_limited_only
+    ]
     is_bound = not pairs and bool(bound)
     pairs = pairs or bound
     levels = {
-        name: mean_interval([each[name] for each in figures if name in each], confidence) for name in names
+        name: mean_interval([each[name] for each in figures if name in each], confidence)
+        for name in names
     }
     ratios = {
-        name: ratio_interval([(x[name], y[name]) for x, y in pairs if name in x and name in y], confidence)
+        name: ratio_interval(
+            [(x[name], y[name]) for x, y in pairs if name in x and name in y], confidence
+        )
         for name in (_THROUGHPUTS if is_bound else names)
     }
     return Spot(
@@ -202,11 +211,25 @@ def _find_gap(part: DatasetPart, level: Level) -> float:
 
 _COLUMNS = (
     *(("req_per_s", "req/s"), ("total_tok_per_s", "tok/s"), ("output_tok_per_s", "out tok/s")),
-    *(("ttft_mean_ms", "TTFT mean"), ("ttft_median_ms", "TTFT median"), ("ttft_p99_ms", "TTFT p99")),
+    *(
+        ("ttft_mean_ms", "TTFT mean"),
+        ("ttft_median_ms", "TTFT median"),
+        ("ttft_p99_ms", "TTFT p99"),
+    ),
     *(("tpot_mean_ms", "TPOT mean"), ("itl_mean_ms", "ITL mean"), ("e2e_mean_ms", "E2E mean")),
-    *(("time_per_token_mean_ms", "time per token"), ("hit_rate", "hit rate"), ("in_flight", "in flight")),
+    *(
+        ("time_per_token_mean_ms", "time per token"),
+        ("hit_rate", "hit rate"),
+        ("in_flight", "in flight"),
+    ),
 )
-_RATIOS = ("total_tok_per_s", "ttft_mean_ms", "itl_mean_ms", "e2e_mean_ms", "time_per_token_mean_ms")
+_RATIOS = (
+    "total_tok_per_s",
+    "ttft_mean_ms",
+    "itl_mean_ms",
+    "e2e_mean_ms",
+    "time_per_token_mean_ms",
+)
 _HEADINGS = dict(_COLUMNS)
 _FROM = "latencies count from the sending of a request, as in published tables; in flight is a mean"
 
@@ -217,7 +240,10 @@ def sweep_markdown(sweep: SweepTable) -> str:
     for part in sweep.parts:
         header, rows = _ratios(sweep, part)
         texts += [f"{part.dataset}:"] * bool(part.dataset)
-        texts += [markdown_table(*_figures(part)), *([markdown_table(header, rows)] if rows else [])]
+        texts += [
+            markdown_table(*_figures(part)),
+            *([markdown_table(header, rows)] if rows else []),
+        ]
     return "\n".join(texts) + "\n"
 
 
@@ -225,7 +251,9 @@ def how(sweep: SweepTable) -> str:
     """The method, in a sentence."""
     if sweep.repeats < 3:
         runs = "One run" if sweep.repeats == 1 else "Two runs"
-        return f"{runs} of each: too few for an interval of the ratios to {sweep.baseline}; {_FROM}."
+        return (
+            f"{runs} of each: too few for an interval of the ratios to {sweep.baseline}; {_FROM}."
+        )
     return (
         f"Ratios to {sweep.baseline}, paired by repeat (one seed, one schedule): geometric means over valid "
         f"pairs, with Student's t interval on logarithms ({sweep.confidence:.0%}); a star excludes no "
@@ -326,11 +354,17 @@ def _show_ratio(ratio: Interval | None, *, is_bound: bool) -> str:
 def sweep_html(sweep: SweepTable) -> str:
     strategies = ", ".join(dict.fromkeys(name for part in sweep.parts for name in part.strategies))
     repeats = f"{sweep.repeats} repeat{'s' if sweep.repeats > 1 else ''}"
-    return page.html_page(f"{sweep.name}: strategies by load", f"{strategies} · {repeats}", _parts(sweep))
+    return page.html_page(
+        f"{sweep.name}: strategies by load", f"{strategies} · {repeats}", _parts(sweep)
+    )
 
 
 def _parts(sweep: SweepTable) -> Iterator[str]:
-    title = "every run is valid" if not sweep.faults else "some runs are not valid: their marks are hollow"
+    title = (
+        "every run is valid"
+        if not sweep.faults
+        else "some runs are not valid: their marks are hollow"
+    )
     yield page.notice(title, sweep.faults, is_good=not sweep.faults)
     yield page.remarks((*sweep_headlines(sweep), how(sweep), *sweep.remarks))
     ratios = [_ratios(sweep, part) for part in sweep.parts]
@@ -367,7 +401,8 @@ def _chart(part: DatasetPart, column: str, unit: str) -> str:
         x_label="requests in flight at most",
         y_label=unit,
         is_log_x=_spans([level.concurrency for level in part.levels], 4),
-        is_log_y=column.endswith("_ms") and _spans([dot.y for dots in lines.values() for dot in dots], 10),
+        is_log_y=column.endswith("_ms")
+        and _spans([dot.y for dots in lines.values() for dot in dots], 10),
     )
 
 

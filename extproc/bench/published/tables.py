@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
-from extproc.bench.judge.verdict import CLIENT_LIMITED, FaultReason, Figures, RunVerdict, build_verdict
+from extproc.bench.judge.verdict import (
+    CLIENT_LIMITED,
+    FaultReason,
+    Figures,
+    RunVerdict,
+    build_verdict,
+)
 from extproc.bench.report.report import Report
 from extproc.bench.spec.tree import Limits, Load
 from extproc.errors import ExtprocError
@@ -22,9 +28,14 @@ _POINTS = (("mean", "mean"), ("median", "p50"), ("p90", "p90"), ("p99", "p99"))
 COLUMNS = (
     *("max_concurrency", "request_rate", "strategy", "requests", "duration_s", "input_tokens"),
     *("output_tokens", "req_per_s", "output_tok_per_s", "total_tok_per_s"),
-    *(f"{measure}_{point}_ms" for measure in ("ttft", "tpot", "itl") for point in ("mean", "median", "p99")),
+    *(
+        f"{measure}_{point}_ms"
+        for measure in ("ttft", "tpot", "itl")
+        for point in ("mean", "median", "p99")
+    ),
 )
-# Optional columns of a table. `dataset`, `repeat` and `verdict` say what a row is, the others are figures.
+# Optional columns of a table. `dataset`, `repeat` and `verdict` say what a row is, the others are
+# figures.
 EXTRAS = (
     *("dataset", "repeat", "endpoints", "in_flight", "hit_rate", "failed", "unfinished"),
     *(
@@ -47,7 +58,8 @@ class PublishedError(ExtprocError):
 class Cell:
     """One result: the strategy, its load and its figures, by column of `COLUMNS` and `EXTRAS`.
 
-    A loop of users has no request rate. `said` is the verdict of who measured it, where there is one.
+    A loop of users has no request rate. `said` is the verdict of who measured it, where there is
+    one.
     """
 
     strategy: str
@@ -83,7 +95,9 @@ class Cell:
         if (measured := self.figures.get("in_flight")) is not None:
             return measured
         latency_ms = self.figures.get("e2e_mean_ms", nan)
-        if "e2e_mean_ms" not in self.figures and {"ttft_mean_ms", "itl_mean_ms"} <= set(self.figures):
+        if "e2e_mean_ms" not in self.figures and {"ttft_mean_ms", "itl_mean_ms"} <= set(
+            self.figures
+        ):
             tokens = self.figures["output_tokens"] / self.requests
             latency_ms = self.figures["ttft_mean_ms"] + self.figures["itl_mean_ms"] * (tokens - 1)
         return self.throughput * latency_ms / 1000

@@ -1,6 +1,7 @@
 """A run in four kilobytes: what a Pod leaves as its last words, and an operator reads. Pure.
 
-Kubernetes keeps 4,096 bytes of what a container writes to its termination log, and cuts what is beyond.
+Kubernetes keeps 4,096 bytes of what a container writes to its termination log, and cuts what is
+beyond.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +14,23 @@ from extproc.bench.report.report import Report
 _MOST_BYTES = 4096
 _FAULTS, _REMARKS, _WORDS = 8, 8, 200
 _SHOWN = (
-    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_mean_ms", "ttft_median_ms", "ttft_p99_ms"),
-    *("tpot_median_ms", "itl_mean_ms", "e2e_median_ms", "e2e_p99_ms", "hit_rate", "goodput", "failed"),
+    *(
+        "req_per_s",
+        "total_tok_per_s",
+        "output_tok_per_s",
+        "ttft_mean_ms",
+        "ttft_median_ms",
+        "ttft_p99_ms",
+    ),
+    *(
+        "tpot_median_ms",
+        "itl_mean_ms",
+        "e2e_median_ms",
+        "e2e_p99_ms",
+        "hit_rate",
+        "goodput",
+        "failed",
+    ),
     "total_tok_per_dollar",
 )
 

@@ -35,7 +35,13 @@ def _latency(measure: str, name: str, label: str, point: str) -> tuple[str, Figu
 
 
 _MEASURED = (
-    *(("ttft", "TTFT"), ("ttft_sent", "TTFT from sent"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "E2E")),
+    *(
+        ("ttft", "TTFT"),
+        ("ttft_sent", "TTFT from sent"),
+        ("tpot", "TPOT"),
+        ("itl", "ITL"),
+        ("e2e", "E2E"),
+    ),
     ("time_per_token", "time per token"),
 )
 _POINTS = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
@@ -53,7 +59,9 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "output_tok_per_dollar": Figure(
             "out tok/$", lambda report: report.spending.output_tok_per_dollar, is_better_high=True
         ),
-        "failed": Figure("failed", lambda report: report.whole.counts.failed_share, is_better_high=False),
+        "failed": Figure(
+            "failed", lambda report: report.whole.counts.failed_share, is_better_high=False
+        ),
     }
 )
 
@@ -97,7 +105,9 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
     for response in found.responses:
         if found.endpoint_seconds is not None:
             shown[f"reaction, {response.name}"] = (
-                "no more endpoints" if response.reaction_s is None else f"{response.reaction_s:.1f} s"
+                "no more endpoints"
+                if response.reaction_s is None
+                else f"{response.reaction_s:.1f} s"
             )
         if found.slo_seconds_missed is not None:
             shown[f"recovery, {response.name}"] = (
@@ -107,11 +117,19 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
 
 
 _SHOWN = (
-    *("req_per_s", "total_tok_per_s", "output_tok_per_s", "ttft_mean_ms", "ttft_median_ms", "ttft_p99_ms"),
+    *(
+        "req_per_s",
+        "total_tok_per_s",
+        "output_tok_per_s",
+        "ttft_mean_ms",
+        "ttft_median_ms",
+        "ttft_p99_ms",
+    ),
     *("itl_mean_ms", "e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
     *("total_tok_per_dollar", "output_tok_per_dollar"),
 )
-# A comparison has a row of several values for each: what says nearly the same as another row stays out.
+# A comparison has a row of several values for each: what says nearly the same as another row stays
+# out.
 _OF_ONE_RUN = frozenset({"output_tok_per_s", "time_per_token_mean_ms", "output_tok_per_dollar"})
 SHARES = frozenset({"hit_rate", "goodput", "failed"})
 LATENCIES = {
@@ -124,7 +142,9 @@ LATENCIES = {
     "time per token, from sent": "time_per_token",
 }
 _SUMMARY = (
-    {"avg": "mean", "min": "min", "med": "p50"} | {f"p({i})": f"p{i}" for i in (90, 95, 99)} | {"max": "max"}
+    {"avg": "mean", "min": "min", "med": "p50"}
+    | {f"p({i})": f"p{i}" for i in (90, 95, 99)}
+    | {"max": "max"}
 )
 _WIDTH = 30
 
@@ -192,14 +212,23 @@ def _lines(said: Report) -> Iterator[str]:
     yield ""
     for heading, measure in LATENCIES.items():
         if summary := said.measured.latency_ms.get(measure):
-            shown = (f"{label}={milliseconds(getattr(summary, field))}" for label, field in _SUMMARY.items())
+            shown = (
+                f"{label}={milliseconds(getattr(summary, field))}"
+                for label, field in _SUMMARY.items()
+            )
             yield _line(heading, " ".join(f"{each:<17}" for each in shown).rstrip())
     if said.phases:
         yield ""
-        yield from markdown_table(PHASE_HEADER, [list_phase(phase) for phase in said.phases]).splitlines()
-    yield from (_line(f"part {part.number} of {part.count}", describe_part(part)) for part in said.parts)
+        yield from markdown_table(
+            PHASE_HEADER, [list_phase(phase) for phase in said.phases]
+        ).splitlines()
+    yield from (
+        _line(f"part {part.number} of {part.count}", describe_part(part)) for part in said.parts
+    )
     if said.elasticity:
-        yield from (_line(heading, value) for heading, value in elasticity_figures(said.elasticity).items())
+        yield from (
+            _line(heading, value) for heading, value in elasticity_figures(said.elasticity).items()
+        )
     for outcome in said.thresholds:
         yield f"{'✓' if outcome.is_met else '✗'} {outcome.text}  ({outcome.shown})"
 

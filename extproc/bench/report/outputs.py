@@ -21,9 +21,32 @@ from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.errors import ExtprocError
 
 _FIELDS = (
-    *("index", "session", "turn", "intended_s", "admitted_s", "started_s", "sent_s", "first_byte_s"),
-    *("first_token_s", "end_s", "input_tokens", "output_tokens", "token_source", "estimated_input_tokens"),
-    *("estimated_output_tokens", "cached_tokens", "endpoint", "status", "failure", "failure_detail"),
+    *(
+        "index",
+        "session",
+        "turn",
+        "intended_s",
+        "admitted_s",
+        "started_s",
+        "sent_s",
+        "first_byte_s",
+    ),
+    *(
+        "first_token_s",
+        "end_s",
+        "input_tokens",
+        "output_tokens",
+        "token_source",
+        "estimated_input_tokens",
+    ),
+    *(
+        "estimated_output_tokens",
+        "cached_tokens",
+        "endpoint",
+        "status",
+        "failure",
+        "failure_detail",
+    ),
     "retry_after_s",
 )
 
@@ -103,7 +126,12 @@ def print_verdict(said: Report, console: Console) -> None:
     """Prints the verdict as a banner: nobody shall read the figures without it."""
     doubtful = said.verdict.has_doubts
     print_faults(
-        said.faults, said.verdict.remarks, console, good=said.title, bad=said.title, is_doubtful=doubtful
+        said.faults,
+        said.verdict.remarks,
+        console,
+        good=said.title,
+        bad=said.title,
+        is_doubtful=doubtful,
     )
 
 

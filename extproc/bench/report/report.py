@@ -57,7 +57,9 @@ def check_thresholds(
     )
 
 
-def _read(claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | None) -> float | None:
+def _read(
+    claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | None
+) -> float | None:
     if claim.point is not None:
         summary = measured.latency_ms.get(claim.figure)
         return None if summary is None else float(getattr(summary, claim.point))
@@ -107,13 +109,13 @@ class Spending:
 class Report:
     """One run. `schedule` is a digest of the offered starts: equal digests, equal schedules.
 
-    `server_hit_rate` is hit tokens per queried token over all scraped endpoints; `None` without scrapes.
-    `groups` covers the steady window. `is_queued`: a concurrency cap, or an infinite rate, turned the
-    schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
-    `thresholds` are the spec's, each with the value that it was held against. `phases` are the parts of a
-    load that changes, `elasticity` how it was taken, `fleet` the endpoints every few seconds.
-    `labels` and `stack` are the spec's, for a catalogue. `parts` are the shares of
-    a run on several machines, `arm` is what was in force in a comparison.
+    `server_hit_rate` is hit tokens per queried token over all scraped endpoints; `None` without
+    scrapes. `groups` covers the steady window. `is_queued`: a concurrency cap, or an infinite rate,
+    turned the schedule into a queue, so that its times say nothing about the load; the whole run is
+    then measured. `thresholds` are the spec's, each with the value that it was held against.
+    `phases` are the parts of a load that changes, `elasticity` how it was taken, `fleet` the
+    endpoints every few seconds. `labels` and `stack` are the spec's, for a catalogue. `parts` are
+    the shares of a run on several machines, `arm` is what was in force in a comparison.
     """
 
     schema: str
@@ -160,7 +162,10 @@ class Report:
     @property
     def faults(self) -> tuple[str, ...]:
         """All that speaks against the run: the verdict's reasons, then the thresholds that were not met."""
-        return (*self.verdict.reasons, *(outcome.fault for outcome in self.thresholds if not outcome.is_met))
+        return (
+            *self.verdict.reasons,
+            *(outcome.fault for outcome in self.thresholds if not outcome.is_met),
+        )
 
     @property
     def measured(self) -> RunMetrics:
@@ -170,7 +175,9 @@ class Report:
     @property
     def hit_rate(self) -> float | None:
         """The servers' own count where it was scraped, else the one in the answers' usage."""
-        return self.measured.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
+        return (
+            self.measured.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
+        )
 
 
 def build(result: RunResult) -> Report:
@@ -178,7 +185,9 @@ def build(result: RunResult) -> Report:
     info, slo = result.info, result.info.spec.performance.slo
     # Until when the load was offered, not until the last straggler's answer.
     end_s = (
-        info.interrupted_s or info.spec.traffic.duration or info.window.end_s + info.spec.traffic.cool_down
+        info.interrupted_s
+        or info.spec.traffic.duration
+        or info.window.end_s + info.spec.traffic.cool_down
     )
     stretches = list_stretches(info.spec.traffic, end_s)
     starts = ",".join(f"{at_s:.6f}" for at_s in info.schedule_s)
@@ -224,7 +233,9 @@ def _find_spending(said: Report, info: RunInfo) -> Spending:
 
 
 def _server_hit_rate(info: RunInfo) -> float | None:
-    pairs = [(scrape.before, scrape.after) for scrape in info.scrapes if scrape.before and scrape.after]
+    pairs = [
+        (scrape.before, scrape.after) for scrape in info.scrapes if scrape.before and scrape.after
+    ]
     queries = sum(after.queries - before.queries for before, after in pairs)
     hits = sum(after.hits - before.hits for before, after in pairs)
     return hits / queries if queries > 0 else None
@@ -242,7 +253,9 @@ def decode_report(text: bytes) -> Report:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"not a benchmark report: {error}") from None
     if report.schema != SCHEMA:
-        raise ReportError(f"the report's schema is {report.schema!r}; this version reads {SCHEMA!r}")
+        raise ReportError(
+            f"the report's schema is {report.schema!r}; this version reads {SCHEMA!r}"
+        )
     return report
 
 

@@ -15,14 +15,24 @@ from extproc.bench.measure.stats import Floats
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report import headline
-from extproc.bench.report.headline import PHASE_HEADER, elasticity_figures, headlines, list_phase, name_part
+from extproc.bench.report.headline import (
+    PHASE_HEADER,
+    elasticity_figures,
+    headlines,
+    list_phase,
+    name_part,
+)
 from extproc.bench.report.report import Report
 from extproc.pages import page
 from extproc.pages.plots import Bar, Series, bars, lines
 
 _STATS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 _CURVE_POINTS = 200
-_OWN = {"ntpot": "E2E per output token", "lag": "delay of the client itself", "held": "wait at the cap"}
+_OWN = {
+    "ntpot": "E2E per output token",
+    "lag": "delay of the client itself",
+    "held": "wait at the cap",
+}
 _NAMES = {measure: name for name, measure in headline.LATENCIES.items()} | _OWN
 # What a run is judged by, in words.
 _JUDGED = {
@@ -68,7 +78,9 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
         yield page.table("Prefix caches by the endpoints' own counters", ("", "hit rate"), caches)
     if said.stack or said.labels:
         facts = {**said.stack, **said.labels}
-        yield page.table("What serves", ("", ""), [(name, str(value)) for name, value in facts.items()])
+        yield page.table(
+            "What serves", ("", ""), [(name, str(value)) for name, value in facts.items()]
+        )
     yield f"{_account_table(said)}</details>"
     yield page.definitions(said.definitions)
     yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
@@ -91,16 +103,22 @@ def _fleet_plots(said: Report) -> dict[str, str]:
 
     def series(label: str, name: str, scale: float = 1.0) -> Series:
         values = [getattr(sample, name) for sample in said.fleet]
-        return Series(label, at_s, [math.nan if value is None else scale * value for value in values])
+        return Series(
+            label, at_s, [math.nan if value is None else scale * value for value in values]
+        )
 
     return {
-        "Endpoints ready": lines([series("ready", "ready")], x_label="seconds", y_label="endpoints"),
+        "Endpoints ready": lines(
+            [series("ready", "ready")], x_label="seconds", y_label="endpoints"
+        ),
         "Requests in the endpoints": lines(
             [series("running", "running"), series("waiting", "waiting")],
             x_label="seconds",
             y_label="requests",
         ),
-        "KV caches in use, mean": lines([series("KV use", "kv_use", 100.0)], x_label="seconds", y_label="%"),
+        "KV caches in use, mean": lines(
+            [series("KV use", "kv_use", 100.0)], x_label="seconds", y_label="%"
+        ),
     }
 
 
@@ -108,12 +126,17 @@ def _plots(result: RunResult, said: Report) -> dict[str, str]:
     records, at = result.records, cut_timeline(result.records, result.info.duration_s)
     return {
         "Asked for and served": lines(
-            [Series("asked for", at.at_s, at.asked_rps), Series("completed", at.at_s, at.completed_rps)],
+            [
+                Series("asked for", at.at_s, at.asked_rps),
+                Series("completed", at.at_s, at.completed_rps),
+            ],
             x_label="seconds",
             y_label="requests/s",
         ),
         "In flight": lines(
-            [Series("sent, not ended", at.at_s, at.in_flight)], x_label="seconds", y_label="requests"
+            [Series("sent, not ended", at.at_s, at.in_flight)],
+            x_label="seconds",
+            y_label="requests",
         ),
         "Time to first token, over time": lines(
             [Series("p50", at.at_s, at.ttft_p50_ms), Series("p99", at.at_s, at.ttft_p99_ms)],
@@ -121,15 +144,23 @@ def _plots(result: RunResult, said: Report) -> dict[str, str]:
             y_label="ms",
         ),
         "Time to first token, distribution": _curves(
-            records, {"from the intended start": metrics.ttft, "from the sending": metrics.ttft_sent}
+            records,
+            {"from the intended start": metrics.ttft, "from the sending": metrics.ttft_sent},
         ),
         "End to end, distribution": _curves(
             records, {"from the intended start": metrics.e2e, "from the sending": metrics.e2e_sent}
         ),
         "Gaps between chunks, distribution": lines(
-            [_curve("gaps", chunk_gaps(records))], x_label="ms", y_label="share of gaps", is_log_x=True
+            [_curve("gaps", chunk_gaps(records))],
+            x_label="ms",
+            y_label="share of gaps",
+            is_log_x=True,
         ),
-        **{title: bars(found, y_label=unit) for title, unit, found in _list_bars(said) if len(found) != 1},
+        **{
+            title: bars(found, y_label=unit)
+            for title, unit, found in _list_bars(said)
+            if len(found) != 1
+        },
     }
 
 
@@ -138,7 +169,11 @@ def _list_bars(said: Report) -> Iterator[tuple[str, str, list[Bar]]]:
     turns = [row for row in said.groups.turns[:24] if row.hit_rate is not None]
     rates = [Bar(row.label.removeprefix("turn "), 100 * (row.hit_rate or 0.0)) for row in turns]
     yield "Hit rate by turn", "% of prompt tokens", rates
-    yield "Requests by endpoint", "requests", [Bar(row.label, row.requests) for row in said.groups.endpoints]
+    yield (
+        "Requests by endpoint",
+        "requests",
+        [Bar(row.label, row.requests) for row in said.groups.endpoints],
+    )
 
 
 def _curves(records: Sequence[Record], wanted: dict[str, Measure]) -> str:
@@ -156,7 +191,11 @@ def _curve(label: str, values: Floats) -> Series:
 
 def _latency_table(said: Report) -> str:
     rows = [
-        (_NAMES.get(name, name), f"{summary.count:,}", *(fixed(getattr(summary, point)) for point in _STATS))
+        (
+            _NAMES.get(name, name),
+            f"{summary.count:,}",
+            *(fixed(getattr(summary, point)) for point in _STATS),
+        )
         for name, summary in said.measured.latency_ms.items()
     ]
     return page.table(
@@ -166,7 +205,19 @@ def _latency_table(said: Report) -> str:
     )
 
 
-_SUM = ("", "span", "due", "done", "failed", "sent/s", "done/s", "out tok/s", "tok/s", "in flight", "goodput")
+_SUM = (
+    "",
+    "span",
+    "due",
+    "done",
+    "failed",
+    "sent/s",
+    "done/s",
+    "out tok/s",
+    "tok/s",
+    "in flight",
+    "goodput",
+)
 
 
 def _totals_table(said: Report) -> str:
@@ -195,7 +246,11 @@ def _account_table(said: Report) -> str:
     figures = asdict(said.verdict.figures)
     tokens = said.measured.tokens
     sources = ", ".join(f"{source} {count:,}" for source, count in tokens.sources.items())
-    rows = [(_JUDGED[name], _judged(name, value)) for name, value in figures.items() if value is not None]
+    rows = [
+        (_JUDGED[name], _judged(name, value))
+        for name, value in figures.items()
+        if value is not None
+    ]
     rows += [
         ("input tokens", f"{tokens.input:,}"),
         ("output tokens", f"{tokens.output:,}"),
@@ -213,7 +268,17 @@ def _judged(name: str, value: float) -> str:
     return f"{fixed(value)} {'requests/s' if name.endswith('_rps') else 'requests'}"
 
 
-_GROUPS = ("", "requests", "failed", "tok in", "tok out", "hit rate", "TTFT p50", "TTFT p99", "E2E p50")
+_GROUPS = (
+    "",
+    "requests",
+    "failed",
+    "tok in",
+    "tok out",
+    "hit rate",
+    "TTFT p50",
+    "TTFT p99",
+    "E2E p50",
+)
 
 
 def _group_row(row: Row) -> tuple[str, ...]:

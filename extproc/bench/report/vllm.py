@@ -1,7 +1,8 @@
 """vLLM's two formats: its text report, byte for byte as KubeAI published it, and its result file.
 
-Latencies are vLLM's: from the sending of a request, completed requests of the whole run. The result file
-has an entry per request, in order, and null where vLLM writes 0 for a figure that a request lacks.
+Latencies are vLLM's: from the sending of a request, completed requests of the whole run. The result
+file has an entry per request, in order, and null where vLLM writes 0 for a figure that a request
+lacks.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A configuration of inference-perf, read as it is: what it asks for, as the tree of a spec of ours.
 
-The keys are those of kubernetes-sigs/inference-perf (docs/config.md there), older names included. A key that
-is not done here is refused by its name. What says nothing of the load (where reports go, how many workers
-there are) is set aside, and the log names it.
+The keys are those of kubernetes-sigs/inference-perf (docs/config.md there), older names included. A
+key that is not done here is refused by its name. What says nothing of the load (where reports go,
+how many workers there are) is set aside, and the log names it.
 """
 
 import logging
@@ -24,7 +24,8 @@ _SET_ASIDE: Final = (
     *("load.num_workers", "load.worker_max_concurrency", "load.worker_max_tcp_connections"),
     *("load.request_retry_backoff_sec", "load.stage_teardown_grace_seconds"),
 )
-# Where there is something better to say than that a key is not known; false, empty or 0 they are no wish.
+# Where there is something better to say than that a key is not known; false, empty or 0 they are no
+# wish.
 _REFUSED: Final = {
     "circuit_breakers": "a run ends early only where nobody listens",
     "load.circuit_breakers": "a run ends early only where nobody listens",
@@ -68,9 +69,12 @@ class _Lengths(_Section):
 
 
 class _SharedPrefix(_Section):
-    groups: int = Field(default=10, validation_alias=AliasChoices("num_unique_system_prompts", "num_groups"))
+    groups: int = Field(
+        default=10, validation_alias=AliasChoices("num_unique_system_prompts", "num_groups")
+    )
     per_group: int = Field(
-        default=10, validation_alias=AliasChoices("num_users_per_system_prompt", "num_prompts_per_group")
+        default=10,
+        validation_alias=AliasChoices("num_users_per_system_prompt", "num_prompts_per_group"),
     )
     system_prompt_len: _Lengths = _Lengths(type="fixed", mean=100)
     question_len: _Lengths = _Lengths(type="fixed", mean=50)
@@ -133,7 +137,9 @@ class _Load(_Section):
         if any(stage.model_dump(exclude_defaults=True).keys() != wanted for stage in self.stages):
             raise ValueError(f"a stage of type {self.type} has {' and '.join(sorted(wanted))}")
         if is_closed and len(self.stages) > 1:
-            raise ValueError("stages of type concurrent are a run each: `extproc bench sweep` makes them")
+            raise ValueError(
+                "stages of type concurrent are a run each: `extproc bench sweep` makes them"
+            )
         return self
 
     def build(self) -> dict[str, object]:
@@ -172,7 +178,11 @@ class _Config(_Section):
 
 def is_inference_perf(tree: object) -> bool:
     """Whether a file's tree is one of inference-perf's: it has `load`, and nothing that ours has."""
-    return isinstance(tree, dict) and "load" in tree and not {"performance", "endpoint", "spec"} & tree.keys()
+    return (
+        isinstance(tree, dict)
+        and "load" in tree
+        and not {"performance", "endpoint", "spec"} & tree.keys()
+    )
 
 
 def translate(document: Document, environment: Mapping[str, str]) -> dict[str, object]:
@@ -191,7 +201,9 @@ def translate(document: Document, environment: Mapping[str, str]) -> dict[str, o
     name = config.tokenizer.get("pretrained_model_name_or_path") or config.server.model_name
     tokenizer = find_tokenizer(name, environment) if name else None
     if tokenizer is None:
-        aside.append(f"tokenizer {name or 'of the model'} (not on this machine: four bytes are a token)")
+        aside.append(
+            f"tokenizer {name or 'of the model'} (not on this machine: four bytes are a token)"
+        )
     if aside:
         log.warning("%s: set aside: %s", document.where, ", ".join(aside))
     return _build_tree(config, tokenizer)
@@ -199,12 +211,19 @@ def translate(document: Document, environment: Mapping[str, str]) -> dict[str, o
 
 def _build_tree(config: _Config, tokenizer: Path | None) -> dict[str, object]:
     server, api, seed = config.server, config.api, config.load.base_seed
-    kinds = {"chat": ("openai-chat", "vllm"), "completion": ("openai-completions", "vllm-completions")}
+    kinds = {
+        "chat": ("openai-chat", "vllm"),
+        "completion": ("openai-completions", "vllm-completions"),
+    }
     target: dict[str, object] = {
         "api": kinds[api.type][server.ignore_eos],
         "model": server.model_name or None,
     }
-    target |= {"stream": api.streaming, "headers": api.headers, "timeout": config.load.request_timeout}
+    target |= {
+        "stream": api.streaming,
+        "headers": api.headers,
+        "timeout": config.load.request_timeout,
+    }
     return {
         "name": "inference-perf",
         "endpoint": server.base_url,

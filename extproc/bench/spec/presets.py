@@ -24,7 +24,9 @@ def apply_preset(section: Mapping[str, object]) -> dict[str, object]:
         nearest = suggest_name(str(name), PRESETS)
         raise ValueError(f"no preset {name!r}{nearest} (choose from {', '.join(PRESETS)})")
     given = {field.replace("-", "_") for field in section}
-    fields = {field: value for field, value in PRESETS[str(name)].items() if field not in _yield_to(given)}
+    fields = {
+        field: value for field, value in PRESETS[str(name)].items() if field not in _yield_to(given)
+    }
     if "req_rate" not in {*given, *fields}:
         # A closed loop has no arrivals to describe.
         fields.pop("arrivals", None)

@@ -42,7 +42,11 @@ class SpecSection(BaseModel):
     """A part of the spec file: frozen, unknown fields refused, both spellings accepted."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=_kebab, validate_by_name=True, validate_by_alias=True
+        extra="forbid",
+        frozen=True,
+        alias_generator=_kebab,
+        validate_by_name=True,
+        validate_by_alias=True,
     )
 
 
@@ -81,7 +85,9 @@ def allow_short_form(schema: JsonSchemaValue, kind: str) -> JsonSchemaValue:
 
 def _or_text(pattern: str) -> WithJsonSchema:
     """A number, or a text that is read as one; editors check against it."""
-    schema: dict[str, Any] = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{pattern}$"}]}
+    schema: dict[str, Any] = {
+        "anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{pattern}$"}]
+    }
     return WithJsonSchema(schema)
 
 
@@ -129,6 +135,9 @@ def find_tokenizer(name: str, environment: Mapping[str, str]) -> Path | None:
 
 
 Seconds = Annotated[
-    float, BeforeValidator(parse_duration), AllowInfNan(allow_inf_nan=False), _or_text(_DURATION.pattern)
+    float,
+    BeforeValidator(parse_duration),
+    AllowInfNan(allow_inf_nan=False),
+    _or_text(_DURATION.pattern),
 ]
 Rate = Annotated[float, BeforeValidator(parse_rate), _or_text(rf"(inf|{_RATE.pattern})")]

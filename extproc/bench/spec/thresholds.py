@@ -13,12 +13,26 @@ _CLAIM = re.compile(r"([a-z0-9_]+)(?:\.([a-z0-9]+))?\s*(<=|>=|<|>)\s*(\d+(?:\.\d
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
     {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 )
-LATENCIES = ("ttft", "ttft_sent", "e2e", "e2e_sent", "tpot", "ntpot", "time_per_token", "itl", "lag", "held")
+LATENCIES = (
+    "ttft",
+    "ttft_sent",
+    "e2e",
+    "e2e_sent",
+    "tpot",
+    "ntpot",
+    "time_per_token",
+    "itl",
+    "lag",
+    "held",
+)
 SHARES = ("failed", "hit_rate", "goodput")
 RATES = ("req_per_s", "output_tok_per_s", "total_tok_per_s")
 # k6's names are understood, too.
 _POINTS: Mapping[str, str] = MappingProxyType(
-    {name: name for name in ("mean", "min", "p25", "p50", "p75", "p90", "p95", "p99", "p999", "max")}
+    {
+        name: name
+        for name in ("mean", "min", "p25", "p50", "p75", "p90", "p95", "p99", "p999", "max")
+    }
     | {"avg": "mean", "med": "p50", "median": "p50"}
 )
 
@@ -45,10 +59,14 @@ def parse_claim(text: str) -> Claim:
     latency = name.removesuffix("_ms")
     if latency in LATENCIES:
         if point is None or point not in _POINTS:
-            raise ValueError(f"{text!r}: say which value of the latency: one of {', '.join(_POINTS)}")
+            raise ValueError(
+                f"{text!r}: say which value of the latency: one of {', '.join(_POINTS)}"
+            )
         if unit == "%":
             raise ValueError(f"{text!r}: a latency is not in %")
-        return Claim(latency, _POINTS[point], comparison, float(number) * (1000 if unit == "s" else 1))
+        return Claim(
+            latency, _POINTS[point], comparison, float(number) * (1000 if unit == "s" else 1)
+        )
     if name not in SHARES + RATES or point:
         names = ", ".join([*(f"{each}_ms.p95" for each in LATENCIES), *SHARES, *RATES])
         raise ValueError(f"{text!r}: there is no such figure; there are {names}")

@@ -29,9 +29,10 @@ _READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Distribution(SpecSection):
     """Lengths in tokens, or times in seconds; a bare number is that number every time.
 
-    `uniform` reads `min` and `max`; `normal` reads `mean` and `std`; `lognormal` reads `mean` (of the
-    values, not of their logarithms) and `sigma` (of the logarithms); `exponential` reads `mean`;
-    `choice` draws from `values`; `fixed` is `value`. `min` and `max` clip the others. `kind` is one of these.
+    `uniform` reads `min` and `max`; `normal` reads `mean` and `std`; `lognormal` reads `mean` (of
+    the values, not of their logarithms) and `sigma` (of the logarithms); `exponential` reads
+    `mean`; `choice` draws from `values`; `fixed` is `value`. `min` and `max` clip the others.
+    `kind` is one of these.
     """
 
     kind: Literal["fixed", "uniform", "normal", "lognormal", "exponential", "choice"] = "fixed"
@@ -62,7 +63,9 @@ class Distribution(SpecSection):
     def _says_nothing_that_is_not_read(self) -> Self:
         given = set(self.model_dump(exclude_defaults=True))
         if unread := given - {"kind", "min", "max", *_READ[self.kind]}:
-            raise ValueError(f"a {self.kind} distribution does not read {', '.join(sorted(unread))}")
+            raise ValueError(
+                f"a {self.kind} distribution does not read {', '.join(sorted(unread))}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -84,15 +87,16 @@ class Distribution(SpecSection):
 class Dataset(Component):
     """Where prompts come from, which are kept, and how a conversation becomes requests.
 
-    `name` is a generator's, or a reader's of the local file at `path`. `turns`: `sessions` sends the turns of
-    a conversation in order, each after the answer to the last; `prompts` makes every turn one independent
-    request that carries the recorded history, as KubeAI's benchmark does; omitted, it is `prompts` where
-    `input_length` is given, else `sessions`. `replies`: what a session's next turn quotes, the server's
-    `real` answer or the `recorded` one. `max_prompts` cuts prompts (KubeAI's `--max-conversations`),
-    `max_conversations` cuts conversations; what is kept is put into a random order if `shuffle` says so, then
-    gone through `repeat` times in that order. Requests beyond the last prompt begin again at the first.
-    Conversations are kept that have `min_messages` messages, `min_user_messages` of them users',
-    `min_user_characters` characters in these; and prompts of at most `max_prompt_tokens` tokens.
+    `name` is a generator's, or a reader's of the local file at `path`. `turns`: `sessions` sends
+    the turns of a conversation in order, each after the answer to the last; `prompts` makes every
+    turn one independent request that carries the recorded history, as KubeAI's benchmark does;
+    omitted, it is `prompts` where `input_length` is given, else `sessions`. `replies`: what a
+    session's next turn quotes, the server's `real` answer or the `recorded` one. `max_prompts` cuts
+    prompts (KubeAI's `--max-conversations`), `max_conversations` cuts conversations; what is kept
+    is put into a random order if `shuffle` says so, then gone through `repeat` times in that order.
+    Requests beyond the last prompt begin again at the first. Conversations are kept that have
+    `min_messages` messages, `min_user_messages` of them users', `min_user_characters` characters in
+    these; and prompts of at most `max_prompt_tokens` tokens.
     """
 
     path: Path | None = None
@@ -153,20 +157,21 @@ class StepsOptions(SpecSection):
 class TrafficShape(SpecSection):
     """How many requests, when, and of what kind.
 
-    With `req_rate` the loop is open: requests start when the schedule says, however slow the server is;
-    `max_concurrency` then holds back what exceeds it (and latency from the intended start shows it).
-    Without `req_rate`, or with `vus`, the loop is closed: that many users each wait for an answer and
-    `think_time` before they ask again. In sessions `req_rate` counts requests: conversations
-    start at `req_rate` divided by the mean number of turns. `arrivals`: `constant` means
-    exactly constant, `poisson` at random, `gamma` with `burstiness` (below 1 is burstier than at random).
-    `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `trace`, with options.
-    `shape: trace` starts requests when the dataset's trace does. Without `duration` and
+    With `req_rate` the loop is open: requests start when the schedule says, however slow the server
+    is; `max_concurrency` then holds back what exceeds it (and latency from the intended start shows
+    it). Without `req_rate`, or with `vus`, the loop is closed: that many users each wait for an
+    answer and `think_time` before they ask again. In sessions `req_rate` counts requests:
+    conversations start at `req_rate` divided by the mean number of turns. `arrivals`: `constant`
+    means exactly constant, `poisson` at random, `gamma` with `burstiness` (below 1 is burstier than
+    at random). `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `trace`, with
+    options. `shape: trace` starts requests when the dataset's trace does. Without `duration` and
     `total_prompts` the dataset is run once. `total_conversations` ends a run after so many (k6's
-    iterations). What is still in flight `graceful_stop` after `duration` is interrupted, if that is given;
-    until then users go on with the conversation that they are in. `warm_up` at the start and `cool_down` at
-    the end are sent and not measured. `input_length` and `max_output_length` are of each prompt and answer,
-    in tokens; omitted, the dataset says. `traffic_spike` comes on top. `dataset` has the prompts. `preset`
-    fills in the fields of a known benchmark that are not given. `model_type` is a language model's.
+    iterations). What is still in flight `graceful_stop` after `duration` is interrupted, if that is
+    given; until then users go on with the conversation that they are in. `warm_up` at the start and
+    `cool_down` at the end are sent and not measured. `input_length` and `max_output_length` are of
+    each prompt and answer, in tokens; omitted, the dataset says. `traffic_spike` comes on top.
+    `dataset` has the prompts. `preset` fills in the fields of a known benchmark that are not given.
+    `model_type` is a language model's.
     """
 
     req_rate: Rate | None = Field(default=None, gt=0)
@@ -193,7 +198,9 @@ class TrafficShape(SpecSection):
     @classmethod
     def _from_preset(cls, value: object) -> object:
         if isinstance(value, dict) and "stages" in value:
-            raise ValueError("stages was removed in 0.2: give a req-rate with `shape: ramp` or `steps`")
+            raise ValueError(
+                "stages was removed in 0.2: give a req-rate with `shape: ramp` or `steps`"
+            )
         return apply_preset(value) if isinstance(value, dict) else value
 
     @field_validator("model_type")
@@ -257,7 +264,11 @@ class TrafficShape(SpecSection):
         spike, end_s = self.traffic_spike, self.duration
         if spike is None:
             return
-        if spike.req_rate is not None and self.req_rate is not None and spike.req_rate <= self.req_rate:
+        if (
+            spike.req_rate is not None
+            and self.req_rate is not None
+            and spike.req_rate <= self.req_rate
+        ):
             yield f"traffic-spike: {spike.req_rate:g} req/s is no spike above req-rate {self.req_rate:g}"
         if end_s is not None and spike.after >= end_s:
             yield f"traffic-spike: it begins after {spike.after:g} s, the run ends after {end_s:g} s"

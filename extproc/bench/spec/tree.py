@@ -1,7 +1,7 @@
 """The spec file of a benchmark, as one strict tree.
 
-Field names are those of the proposed Kubernetes resource, in its spelling (`traffic-shape`, `req-rate`)
-or with underscores; the whole resource (`metadata` and `spec`) is accepted, too.
+Field names are those of the proposed Kubernetes resource, in its spelling (`traffic-shape`,
+`req-rate`) or with underscores; the whole resource (`metadata` and `spec`) is accepted, too.
 """
 
 import os
@@ -20,28 +20,37 @@ from extproc.bench.spec.inference_perf import is_inference_perf, translate
 from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
-from extproc.documents import Document, PlacedText, list_places, parse_document, read_document, refuse_faults
+from extproc.documents import (
+    Document,
+    PlacedText,
+    list_places,
+    parse_document,
+    read_document,
+    refuse_faults,
+)
 
 
 class Ab(SpecSection):
     """Which strategies are compared, and how one is put in force.
 
-    `arms` are the router's `strategy` sections: a name, or a name with its settings; with `urls` these
-    servers are compared instead, nothing is switched. The arm in force is changed by rewriting
-    `settings_file`, which the router watches, or by running `command` with `{strategy}` replaced; `pool`
-    is the router's pool that is changed, its first where omitted. `admin`: the router's admin
-    `host:port`, several with commas, whose `/pools` is read until the change shows at every address of every
-    name, `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is emptied before each
-    run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
+    `arms` are the router's `strategy` sections: a name, or a name with its settings; with `urls`
+    these servers are compared instead, nothing is switched. The arm in force is changed by
+    rewriting `settings_file`, which the router watches, or by running `command` with `{strategy}`
+    replaced; `pool` is the router's pool that is changed, its first where omitted. `admin`: the
+    router's admin `host:port`, several with commas, whose `/pools` is read until the change shows
+    at every address of every name, `switch_timeout` at most. `flush` lists the endpoints whose
+    prefix cache is emptied before each run (`POST /reset_prefix_cache`); the spec's `scrape` list
+    where omitted.
 
-    Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the repeat. `prime`
-    seconds of other prompts of the same kind go before each measurement. Arms whose offered loads differ by
-    more than `tolerance` are not compared. The others are compared with the arm `baseline`, the first where
-    omitted, with intervals of that `confidence`.
+    Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the
+    repeat. `prime` seconds of other prompts of the same kind go before each measurement. Arms whose
+    offered loads differ by more than `tolerance` are not compared. The others are compared with the
+    arm `baseline`, the first where omitted, with intervals of that `confidence`.
     """
 
     arms: tuple[Component, ...] = tuple(
-        Component(name=name) for name in ("round_robin", "least_load", "prefix_hash", "prefix_cache")
+        Component(name=name)
+        for name in ("round_robin", "least_load", "prefix_hash", "prefix_cache")
     )
     urls: tuple[str, ...] = ()
     baseline: str | None = None
@@ -87,8 +96,9 @@ class Load(SpecSection):
 class Sweep(SpecSection):
     """What `sweep` varies besides the arms and repeats of `ab`, by which it is done.
 
-    `concurrency` lists the loads: numbers of requests in flight. `datasets` are traffic shapes by a name of
-    your own, each laid over the spec's: what it says itself wins. The spec's alone where there is none.
+    `concurrency` lists the loads: numbers of requests in flight. `datasets` are traffic shapes by a
+    name of your own, each laid over the spec's: what it says itself wins. The spec's alone where
+    there is none.
     """
 
     concurrency: tuple[Load, ...] = ()
@@ -112,8 +122,8 @@ class Ladder(SpecSection):
 class Slo(SpecSection):
     """What counts as good for goodput, in milliseconds; what is omitted sets no limit.
 
-    `ttft_ms`: to the first token, from when the request was due. `tpot_ms`: for each token after it.
-    `itl_ms`: between chunks, the mean of a request. `e2e_ms`: to the last byte.
+    `ttft_ms`: to the first token, from when the request was due. `tpot_ms`: for each token after
+    it. `itl_ms`: between chunks, the mean of a request. `e2e_ms`: to the last byte.
     """
 
     ttft_ms: float | None = Field(default=None, gt=0)
@@ -135,12 +145,12 @@ class Performance(SpecSection):
 class Limits(SpecSection):
     """When a run is no measurement: requests failed, or the client, not the server, is what was measured.
 
-    `errors`: the share of requests that may fail. `lag_p99`: between a request being due and the client
-    taking it up. `loop_lag_p99`: of the event loop. `cpu`: share of one core per load process.
-    `achieved`: started per offered request rate. `in_flight`: mean in flight over what an on-time client
-    would have had. `cap_full`: share of time above which a rate with a cap reads as a closed loop;
-    `littles_residual`: above which the window is not steady; `latencies`: how many mean latencies the
-    window should last (these three are remarks, not faults).
+    `errors`: the share of requests that may fail. `lag_p99`: between a request being due and the
+    client taking it up. `loop_lag_p99`: of the event loop. `cpu`: share of one core per load
+    process. `achieved`: started per offered request rate. `in_flight`: mean in flight over what an
+    on-time client would have had. `cap_full`: share of time above which a rate with a cap reads as
+    a closed loop; `littles_residual`: above which the window is not steady; `latencies`: how many
+    mean latencies the window should last (these three are remarks, not faults).
     """
 
     errors: float = Field(default=0.01, ge=0, le=1)
@@ -157,15 +167,15 @@ class Limits(SpecSection):
 class Target(SpecSection):
     """How to speak to the server.
 
-    `api` names a request processor; its options are the processor's fields. `model` is the model that is
-    asked for; omitted, the first that the server lists. `path` replaces the API's own. `stream`: whether
-    answers come in pieces, without which there is no time to first token. `headers` and `body` are added to
-    every request; `timeout` is how long an answer may take. `api_key_env` names the
-    environment variable with the key. A bearer token that changes comes from `token_file`, read
-    anew every `token_refresh` and when the server refuses it. An `https` endpoint is verified:
-    `SSL_CERT_FILE` in the environment names an authority of your own.
-    `endpoint_header` is the response header with the endpoint; `tokenizer` a local `tokenizer.json` for
-    servers that report no usage.
+    `api` names a request processor; its options are the processor's fields. `model` is the model
+    that is asked for; omitted, the first that the server lists. `path` replaces the API's own.
+    `stream`: whether answers come in pieces, without which there is no time to first token.
+    `headers` and `body` are added to every request; `timeout` is how long an answer may take.
+    `api_key_env` names the environment variable with the key. A bearer token that changes comes
+    from `token_file`, read anew every `token_refresh` and when the server refuses it. An `https`
+    endpoint is verified: `SSL_CERT_FILE` in the environment names an authority of your own.
+    `endpoint_header` is the response header with the endpoint; `tokenizer` a local `tokenizer.json`
+    for servers that report no usage.
     """
 
     api: Component = Component(name="openai-chat")
@@ -185,9 +195,13 @@ class Target(SpecSection):
     @classmethod
     def _refuses_removed(cls, value: object) -> object:
         if isinstance(value, dict) and "sign" in value:
-            raise ValueError("sign was removed in 0.2: send requests through a proxy that signs them")
+            raise ValueError(
+                "sign was removed in 0.2: send requests through a proxy that signs them"
+            )
         if isinstance(value, dict) and {"token-command", "token_command"} & value.keys():
-            raise ValueError("token-command was removed in 0.2: have the command write to token-file")
+            raise ValueError(
+                "token-command was removed in 0.2: have the command write to token-file"
+            )
         return value
 
     @model_validator(mode="after")
@@ -200,8 +214,8 @@ class Target(SpecSection):
 class Stack(SpecSection):
     """What serves, for a catalogue of results: it changes nothing of a run.
 
-    `count` pieces of an `accelerator`, over all endpoints; `engine` and its `version`; `price_per_hour` of
-    all that serves, in dollars.
+    `count` pieces of an `accelerator`, over all endpoints; `engine` and its `version`;
+    `price_per_hour` of all that serves, in dollars.
     """
 
     accelerator: str | None = None
@@ -214,8 +228,9 @@ class Stack(SpecSection):
 class Watching(SpecSection):
     """Looks at the endpoints every few seconds: how many are ready, what waits, how full KV caches are.
 
-    `every` is how often. With `admin` (`ip:port` of the router's admin port) it looks at the ready endpoints
-    of `pool`, or of the first pool. Without it looks at those of `scrape`; they are ready if they answer.
+    `every` is how often. With `admin` (`ip:port` of the router's admin port) it looks at the ready
+    endpoints of `pool`, or of the first pool. Without it looks at those of `scrape`; they are ready
+    if they answer.
     """
 
     every: Seconds = Field(default=5.0, ge=0.1)
@@ -226,14 +241,14 @@ class Watching(SpecSection):
 class Spec(SpecSection):
     """A whole benchmark.
 
-    `endpoint` is the server, as host, `host:port` or URL; `port` may stand beside a host. `target` is how to
-    speak to it; `performance` is what is offered. `seed` makes prompts and arrivals: the same for the same
-    seed. `processes` offer the load, in each Pod or on each machine. `limits` say when a run is no
-    measurement. `plugins` are modules, or `.py` files, with datasets, shapes, processors and reports of your
-    own. `ab`, `sweep` and `saturate` are for the commands, or modes, of these names.
-    `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch` has them looked at while
-    the run goes. `labels` and `stack` describe the run in a catalogue. `thresholds` are what the figures must
-    meet, such as `ttft_ms.p95 < 500`.
+    `endpoint` is the server, as host, `host:port` or URL; `port` may stand beside a host. `target`
+    is how to speak to it; `performance` is what is offered. `seed` makes prompts and arrivals: the
+    same for the same seed. `processes` offer the load, in each Pod or on each machine. `limits` say
+    when a run is no measurement. `plugins` are modules, or `.py` files, with datasets, shapes,
+    processors and reports of your own. `ab`, `sweep` and `saturate` are for the commands, or modes,
+    of these names. `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch`
+    has them looked at while the run goes. `labels` and `stack` describe the run in a catalogue.
+    `thresholds` are what the figures must meet, such as `ttft_ms.p95 < 500`.
     """
 
     name: str = "benchmark"
@@ -271,7 +286,9 @@ class Spec(SpecSection):
     def _has_one_address(self) -> Self:
         url = self._url
         if url.scheme not in {"http", "https"} or not url.hostname:
-            raise ValueError(f"endpoint: {self.endpoint!r} is neither host, host:port nor an http(s) URL")
+            raise ValueError(
+                f"endpoint: {self.endpoint!r} is neither host, host:port nor an http(s) URL"
+            )
         try:
             port = url.port
         except ValueError as error:
@@ -286,7 +303,9 @@ class Spec(SpecSection):
         streamed = self.performance.slo.model_dump(exclude={"e2e_ms"}, exclude_none=True)
         if streamed and not self.target.is_streaming:
             names = ", ".join(name.replace("_", "-") for name in streamed)
-            raise ValueError(f"slo: {names} can only be seen of streamed answers; `stream: false` has e2e-ms")
+            raise ValueError(
+                f"slo: {names} can only be seen of streamed answers; `stream: false` has e2e-ms"
+            )
         return self
 
     @model_validator(mode="after")
@@ -299,7 +318,9 @@ class Spec(SpecSection):
     def _can_be_shared(self) -> Self:
         concurrency = self.traffic.concurrency
         if concurrency is not None and concurrency < self.processes:
-            raise ValueError(f"{self.processes} processes cannot share a concurrency of {concurrency}")
+            raise ValueError(
+                f"{self.processes} processes cannot share a concurrency of {concurrency}"
+            )
         return self
 
     @property
@@ -336,11 +357,13 @@ def lend_load(spec: dict[str, object]) -> dict[str, object]:
     return {**spec, "performance": {**performance, name: {**shape, "vus": first}}}
 
 
-def read_spec(path: Path, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()) -> Spec:
+def read_spec(
+    path: Path, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()
+) -> Spec:
     """Reads a spec file, YAML or JSON, or a configuration of inference-perf.
 
-    Raises `SettingsError` that lists every fault and where it is. `find_faults` says what is wrong with a
-    spec whose fields are right, by places in it.
+    Raises `SettingsError` that lists every fault and where it is. `find_faults` says what is wrong
+    with a spec whose fields are right, by places in it.
     """
     return _build(read_document(path), find_faults)
 
@@ -356,7 +379,9 @@ def spec_text(spec: Spec) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
-def _build(document: Document, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()) -> Spec:
+def _build(
+    document: Document, find_faults: Callable[[Spec], Iterable[PlacedText]] = lambda _: ()
+) -> Spec:
     if is_inference_perf(document.tree):
         document = replace(document, tree=translate(document, os.environ))
     is_resource = isinstance(document.tree, dict) and isinstance(document.tree.get("spec"), dict)

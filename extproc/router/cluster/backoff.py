@@ -8,10 +8,10 @@ from random import Random
 class Backoff:
     """Exponential back-off with full jitter: uniform between nothing and a doubling bound.
 
-    The bound starts at `base_s` and stops at `cap_s`. Full jitter spreads the clients of a server that
-    comes back better than any fixed part would (AWS Architecture Blog, "Exponential Backoff And
-    Jitter", 2015). For its first `early_tries` the bound also stops at `early_cap_s`: an outage that is
-    young is most likely a restart, and must not cost many times what it lasted.
+    The bound starts at `base_s` and stops at `cap_s`. Full jitter spreads the clients of a server
+    that comes back better than any fixed part would (AWS Architecture Blog, "Exponential Backoff
+    And Jitter", 2015). For its first `early_tries` the bound also stops at `early_cap_s`: an outage
+    that is young is most likely a restart, and must not cost many times what it lasted.
     """
 
     rng: Random

@@ -44,8 +44,9 @@ class Knowledge(Protocol):
 class LastReady:
     """Keeps endpoints picked that were ready, when all turn not ready within ten seconds and none is gone.
 
-    A control plane that was away for longer than the nodes' leases says so although all serve (as Envoy's
-    panic routing assumes). A pool of one endpoint gets no such help. Those that do fail are cooled down.
+    A control plane that was away for longer than the nodes' leases says so although all serve (as
+    Envoy's panic routing assumes). A pool of one endpoint gets no such help. Those that do fail are
+    cooled down.
     """
 
     def __init__(self) -> None:
@@ -68,15 +69,20 @@ class LastReady:
         elif before and len(recent) > 1 and recent <= there:
             self._picked = recent
         self._picked &= there
-        return [replace(endpoint, is_ready=True) for endpoint in unready if endpoint.address in self._picked]
+        return [
+            replace(endpoint, is_ready=True)
+            for endpoint in unready
+            if endpoint.address in self._picked
+        ]
 
 
 class DebouncedSink:
     """Passes the list to `sink` `settle_s` after the first change of a burst, and not at each change.
 
-    A pod that moves between two objects leaves the one before it enters the other, and must not count as
-    gone meanwhile. Where the list is missing, the sink gets an empty one only if the last had endpoints: a
-    Service that never existed is not an empty one, and readiness must say that there is no list.
+    A pod that moves between two objects leaves the one before it enters the other, and must not
+    count as gone meanwhile. Where the list is missing, the sink gets an empty one only if the last
+    had endpoints: a Service that never existed is not an empty one, and readiness must say that
+    there is no list.
     """
 
     def __init__(self, sink: Sink, knowledge: Knowledge, settle_s: float) -> None:

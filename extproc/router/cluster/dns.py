@@ -24,9 +24,9 @@ class DnsSource:
     """Tells every address that the host of `target` (`name:port`) has, again after the answer's TTL.
 
     The TTL is taken as no less than `least_s` and no more than `most_s`, and lengthened by up to a
-    fifth so that many routers do not query at once. The search domains of resolv.conf apply; /etc/hosts is
-    not read. With addresses of both families only those of IPv4 are used, since nothing says which two
-    are one pod's. Raises `AddressError` if `target` is not `name:port`.
+    fifth so that many routers do not query at once. The search domains of resolv.conf apply;
+    /etc/hosts is not read. With addresses of both families only those of IPv4 are used, since
+    nothing says which two are one pod's. Raises `AddressError` if `target` is not `name:port`.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class DnsSource:
             else:
                 delay_s = self._accept(answer, sink)
             if is_cancelled():
-                # Python 3.11's `wait_for`, by which dnspython waits, forgets it where the answer comes just
-                # then (python/cpython#86296); the source would run for ever.
+                # Python 3.11's `wait_for`, by which dnspython waits, forgets it where the answer
+                # comes just then (python/cpython#86296); the source would run for ever.
                 raise asyncio.CancelledError
             await self._sleep(delay_s)
 

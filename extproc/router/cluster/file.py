@@ -33,10 +33,10 @@ _rows = TypeAdapter(list[_Row])
 class FileSource:
     """Tells the list in the file at `path` again whenever its content changes.
 
-    A change is noticed through the file's directory, so a rename over the file and the swapped link of
-    a mounted ConfigMap count too; a re-read every `poll_s` finds what the directory does not show
-    (a link into another directory, a network file system). A file that is being written is not taken:
-    `port: 80` may be going to be `port: 8000`. It must read the same after `quiet_s`.
+    A change is noticed through the file's directory, so a rename over the file and the swapped link
+    of a mounted ConfigMap count too; a re-read every `poll_s` finds what the directory does not
+    show (a link into another directory, a network file system). A file that is being written is not
+    taken: `port: 80` may be going to be `port: 8000`. It must read the same after `quiet_s`.
     """
 
     def __init__(self, path: str | Path, *, poll_s: float = 5.0, quiet_s: float = 0.2) -> None:
@@ -61,7 +61,9 @@ class FileSource:
             else:
                 sink.replace(parse_endpoints(content, str(self._path)))
         except OSError as error:
-            self._refuse(sink, "file_unreadable", f"{self._path}: {error.strerror or type(error).__name__}")
+            self._refuse(
+                sink, "file_unreadable", f"{self._path}: {error.strerror or type(error).__name__}"
+            )
         except SettingsError as error:
             self._refuse(sink, "file_invalid", str(error))
         else:
@@ -91,8 +93,9 @@ class FileSource:
 def parse_endpoints(content: bytes, where: str = "endpoints") -> list[Endpoint]:
     """Reads a YAML list of `{address, port, name?}`; an endpoint without a name is named by its address.
 
-    Raises `SettingsError` that names the faulty entry and its line. An empty file is a fault, since that is
-    what a file looks like between truncation and writing; no endpoints on purpose is the list `[]`.
+    Raises `SettingsError` that names the faulty entry and its line. An empty file is a fault, since
+    that is what a file looks like between truncation and writing; no endpoints on purpose is the
+    list `[]`.
     """
     document = parse_document(content, where)
     rows = document.validate(_rows.validate_python)

@@ -1,8 +1,8 @@
 """A pool's endpoints from an InferencePool: the pods that it selects, at all of its ports.
 
-Two watches depend on one another. The pool's says which pods are meant; the pods' begins anew when the
-selector changes, and the old endpoints stay until the new list is there. When there is no such pool, the
-endpoints are gone, too: somebody deleted it, and its pods may be another's tomorrow.
+Two watches depend on one another. The pool's says which pods are meant; the pods' begins anew when
+the selector changes, and the old endpoints stay until the new list is there. When there is no such
+pool, the endpoints are gone, too: somebody deleted it, and its pods may be another's tomorrow.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from extproc.router.cluster.slices import AddressFamily
 from extproc.router.cluster.source import Sink, SourceFault
 from extproc.router.routing.endpoint import Endpoint
 
-# Fields as in the reference of `inference.networking.k8s.io/v1` (Gateway API Inference Extension 1.0).
+# Fields as in the reference of `inference.networking.k8s.io/v1` (Gateway API Inference Extension
+# 1.0).
 V1: Final = "inference.networking.k8s.io/v1"
 
 
@@ -90,7 +91,9 @@ class InferencePoolSource:
     async def run(self, sink: Sink) -> None:
         # A list of one: what a Role that names the pool lets us see.
         only = f"metadata.name={self.name}"
-        resource = Resource(V1, self.namespace, "inferencepools", InferencePool, field_selector=only)
+        resource = Resource(
+            V1, self.namespace, "inferencepools", InferencePool, field_selector=only
+        )
         async with asyncio.TaskGroup() as tasks:
             follower = _PoolFollower(self, tasks, sink)
             try:
@@ -102,8 +105,8 @@ class InferencePoolSource:
 class _PoolFollower:
     """Follows one pool, a list of one or of none, and its pods; adds up what they say.
 
-    `_pods` are the pods that are followed now, `_listed` those whose list the sink has: the same, but while
-    a new selector's pods are being listed.
+    `_pods` are the pods that are followed now, `_listed` those whose list the sink has: the same,
+    but while a new selector's pods are being listed.
     """
 
     def __init__(self, pool: InferencePoolSource, tasks: asyncio.TaskGroup, sink: Sink) -> None:
@@ -157,9 +160,13 @@ class _PoolFollower:
     def _follow_pods(self, terms: PoolTerms) -> None:
         if self._pods is None or self._pods.selector != terms.selector:
             self._pods = _Pods(self, terms, self._pool.family)
-            resource = Resource("v1", self._pool.namespace, "pods", Pod, label_selector=terms.selector)
+            resource = Resource(
+                "v1", self._pool.namespace, "pods", Pod, label_selector=terms.selector
+            )
             self._stop_following()
-            self._following = self._tasks.create_task(ListWatch(self._pool.access, resource).run(self._pods))
+            self._following = self._tasks.create_task(
+                ListWatch(self._pool.access, resource).run(self._pods)
+            )
         else:
             self._pods.use_ports(terms.ports)
         if self._pods is self._listed:

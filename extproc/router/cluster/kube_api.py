@@ -1,6 +1,7 @@
 """The two calls of the Kubernetes API that we make, for any kind of object: list, and watch.
 
-Authentication, certificates and the token's refresh are the `kubernetes` client's; the JSON is read raw.
+Authentication, certificates and the token's refresh are the `kubernetes` client's; the JSON is read
+raw.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ _PAGE_BYTES: Final = 64 * 1024 * 1024
 # etcd holds no object over 1.5 MiB; as JSON it is a little more.
 _LINE_BYTES: Final = 8 * 1024 * 1024
 
-# Ends of a watch that are as they should be: its time was over, or the server's history, or nothing happened.
+# Ends of a watch that are as they should be: its time was over, or the server's history, or nothing
+# happened.
 _NORMAL: Final = frozenset({"closed", "expired", "silent"})
 
 
@@ -69,8 +71,8 @@ def decode_json(data: bytes | msgspec.Raw, type_: type[V]) -> V:
 class Resource(Generic[T]):
     """Objects of one kind in one namespace (in all where it is empty), restricted by selectors.
 
-    `api` is the group and version, as `discovery.k8s.io/v1`; `v1` is the core. `field_selector` with
-    `metadata.name=` is a list of one, and what a Role with resourceNames allows.
+    `api` is the group and version, as `discovery.k8s.io/v1`; `v1` is the core. `field_selector`
+    with `metadata.name=` is a list of one, and what a Role with resourceNames allows.
     """
 
     api: str
@@ -95,12 +97,18 @@ class Resource(Generic[T]):
 class WatchLost(ExtprocError):
     """A list or a watch came to an end; `why` is one of a few fixed words.
 
-    `keeps_version` says whether the next watch may go on from the version of this one: it survives what
-    the network does, not what the server says. `retry_after_s` is the server's own `Retry-After`.
+    `keeps_version` says whether the next watch may go on from the version of this one: it survives
+    what the network does, not what the server says. `retry_after_s` is the server's own
+    `Retry-After`.
     """
 
     def __init__(
-        self, why: str, message: str, *, keeps_version: bool = False, retry_after_s: int | None = None
+        self,
+        why: str,
+        message: str,
+        *,
+        keeps_version: bool = False,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.why = why
@@ -117,9 +125,10 @@ class WatchLost(ExtprocError):
 class Patience:
     """How long we wait for the API server, seconds.
 
-    `answer_s` is for a whole page of a list, and for a watch to begin. After `silence_s` of silence a watch
-    begins anew: the API server sends a bookmark every 60 s, give or take a quarter, but none on a kind that
-    nobody changes, until etcd notifies of its progress (every 10 min by default).
+    `answer_s` is for a whole page of a list, and for a watch to begin. After `silence_s` of silence
+    a watch begins anew: the API server sends a bookmark every 60 s, give or take a quarter, but
+    none on a kind that nobody changes, until etcd notifies of its progress (every 10 min by
+    default).
     """
 
     answer_s: float = 30.0
@@ -157,8 +166,8 @@ class KubeApi(Generic[T]):
     async def list(self) -> tuple[str, list[T]]:
         """Returns the version from where a watch goes on, and all objects as of it.
 
-        Asks for them as they are now: no resourceVersion, so never a stale list of a lagging server.
-        In pages, all of one version (`limit` and `continue`, API concepts of Kubernetes).
+        Asks for them as they are now: no resourceVersion, so never a stale list of a lagging
+        server. In pages, all of one version (`limit` and `continue`, API concepts of Kubernetes).
         """
         items: list[T] = []
         token = ""
@@ -176,8 +185,9 @@ class KubeApi(Generic[T]):
     ) -> AsyncGenerator[tuple[str, T]]:
         """Yields what happens after `version` until the server ends the watch, after `timeout_s` or before.
 
-        An event is ADDED, MODIFIED or DELETED with its object, or BOOKMARK with a version alone. `on_accept`
-        is called when the server has taken the watch: it answers, and needs no new list.
+        An event is ADDED, MODIFIED or DELETED with its object, or BOOKMARK with a version alone.
+        `on_accept` is called when the server has taken the watch: it answers, and needs no new
+        list.
         """
         with _losses():
             async with asyncio.timeout(self._patience.answer_s):
@@ -189,7 +199,10 @@ class KubeApi(Generic[T]):
                     timeoutSeconds=str(timeout_s),
                 )
             on_accept()
-            async with response, aclosing(_lines(response.content, self._patience.silence_s)) as lines:
+            async with (
+                response,
+                aclosing(_lines(response.content, self._patience.silence_s)) as lines,
+            ):
                 async for line in lines:
                     yield read_event(line, self._resource.type)
 
@@ -273,8 +286,8 @@ def _refusal(code: int, body: bytes, after: str) -> WatchLost:
 def read_retry_after(text: str) -> int | None:
     """Reads `Retry-After` in seconds; `None` for 0 and for what is none.
 
-    The API server never sends its other form, a date. Nobody is believed who wants to be left alone for
-    longer than two minutes.
+    The API server never sends its other form, a date. Nobody is believed who wants to be left alone
+    for longer than two minutes.
     """
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         return None
@@ -282,7 +295,13 @@ def read_retry_after(text: str) -> int | None:
 
 
 def _loss(code: int, message: str, retry_after_s: int | None = None) -> WatchLost:
-    words = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "expired", 429: "throttled"}
+    words = {
+        401: "unauthorized",
+        403: "forbidden",
+        404: "not_found",
+        410: "expired",
+        429: "throttled",
+    }
     why = words.get(code, "server_error")
     return WatchLost(why, shorten(f"{code}: {message}"), retry_after_s=retry_after_s)
 

@@ -30,9 +30,9 @@ _UNUSABLE: Final = (
 class KubeClients:
     """Opens clients of one cluster: that of a kubeconfig, or the one we run in.
 
-    Each `open` reads the credentials again, so a rotated token, a changed certificate authority or an
-    expired login is a matter of the next try. Without a `kubeconfig` it is the
-    Pod's service account inside a cluster, ~/.kube/config outside.
+    Each `open` reads the credentials again, so a rotated token, a changed certificate authority or
+    an expired login is a matter of the next try. Without a `kubeconfig` it is the Pod's service
+    account inside a cluster, ~/.kube/config outside.
     """
 
     kubeconfig: str | None = None
@@ -56,7 +56,9 @@ class KubeClients:
 
     async def _load(self, configuration: Configuration) -> None:
         if self.kubeconfig is not None or SERVICE_HOST_ENV_NAME not in self.environment:
-            await load_kube_config(self.kubeconfig, client_configuration=configuration, persist_config=False)
+            await load_kube_config(
+                self.kubeconfig, client_configuration=configuration, persist_config=False
+            )
             return
         loader = InClusterConfigLoader(
             str(self.service_account / "token"),
@@ -70,7 +72,9 @@ class KubeClients:
     def own_namespace(self) -> str:
         """Returns the Pod's namespace, `default` where we are in none."""
         try:
-            return (self.service_account / "namespace").read_text(encoding="utf-8").strip() or "default"
+            return (self.service_account / "namespace").read_text(
+                encoding="utf-8"
+            ).strip() or "default"
         except OSError:
             return "default"
 

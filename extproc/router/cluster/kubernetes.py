@@ -13,8 +13,8 @@ from extproc.router.routing.endpoint import Endpoint
 class KubernetesSource(Knowledge):
     """Tells the endpoints of one Service as its EndpointSlices change.
 
-    `ports` are names or numbers of ports in the slices (the container's ports). Changes are passed on
-    `settle_s` after the first of them, since pods move from one slice to another.
+    `ports` are names or numbers of ports in the slices (the container's ports). Changes are passed
+    on `settle_s` after the first of them, since pods move from one slice to another.
     """
 
     def __init__(
@@ -31,7 +31,9 @@ class KubernetesSource(Knowledge):
         self._book = SliceBook(ports, family=family)
         self._settle_s = settle_s
         selector = f"kubernetes.io/service-name={service}"
-        slices = Resource("discovery.k8s.io/v1", namespace, "endpointslices", EndpointSlice, selector)
+        slices = Resource(
+            "discovery.k8s.io/v1", namespace, "endpointslices", EndpointSlice, selector
+        )
         self._slices = ListWatch(access, slices)
 
     async def run(self, sink: Sink) -> None:
@@ -68,7 +70,8 @@ class KubernetesSource(Knowledge):
     def missing(self) -> SourceFault | None:
         if self._book.is_missing:
             return SourceFault(
-                "no_service", f"Service {self._service} has no EndpointSlice: is there such a Service?"
+                "no_service",
+                f"Service {self._service} has no EndpointSlice: is there such a Service?",
             )
         if self._book.portless:
             return SourceFault(

@@ -1,13 +1,14 @@
 """Objects of the Kubernetes API followed: list once, then watch for ever. Knows no kind of object.
 
-The loops follow kopf's. What fails is tried again after a back-off, from the version that was reached,
-or with a new list where the server refuses that version. The last list stays in force meanwhile.
+The loops follow kopf's. What fails is tried again after a back-off, from the version that was
+reached, or with a new list where the server refuses that version. The last list stays in force
+meanwhile.
 
-Lists and watches back off apart: a list that worked says nothing of watches, and a server that lists but
-refuses every watch (a Role without the verb) must not get both four times a second. A list that
-worked resets the one, a watch that lived the other. Both are eager for the first half minute: an API
-server that restarts refuses connections for a second, then answers 403 until it has loaded its Roles, and
-then it is back.
+Lists and watches back off apart: a list that worked says nothing of watches, and a server that
+lists but refuses every watch (a Role without the verb) must not get both four times a second. A
+list that worked resets the one, a watch that lived the other. Both are eager for the first half
+minute: an API server that restarts refuses connections for a second, then answers 403 until it has
+loaded its Roles, and then it is back.
 """
 
 import asyncio
@@ -19,7 +20,15 @@ from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
 from extproc.router.cluster.backoff import Backoff
-from extproc.router.cluster.kube_api import KubeApi, KubeObject, OpenClient, Patience, Resource, T, WatchLost
+from extproc.router.cluster.kube_api import (
+    KubeApi,
+    KubeObject,
+    OpenClient,
+    Patience,
+    Resource,
+    T,
+    WatchLost,
+)
 
 _LIVED_S: Final = 30.0
 
@@ -99,7 +108,8 @@ class ListWatch(Generic[T]):
 
     def _pause_s(self, lost: WatchLost) -> float:
         if lost.why == "expired" and self._may_list_at_once:
-            # The version is too old. A second time, without any event in between, the server is at fault.
+            # The version is too old. A second time, without any event in between, the server is at
+            # fault.
             self._may_list_at_once = False
             return 0.0
         if lost.retry_after_s is not None:
@@ -110,7 +120,8 @@ class ListWatch(Generic[T]):
         self, api: KubeApi[T], version: str, follower: Follower[T], on_accept: Callable[[], None]
     ) -> None:
         start_s = self._access.clock()
-        # Jittered, so that the routers that an API server's restart brought together do not stay together.
+        # Jittered, so that the routers that an API server's restart brought together do not stay
+        # together.
         timeout_s = self._access.rng.randint(240, 300)
         async with aclosing(api.watch(version, timeout_s, on_accept)) as events:
             async for kind, object_ in events:
@@ -123,8 +134,8 @@ class ListWatch(Generic[T]):
                     case "BOOKMARK":
                         follower.confirmed()
                 self._live()
-        # Back off from a server that ends every watch at once. A watch that was silent for long is fine,
-        # and its end says that nothing changed.
+        # Back off from a server that ends every watch at once. A watch that was silent for long is
+        # fine, and its end says that nothing changed.
         if self._access.clock() - start_s > _LIVED_S:
             self._live()
             follower.confirmed()

@@ -1,6 +1,7 @@
 """The models and LoRA adapters that endpoints serve, learnt from their `/v1/models`.
 
-A source around another one: it passes that one's list on at once, and again when endpoints have answered.
+A source around another one: it passes that one's list on at once, and again when endpoints have
+answered.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ _Key = tuple[str, str]
 class ModelsPace:
     """How often `/v1/models` is fetched; durations in seconds.
 
-    `refresh_s` is slow because adapters come and go with people's deployments; a new endpoint's models are
-    fetched at once. What is learnt within `settle_s` is passed on together.
+    `refresh_s` is slow because adapters come and go with people's deployments; a new endpoint's
+    models are fetched at once. What is learnt within `settle_s` is passed on together.
     """
 
     refresh_s: float = 300.0
@@ -68,8 +69,9 @@ class ModelsPace:
 class ModelsSource:
     """Passes on the endpoints of `source`, with the models and adapters that each says it serves.
 
-    Its models are fetched when an endpoint appears, then every `refresh_s` give or take a fifth. One that
-    does not answer keeps its last models, and is tried again after a back-off of up to `refresh_s`.
+    Its models are fetched when an endpoint appears, then every `refresh_s` give or take a fifth.
+    One that does not answer keeps its last models, and is tried again after a back-off of up to
+    `refresh_s`.
     """
 
     def __init__(
@@ -151,14 +153,22 @@ class _Learner(Knowledge):
             self._debounced.changed()
 
     def endpoints(self) -> list[Endpoint]:
-        pairs = ((endpoint, self._served.get(_key(endpoint), ServedModels())) for endpoint in self._endpoints)
+        pairs = (
+            (endpoint, self._served.get(_key(endpoint), ServedModels()))
+            for endpoint in self._endpoints
+        )
         return [replace(e, models=served.models, adapters=served.adapters) for e, served in pairs]
 
 
-async def fetch_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> ServedModels:
+async def fetch_models(
+    session: ClientSession, slots: asyncio.Semaphore, address: str
+) -> ServedModels:
     """Gets one endpoint's models. One with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
     try:
-        async with slots, session.get(f"http://{address}/v1/models", allow_redirects=False) as response:
+        async with (
+            slots,
+            session.get(f"http://{address}/v1/models", allow_redirects=False) as response,
+        ):
             if response.status != 200:
                 raise ModelsUnknown(f"it answers {response.status}")
             cards = decode_json(await response.read(), _Cards).data

@@ -1,9 +1,9 @@
 """Priorities from the InferenceObjectives of an InferencePool, followed as they change.
 
-The operator sets an objective's priority; a client may only name an objective. It counts for the pool that
-its `poolRef` names, in its own namespace, and for no other. While the API server is away, the last ones
-stay. Without the right to list them, or where the CRD is not installed, there are none, and every request
-has priority 0: no fault of the pool's.
+The operator sets an objective's priority; a client may only name an objective. It counts for the
+pool that its `poolRef` names, in its own namespace, and for no other. While the API server is away,
+the last ones stay. Without the right to list them, or where the CRD is not installed, there are
+none, and every request has priority 0: no fault of the pool's.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 # Upstream's, and llm-d's, which took the kind over: its objects go first where both have a name.
 APIS: Final = ("inference.networking.x-k8s.io/v1alpha2", "llm-d.ai/v1alpha2")
-_POOL_GROUPS: Final = frozenset({"inference.networking.k8s.io", "inference.networking.x-k8s.io", "llm-d.ai"})
+_POOL_GROUPS: Final = frozenset(
+    {"inference.networking.k8s.io", "inference.networking.x-k8s.io", "llm-d.ai"}
+)
 
 # How often we look whether a missing CRD has been installed.
 _UNKNOWN_S: Final = 300.0
@@ -62,7 +64,9 @@ class InferenceObjective(msgspec.Struct):
     def counts_for(self, pool: str) -> bool:
         """An omitted group is one of the pool's own."""
         ref = self.spec.pool_ref
-        return (ref.name, ref.kind) == (pool, "InferencePool") and (ref.group or "llm-d.ai") in _POOL_GROUPS
+        return (ref.name, ref.kind) == (pool, "InferencePool") and (
+            ref.group or "llm-d.ai"
+        ) in _POOL_GROUPS
 
 
 class ObjectivesSource:
@@ -80,7 +84,9 @@ class ObjectivesSource:
 
         `None` before the first list, and where the CRD is not installed.
         """
-        confirmed_s = [group.confirmed_s for group in self._followers if group.confirmed_s is not None]
+        confirmed_s = [
+            group.confirmed_s for group in self._followers if group.confirmed_s is not None
+        ]
         return self._access.clock() - min(confirmed_s) if confirmed_s else None
 
     async def run(self, sink: ObjectivesSink) -> None:
@@ -157,7 +163,9 @@ class _Follower:
             return
         self._sink.restarted(lost.why)
         if is_new and lost.reason is not None:
-            log.warning("objectives of pool %s (%s): %s: %s", self._pool, self._api, lost.why, lost.reason)
+            log.warning(
+                "objectives of pool %s (%s): %s: %s", self._pool, self._api, lost.why, lost.reason
+            )
 
     async def _sleep(self, delay_s: float) -> None:
         await self._access.sleep(_UNKNOWN_S if self._why == "not_found" else delay_s)

@@ -1,7 +1,7 @@
 """Pods as the Kubernetes API sends them, and the endpoints that they are. Pure.
 
-Only what we read is declared; everything else in the JSON, most of a pod, is skipped. Fields follow the
-reference of the core API (Kubernetes 1.37).
+Only what we read is declared; everything else in the JSON, most of a pod, is skipped. Fields follow
+the reference of the core API (Kubernetes 1.37).
 """
 
 from msgspec import Struct, field
@@ -45,7 +45,9 @@ def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> ObjectR
     `terminating` say it: it gets no picks and finishes what it has.
     """
     address = _address(pod.status, family)
-    is_ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or ())
+    is_ready = any(
+        one.type == "Ready" and one.status == "True" for one in pod.status.conditions or ()
+    )
     is_going = pod.metadata.deletion_timestamp is not None
     if pod.status.phase != "Running" or not address or (is_going and not is_ready):
         return ObjectReading()

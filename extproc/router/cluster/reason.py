@@ -11,8 +11,8 @@ from extproc.errors import ExtprocError
 
 _CHARS: Final = 300
 
-# Their texts name addresses, certificates and files. Others may quote what they failed to parse: aiohttp
-# refuses a header that ends in a newline with the whole header, and that is the token.
+# Their texts name addresses, certificates and files. Others may quote what they failed to parse:
+# aiohttp refuses a header that ends in a newline with the whole header, and that is the token.
 _QUOTABLE: Final = (ExtprocError, ClientError, OSError, DNSException)
 
 

@@ -17,8 +17,8 @@ _LIVED_S: Final = 30.0
 class Restarting:
     """Runs `source` again, after a back-off, whatever it raises and where it ends by itself.
 
-    A source handles the failures that it expects; what gets here is a bug, of ours or of a library, and
-    must not leave a pool deaf for as long as the process lives.
+    A source handles the failures that it expects; what gets here is a bug, of ours or of a library,
+    and must not leave a pool deaf for as long as the process lives.
     """
 
     def __init__(

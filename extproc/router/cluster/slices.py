@@ -1,7 +1,7 @@
 """EndpointSlices as the Kubernetes API sends them, and the endpoints that those of a Service add up to. Pure.
 
-Only what we read is declared; everything else in the JSON is skipped. Fields follow the reference of
-`discovery.k8s.io/v1` (Kubernetes 1.37).
+Only what we read is declared; everything else in the JSON is skipped. Fields follow the reference
+of `discovery.k8s.io/v1` (Kubernetes 1.37).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,8 +52,8 @@ class EndpointSlice(Struct, rename="camel"):
 class ObjectReading:
     """What one object says: its endpoints that are ready or draining, and why others are missing.
 
-    `unready` are those that are there, do not terminate and are not ready. `lacks_port` says that it has
-    endpoints, and none at the configured port.
+    `unready` are those that are there, do not terminate and are not ready. `lacks_port` says that
+    it has endpoints, and none at the configured port.
     """
 
     family: str = ""
@@ -86,7 +86,11 @@ def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> ObjectRea
         try:
             (unready if ready is None else endpoints).extend(
                 _read_endpoint(
-                    entry, slice_.metadata.namespace, numbers, ready=bool(ready), is_alone=len(ports) == 1
+                    entry,
+                    slice_.metadata.namespace,
+                    numbers,
+                    ready=bool(ready),
+                    is_alone=len(ports) == 1,
                 )
             )
         except AddressError as error:
@@ -127,16 +131,21 @@ def _read_endpoint(
         return
     target = endpoint.target_ref
     for port in ports:
-        # Further addresses have no defined meaning; kube-proxy does not look at them (API reference).
+        # Further addresses have no defined meaning; kube-proxy does not look at them (API
+        # reference).
         name = address = join_address(endpoint.addresses[0], port)
         if target and target.name:
-            name = name_endpoint(target.namespace or namespace, target.name, port, is_alone=is_alone)
+            name = name_endpoint(
+                target.namespace or namespace, target.name, port, is_alone=is_alone
+            )
         yield Endpoint(name=name, address=address, is_ready=ready, zone=endpoint.zone)
 
 
 def _describe(ports: list[EndpointPort]) -> str:
     return (
-        ", ".join(f"{port.name or 'unnamed'}={port.port}/{port.protocol or 'TCP'}" for port in ports)
+        ", ".join(
+            f"{port.name or 'unnamed'}={port.port}/{port.protocol or 'TCP'}" for port in ports
+        )
         or "none"
     )
 
@@ -144,9 +153,9 @@ def _describe(ports: list[EndpointPort]) -> str:
 def name_endpoint(namespace: str, pod: str, port: int, *, is_alone: bool) -> str:
     """Names the endpoint at `port` of a pod: `namespace/pod`, and `namespace/pod:port` if it has others.
 
-    Several ports of one pod are ranks of one engine (data parallel), each with a cache of its own, so each
-    has a place of its own on the ring. A port that is alone needs no number: the pod keeps its place
-    whatever kind of source it is known from.
+    Several ports of one pod are ranks of one engine (data parallel), each with a cache of its own,
+    so each has a place of its own on the ring. A port that is alone needs no number: the pod keeps
+    its place whatever kind of source it is known from.
     """
     return f"{namespace}/{pod}" if is_alone else f"{namespace}/{pod}:{port}"
 
@@ -154,10 +163,10 @@ def name_endpoint(namespace: str, pod: str, port: int, *, is_alone: bool) -> str
 class EndpointBook(Generic[T]):
     """Holds every object and what `read` makes of it; what it lists depends on the final state alone.
 
-    Objects change one at a time, so an endpoint can stand in two of them for a moment, or in one per
-    address family for good, and an address that a terminating pod still has can be a new one's. `endpoints`
-    has each port of a pod once and each address once: of several entries the preferred family's stays, then
-    a ready one, as kube-proxy does it.
+    Objects change one at a time, so an endpoint can stand in two of them for a moment, or in one
+    per address family for good, and an address that a terminating pod still has can be a new one's.
+    `endpoints` has each port of a pod once and each address once: of several entries the preferred
+    family's stays, then a ready one, as kube-proxy does it.
     """
 
     def __init__(self, family: AddressFamily, read: Callable[[T], ObjectReading]) -> None:
@@ -186,10 +195,14 @@ class EndpointBook(Generic[T]):
 
     def endpoints(self) -> list[Endpoint]:
         """Returns the endpoints in the order of their names. O(n log n)."""
-        return self._merge((each.family, one) for each in self._readings.values() for one in each.endpoints)
+        return self._merge(
+            (each.family, one) for each in self._readings.values() for one in each.endpoints
+        )
 
     def unready(self) -> list[Endpoint]:
-        return self._merge((each.family, one) for each in self._readings.values() for one in each.unready)
+        return self._merge(
+            (each.family, one) for each in self._readings.values() for one in each.unready
+        )
 
     def _merge(self, entries: Iterable[tuple[str, Endpoint]]) -> list[Endpoint]:
         chosen: dict[str, Endpoint] = {}

@@ -10,8 +10,8 @@ from extproc.router.routing.endpoint import Endpoint
 class Sink(Protocol):
     """Takes a source's lists and failures. Calls come from the event loop and return at once.
 
-    A source does not log its failures: it reports each of them here, in one line that names no credential.
-    The sink decides what operators read of them, and how often.
+    A source does not log its failures: it reports each of them here, in one line that names no
+    credential. The sink decides what operators read of them, and how often.
     """
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
@@ -23,15 +23,15 @@ class Sink(Protocol):
     def restarted(self, why: str, reason: str | None = None) -> None:
         """Counts a lost or refused watch; `why` is one of a source's few fixed words.
 
-        `reason` says what failed and is true until the next list or confirmation; `None` where nothing
-        failed: a watch that ended in its time.
+        `reason` says what failed and is true until the next list or confirmation; `None` where
+        nothing failed: a watch that ended in its time.
         """
 
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         """Notes that the configured object does not exist or is faulty; may repeat the last report.
 
-        Not a failure, so it is not counted: there is no such Service, the file is as faulty as it was.
-        `has_list`: the last list is true all the same.
+        Not a failure, so it is not counted: there is no such Service, the file is as faulty as it
+        was. `has_list`: the last list is true all the same.
         """
 
 

@@ -2,18 +2,20 @@
 
 # The rules, and why:
 #
-# - vLLM numbers its messages from 0. A number that goes back is another process: its cache is empty. One that
-#   comes too early is a gap, which a replay may fill. It begins with the last one that we have: where that is
-#   another by now, so is the process. Who was there before us is asked for nothing, and what a new one said
-#   before we reached it is no fault.
-# - Events name blocks of tokens, and we know text (docs/why/events.md). So what is cached is inferred as
-#   ever; events are taken at their word for what ends it: a cache that was cleared, a process that is new.
-# - Blocks are counted and not kept. An engine stores and removes a hash once for each block of memory that
-#   has it, so the difference is how many it has: from an empty cache on, until something is missed. Memory of
-#   the GPU counts, and of several attention groups the first.
-# - Nobody notices that the last message of all is missing. So a fault lasts until nothing was wrong for a
-#   minute; an engine that says nothing while requests go there is the alert's business.
-# - Reading a message holds up every request for as long: long ones, and those of many events, stay unread.
+# - vLLM numbers its messages from 0. A number that goes back is another process: its cache is
+#   empty. One that comes too early is a gap, which a replay may fill. It begins with the last one
+#   that we have: where that is another by now, so is the process. Who was there before us is asked
+#   for nothing, and what a new one said before we reached it is no fault.
+# - Events name blocks of tokens, and we know text (docs/why/events.md). So what is cached is
+#   inferred as ever; events are taken at their word for what ends it: a cache that was cleared, a
+#   process that is new.
+# - Blocks are counted and not kept. An engine stores and removes a hash once for each block of
+#   memory that has it, so the difference is how many it has: from an empty cache on, until
+#   something is missed. Memory of the GPU counts, and of several attention groups the first.
+# - Nobody notices that the last message of all is missing. So a fault lasts until nothing was wrong
+#   for a minute; an engine that says nothing while requests go there is the alert's business.
+# - Reading a message holds up every request for as long: long ones, and those of many events, stay
+#   unread.
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -75,7 +77,11 @@ _read_rows: Final = msgpack.Decoder(_Rows).decode
 def read_events(payload: bytes) -> Sequence[KvEvent] | None:
     """Reads a message, of maps or, as older releases write it, arrays; `None`: not vLLM's, or too much."""
     # Behind an array's head of one byte and a time of nine come the events.
-    if len(payload) > MAX_BYTES or payload[1:2] != b"\xcb" or not 0 <= _length(payload[10:]) <= _MOST_EVENTS:
+    if (
+        len(payload) > MAX_BYTES
+        or payload[1:2] != b"\xcb"
+        or not 0 <= _length(payload[10:]) <= _MOST_EVENTS
+    ):
         return None
     try:
         events: Sequence[KvEvent] = _read_maps(payload).events
@@ -104,9 +110,9 @@ def _length(array: bytes | Raw) -> int:
 class EventLog:
     """What one publisher has said: one engine, or a data-parallel rank of it.
 
-    `why` is what keeps it from being believed, empty for nothing, and `since_s` since when. `next` is the
-    number that is due, `None`: none came yet. `missed` messages were lost for good; `emptied` is how often
-    the cache was.
+    `why` is what keeps it from being believed, empty for nothing, and `since_s` since when. `next`
+    is the number that is due, `None`: none came yet. `missed` messages were lost for good;
+    `emptied` is how often the cache was.
     """
 
     __slots__ = (
@@ -187,7 +193,9 @@ Heard = dict[str, list[EventLog]]
 """What the publishers of each endpoint said, by its name; of one that names none the list is empty."""
 
 
-def describe_logs(logs: Sequence[EventLog], now: float, kv_tokens: int | None = None) -> dict[str, Any]:
+def describe_logs(
+    logs: Sequence[EventLog], now: float, kv_tokens: int | None = None
+) -> dict[str, Any]:
     """What an endpoint's publishers said together, JSON-ready; `inferred`: it names none.
 
     Its cache has room for `kv_tokens`.

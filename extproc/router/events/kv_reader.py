@@ -25,13 +25,13 @@ _FIND_S: Final = 30.0
 _ANSWER_S: Final = 2.0
 _SOURCES_BYTES: Final = 65_536
 _MOST_SOURCES: Final = 64
-# What of one publisher may wait here, in messages: what is dropped is a gap. One that is longer than we read
-# is let in, so that it is noticed.
+# What of one publisher may wait here, in messages: what is dropped is a gap. One that is longer
+# than we read is let in, so that it is noticed.
 _QUEUED: Final = 64
 _LET_IN_BYTES: Final = 4_194_304
 _REPLAYED: Final = 1_000
-# Seconds of our time that a publisher may take in a second, and at once; a message takes so much at least.
-# One that takes more is left alone for a while.
+# Seconds of our time that a publisher may take in a second, and at once; a message takes so much at
+# least. One that takes more is left alone for a while.
 _WORK: Final = 0.1
 _BURST_S: Final = 0.1
 _MESSAGE_S: Final = 50e-6
@@ -55,11 +55,13 @@ class EventSource(Struct, frozen=True):
 class EventReader:
     """Follows the events of a pool's ready endpoints: `heard` has them, its strategy forgets what they end.
 
-    Engines name their publishers, unless all have one at `port`. Messages are read in turns: after each one
-    everybody else's work comes first.
+    Engines name their publishers, unless all have one at `port`. Messages are read in turns: after
+    each one everybody else's work comes first.
     """
 
-    def __init__(self, pool: Pool, heard: Heard, port: int | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pool: Pool, heard: Heard, port: int | None, clock: Callable[[], float]
+    ) -> None:
         self._pool, self._heard, self._clock = pool, heard, clock
         self._sources = [EventSource(f"tcp://*:{port}")] if port else None
         self._turn = asyncio.Lock()
@@ -70,7 +72,10 @@ class EventReader:
         context = zmq.Context[Any]()
         context.set(zmq.MAX_SOCKETS, 8_192)
         try:
-            async with ClientSession(timeout=limit, cookie_jar=jar) as session, asyncio.TaskGroup() as tasks:
+            async with (
+                ClientSession(timeout=limit, cookie_jar=jar) as session,
+                asyncio.TaskGroup() as tasks,
+            ):
                 before = None
                 while True:
                     if before is not self._pool.snapshot:
@@ -80,12 +85,16 @@ class EventReader:
                             following.pop(gone).cancel()
                             self._heard.pop(gone[0], None)
                         for key in ready.keys() - following.keys():
-                            following[key] = tasks.create_task(self._follow(context, session, ready[key]))
+                            following[key] = tasks.create_task(
+                                self._follow(context, session, ready[key])
+                            )
                     await asyncio.sleep(_LIST_S)
         finally:
             context.destroy(linger=0)
 
-    async def _follow(self, context: zmq.Context[Any], session: ClientSession, endpoint: Endpoint) -> None:
+    async def _follow(
+        self, context: zmq.Context[Any], session: ClientSession, endpoint: Endpoint
+    ) -> None:
         sources, lines = None, list[asyncio.Task[None]]()
         self._heard[endpoint.name] = []
         async with asyncio.TaskGroup() as tasks:
@@ -137,7 +146,11 @@ class _Line:
 
     def __init__(self, context: zmq.Context[Any], endpoint: Endpoint, source: EventSource) -> None:
         self.name = endpoint.name
-        self._context, self._host, self._source = context, endpoint.address.rpartition(":")[0], source
+        self._context, self._host, self._source = (
+            context,
+            endpoint.address.rpartition(":")[0],
+            source,
+        )
 
     async def messages(self, due: Callable[[int], int | None]) -> AsyncGenerator[tuple[int, bytes]]:
         """Yields numbers and payloads; before one that comes too early those that its replay has."""
@@ -145,7 +158,11 @@ class _Line:
             while True:
                 number, payload = _split(await receive())
                 first = due(number)
-                if first is not None and number - first <= _REPLAYED and self._source.replay_endpoint:
+                if (
+                    first is not None
+                    and number - first <= _REPLAYED
+                    and self._source.replay_endpoint
+                ):
                     for each in await self._replay(self._source.replay_endpoint, first, number):
                         yield each
                 yield number, payload
@@ -160,11 +177,15 @@ class _Line:
                     if not first <= number < stop:
                         break
                     found.append((number, payload))
-                    await asyncio.sleep(0)  # what is there already is had without a turn of the loop
+                    await asyncio.sleep(
+                        0
+                    )  # what is there already is had without a turn of the loop
         return found
 
     @contextmanager
-    def _open(self, kind: int, endpoint: str) -> Iterator[tuple[Any, Callable[[], Awaitable[Frames]]]]:
+    def _open(
+        self, kind: int, endpoint: str
+    ) -> Iterator[tuple[Any, Callable[[], Awaitable[Frames]]]]:
         """Yields a socket and what receives of it: half the work of the library's own for asyncio."""
         loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
         with self._context.socket(kind) as socket:
@@ -191,13 +212,19 @@ class _Line:
 
 def _split(frames: Frames) -> tuple[int, bytes]:
     """Number and payload of topic, number, payload; the number is -1 where the frames are others."""
-    return (int.from_bytes(frames[1]), frames[2]) if len(frames) == 3 and len(frames[1]) == 8 else (-1, b"")
+    return (
+        (int.from_bytes(frames[1]), frames[2])
+        if len(frames) == 3 and len(frames[1]) == 8
+        else (-1, b"")
+    )
 
 
 async def find_sources(session: ClientSession, address: str) -> list[EventSource] | None:
     """Asks an engine for its publishers; empty where it has none, or is none; `None` without an answer."""
     try:
-        async with session.get(f"http://{address}/kv_event_sources", allow_redirects=False) as answer:
+        async with session.get(
+            f"http://{address}/kv_event_sources", allow_redirects=False
+        ) as answer:
             is_told = answer.status == _OK and 0 < (answer.content_length or 0) <= _SOURCES_BYTES
             found = json.decode(await answer.read(), type=dict[str, EventSource]) if is_told else {}
     except (ClientError, OSError, TimeoutError):

@@ -1,7 +1,7 @@
 """Envoy's gRPC access log: messages become exchanges. The only importer of its generated code.
 
-Envoy opens one stream per worker and sends what happened in batches; nothing is answered until the stream
-ends. Losing a stream loses entries, never a request.
+Envoy opens one stream per worker and sends what happened in batches; nothing is answered until the
+stream ends. Losing a stream loses entries, never a request.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ from extproc.router.wire.calls import Call, Handler, Routes, Status
 
 METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 
-# Envoy's batches are 16 KiB and one entry, and its first message names the sender in 64 kB. What is larger
-# is no log of ours, and reading it would keep requests waiting.
+# Envoy's batches are 16 KiB and one entry, and its first message names the sender in 64 kB. What is
+# larger is no log of ours, and reading it would keep requests waiting.
 MAX_MESSAGE_BYTES: Final = 262_144
 MAX_ENTRIES: Final = 1_000
 
@@ -46,12 +46,14 @@ def read_entries(message: bytes) -> Iterator[Exchange]:
     except DecodeError:
         raise ProtocolError("not a StreamAccessLogsMessage") from None
     entries = islice(logs.log_entry, MAX_ENTRIES)
-    return (_exchange(entry) for entry in entries if entry.common_properties.access_log_type in _ENDED)
+    return (
+        _exchange(entry) for entry in entries if entry.common_properties.access_log_type in _ENDED
+    )
 
 
 def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
-    # Every step into a message costs as much as a small function call: none is taken without need. A map's
-    # message that is missing is made empty by reading it.
+    # Every step into a message costs as much as a small function call: none is taken without need.
+    # A map's message that is missing is made empty by reading it.
     common, response = entry.common_properties, entry.response
     spaces = common.metadata.filter_metadata
     ours = spaces[DECISION_NAMESPACE].fields
@@ -123,7 +125,9 @@ class AccessLogs:
     `on_fault` counts messages that could not be used, by one of a few fixed words.
     """
 
-    def __init__(self, take_exchange: Callable[[Exchange], None], on_fault: Callable[[str], None]) -> None:
+    def __init__(
+        self, take_exchange: Callable[[Exchange], None], on_fault: Callable[[str], None]
+    ) -> None:
         self._take_exchange = take_exchange
         self.on_fault = on_fault
 

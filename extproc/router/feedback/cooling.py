@@ -1,41 +1,45 @@
 """Cooling down: which endpoints of a pool get no picks for now, judged by what became of requests. Pure.
 
-Why. An endpoint that fails at once is always the least loaded one, so the better a strategy balances, the
-more requests it feeds to it: one of four that answered 500 got nine of ten requests of `least_load`. Envoy's
-own outlier detection is no help: `override_host` tries our picks whether a host is ejected or not.
+Why. An endpoint that fails at once is always the least loaded one, so the better a strategy
+balances, the more requests it feeds to it: one of four that answered 500 got nine of ten requests
+of `least_load`. Envoy's own outlier detection is no help: `override_host` tries our picks whether a
+host is ejected or not.
 
 The rules, and whose they are:
 
-- **When.** `failures` of them in a row, 3 by default; an answer that was cut is one. Envoy counts in a row,
-  too (`consecutive_5xx`, 5). A rate would need a window, and at one request a second a window says nothing
-  for a minute; a row of three is wrong once in 8,000 answers where one in twenty fails. An answer ends it
-  unless its first byte is older than the last failure: streams that began well before the endpoint broke, and
-  end well after, prove nothing of it now.
-- **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule; the
-  jitter is gRPC's (`connection-backoff.md`), so that several gateways do not come back in step. The cap is
-  far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s costs little, and an
-  endpoint that was repaired is to have its share again within half a minute.
-- **Coming back.** After the time, one request at a time: the half-open state of a circuit breaker (Nygard,
-  "Release It!"). One success ends it, one failure doubles the time. A trial without an outcome after
-  `patience_s` is over: its client may have left, or the access log was lost. Outcomes of requests that began
-  before an endpoint cooled change nothing: a hundred requests that die together are one incident.
-- **Memory.** The doubling forgets one step for each `calm_s` of service, as Envoy's does per interval; the
-  kubelet's forgets all after ten minutes. An endpoint that fails half its requests so gets less and less.
-- **Half.** Never more than half of the pool is shut, those that failed first: otherwise the rest would get
-  double load and fail, too. (Envoy's panic threshold is the same half.) If all fail, none is shut: the
-  requests or the network are at fault, and no choice of endpoint helps.
-- **Busy.** 429 and 503 with `Retry-After` are load: no picks for that long, at most 30 s, and no trial
-  afterwards. Those endpoints count towards the half, too, so a pool that is busy as a whole says so to its
-  clients itself.
-- **Unhealthy.** The same for endpoints that fail our health probes. Beyond the half, too, they are shown as
-  unhealthy: they get picks for want of better ones. A good probe after the
-  cooling's time clears the endpoint: it is shown as ready, since an idle pool sends no request that could
-  prove it. But an engine that answers 500 may well have a healthy `/health`: a cleared endpoint still gets
-  one request at a time until one succeeds, and a failure doubles the time.
-- **Unknown.** Where we probe, an endpoint that never answered is shown as unknown; it gets its picks.
+- **When.** `failures` of them in a row, 3 by default; an answer that was cut is one. Envoy counts
+  in a row, too (`consecutive_5xx`, 5). A rate would need a window, and at one request a second a
+  window says nothing for a minute; a row of three is wrong once in 8,000 answers where one in
+  twenty fails. An answer ends it unless its first byte is older than the last failure: streams that
+  began well before the endpoint broke, and end well after, prove nothing of it now.
+- **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule;
+  the jitter is gRPC's (`connection-backoff.md`), so that several gateways do not come back in step.
+  The cap is far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s
+  costs little, and an endpoint that was repaired is to have its share again within half a minute.
+- **Coming back.** After the time, one request at a time: the half-open state of a circuit breaker
+  (Nygard, "Release It!"). One success ends it, one failure doubles the time. A trial without an
+  outcome after `patience_s` is over: its client may have left, or the access log was lost. Outcomes
+  of requests that began before an endpoint cooled change nothing: a hundred requests that die
+  together are one incident.
+- **Memory.** The doubling forgets one step for each `calm_s` of service, as Envoy's does per
+  interval; the kubelet's forgets all after ten minutes. An endpoint that fails half its requests so
+  gets less and less.
+- **Half.** Never more than half of the pool is shut, those that failed first: otherwise the rest
+  would get double load and fail, too. (Envoy's panic threshold is the same half.) If all fail, none
+  is shut: the requests or the network are at fault, and no choice of endpoint helps.
+- **Busy.** 429 and 503 with `Retry-After` are load: no picks for that long, at most 30 s, and no
+  trial afterwards. Those endpoints count towards the half, too, so a pool that is busy as a whole
+  says so to its clients itself.
+- **Unhealthy.** The same for endpoints that fail our health probes. Beyond the half, too, they are
+  shown as unhealthy: they get picks for want of better ones. A good probe after the cooling's time
+  clears the endpoint: it is shown as ready, since an idle pool sends no request that could prove
+  it. But an engine that answers 500 may well have a healthy `/health`: a cleared endpoint still
+  gets one request at a time until one succeeds, and a failure doubles the time.
+- **Unknown.** Where we probe, an endpoint that never answered is shown as unknown; it gets its
+  picks.
 
-Each endpoint is in one of four states, by its case: taken (no case, or a row not yet complete), cooling
-(until `until_s`), on trial (after that), and back (taken again, with a memory).
+Each endpoint is in one of four states, by its case: taken (no case, or a row not yet complete),
+cooling (until `until_s`), on trial (after that), and back (taken again, with a memory).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,9 +55,9 @@ from extproc.router.feedback.outcome import Outcome, Verdict
 class Rules:
     """Durations in seconds; the module's docstring has the reasons. `failures=None`: nothing is cooled down.
 
-    `slack_s` is how late an outcome may come: Envoy sends its log in batches, by default a second apart. It
-    is shorter than the shortest cooling, else old outcomes would pass for a trial's. Two times less than
-    `order_s` apart have no certain order.
+    `slack_s` is how late an outcome may come: Envoy sends its log in batches, by default a second
+    apart. It is shorter than the shortest cooling, else old outcomes would pass for a trial's. Two
+    times less than `order_s` apart have no certain order.
     """
 
     failures: int | None = 3

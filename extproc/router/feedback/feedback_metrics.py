@@ -22,8 +22,12 @@ class FeedbackCollector(Collector):
         self._desks = desks
 
     def collect(self) -> Iterator[Metric]:
-        answers = counters("extproc_answers", "What became of requests.", "pool", "endpoint", "class")
-        coolings = counters("extproc_endpoint_coolings", "How often it was cooled down.", "pool", "endpoint")
+        answers = counters(
+            "extproc_answers", "What became of requests.", "pool", "endpoint", "class"
+        )
+        coolings = counters(
+            "extproc_endpoint_coolings", "How often it was cooled down.", "pool", "endpoint"
+        )
         first_byte = histograms(
             "extproc_first_byte_seconds",
             "From a request's first byte at the proxy to its answer's; of a stream the head's.",
@@ -32,13 +36,24 @@ class FeedbackCollector(Collector):
             "class",
         )
         predicted = counters(
-            "extproc_predicted_tokens", "Prompts' tokens, believed cached or not.", "pool", "reason", "cached"
+            "extproc_predicted_tokens",
+            "Prompts' tokens, believed cached or not.",
+            "pool",
+            "reason",
+            "cached",
         )
         saved = counters(
-            "extproc_saved_prefill_seconds", "Prefill that tokens believed cached saved.", "pool", "reason"
+            "extproc_saved_prefill_seconds",
+            "Prefill that tokens believed cached saved.",
+            "pool",
+            "reason",
         )
         measured = counters(
-            "extproc_measured_tokens", "Prompts' tokens, found cached or not.", "pool", "endpoint", "cached"
+            "extproc_measured_tokens",
+            "Prompts' tokens, found cached or not.",
+            "pool",
+            "endpoint",
+            "cached",
         )
         for desk in self._desks():
             strategy = desk.pool.reads_signals
@@ -48,7 +63,9 @@ class FeedbackCollector(Collector):
                 saved.add_metric([desk.pool.name, reason], counts.saved_ms / 1000)
             for name, signals in desk.signals.items():
                 measured.add_metric([desk.pool.name, name, "yes"], signals.hit_tokens)
-                measured.add_metric([desk.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens)
+                measured.add_metric(
+                    [desk.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens
+                )
             pool, tally = desk.pool.name, desk.counters
             names = desk.pool.snapshot.names
             answered = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers

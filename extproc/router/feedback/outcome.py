@@ -2,20 +2,22 @@
 
 The rules, and where they come from:
 
-- An endpoint **failed** if it answered 5xx, could not be connected to, or was lost before the first byte of
-  its answer. That is what Envoy's outlier detection counts (`consecutive_5xx`: "5xx responses and locally
-  originated failures"), less what follows.
-- It did not fail where the client did: 4xx is the client's, and so is every exchange that a client broke off.
-  501 and 505 say that the request wants a feature that the server lacks: vLLM answers 501 for such options.
-- 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4, RFC 6585
-  §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it), so it counts only
-  where the endpoint's first byte was seen.
-- An answer that broke off after its first byte is **broken**. It counts as a failure: an endpoint that cuts
-  every answer is as bad for clients as one that answers 500.
-- The entry of a request with more than one attempt names the last endpoint only. The earlier ones are in
-  the list that we gave: where the last one stands at the place that the number of attempts leads to, those
-  ahead of it could not be reached (Envoy retries only what no endpoint has begun). Anything else is
-  ambiguous, since Envoy skips addresses that it does not have, and then nobody has failed.
+- An endpoint **failed** if it answered 5xx, could not be connected to, or was lost before the first
+  byte of its answer. That is what Envoy's outlier detection counts (`consecutive_5xx`: "5xx
+  responses and locally originated failures"), less what follows.
+- It did not fail where the client did: 4xx is the client's, and so is every exchange that a client
+  broke off. 501 and 505 say that the request wants a feature that the server lacks: vLLM answers
+  501 for such options.
+- 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4,
+  RFC 6585 §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it),
+  so it counts only where the endpoint's first byte was seen.
+- An answer that broke off after its first byte is **broken**. It counts as a failure: an endpoint
+  that cuts every answer is as bad for clients as one that answers 500.
+- The entry of a request with more than one attempt names the last endpoint only. The earlier ones
+  are in the list that we gave: where the last one stands at the place that the number of attempts
+  leads to, those ahead of it could not be reached (Envoy retries only what no endpoint has begun).
+  Anything else is ambiguous, since Envoy skips addresses that it does not have, and then nobody has
+  failed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,11 +49,12 @@ class EndpointFault(Enum):
 class Exchange(Struct, frozen=True):
     """One entry of an access log. Durations in seconds since the request's first byte at the proxy.
 
-    `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent the proxy,
-    best first, read only where there was more than one attempt. `first_byte_s` is `None` where no byte of an
-    answer came, `status` 0 where the client got none. `first_token_s` counts from when the request was sent
-    to the endpoint to the first byte of a streamed answer's body: the head of a stream comes at once (vLLM),
-    the first event with the first token. `ticket` is the pick's number, 0 where it has none.
+    `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent
+    the proxy, best first, read only where there was more than one attempt. `first_byte_s` is `None`
+    where no byte of an answer came, `status` 0 where the client got none. `first_token_s` counts
+    from when the request was sent to the endpoint to the first byte of a streamed answer's body:
+    the head of a stream comes at once (vLLM), the first event with the first token. `ticket` is the
+    pick's number, 0 where it has none.
     """
 
     address: str
@@ -69,8 +72,8 @@ class Exchange(Struct, frozen=True):
 class Outcome(Struct, frozen=True):
     """The result of one attempt at one endpoint.
 
-    `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request began,
-    `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
+    `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request
+    began, `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
     """
 
     address: str
@@ -103,7 +106,9 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
 
 
 def _outcome(exchange: Exchange, verdict: Verdict, status: int, now_s: float) -> Outcome:
-    retry_after_s = parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0
+    retry_after_s = (
+        parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0
+    )
     return Outcome(
         exchange.address, verdict, status, exchange.duration_s, exchange.first_byte_s, retry_after_s
     )
@@ -156,12 +161,14 @@ def class_of(outcome: Outcome) -> str:
 def judge_response(served: Served, elapsed_s: float, now_s: float) -> Outcome:
     """Judges a response by its headers; `elapsed_s` after its request was sent on, `now_s` the time of day.
 
-    Headers come at once, an access log when the answer has ended. But they do not say whether a 503 is the
-    endpoint's or the proxy's own, unless the proxy marked it. So without that mark `Retry-After` proves
-    nothing: the shipped configurations add it to replies of Envoy's own.
+    Headers come at once, an access log when the answer has ended. But they do not say whether a 503
+    is the endpoint's or the proxy's own, unless the proxy marked it. So without that mark
+    `Retry-After` proves nothing: the shipped configurations add it to replies of Envoy's own.
     """
     head = served.response
-    exchange = Exchange(served.address, head.status, elapsed_s, elapsed_s, retry_after=head.retry_after)
+    exchange = Exchange(
+        served.address, head.status, elapsed_s, elapsed_s, retry_after=head.retry_after
+    )
     verdict = judge_answer(exchange)
     if verdict is Verdict.BUSY and head.status == 503 and not head.is_upstreams:
         verdict = Verdict.UNKNOWN

@@ -16,14 +16,29 @@ log = logging.getLogger(__name__)
 
 # Seconds: from a cached prompt on an idle endpoint to a long one in a queue. vLLM's own
 # `time_to_first_token_seconds` uses most of these.
-FIRST_BYTE_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+FIRST_BYTE_BOUNDS_S: Final = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 
 
 class Counters:
     """What was counted since the pool exists.
 
-    `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone, empty where
-    no source gives one, and the answer's class.
+    `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone,
+    empty where no source gives one, and the answer's class.
     """
 
     def __init__(self) -> None:
@@ -42,8 +57,12 @@ class Counters:
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets endpoints that are gone: with pods that come and go the counts would only grow."""
-        self.answers = Counter({key: count for key, count in self.answers.items() if key[0] in names})
-        self.coolings = Counter({name: count for name, count in self.coolings.items() if name in names})
+        self.answers = Counter(
+            {key: count for key, count in self.answers.items() if key[0] in names}
+        )
+        self.coolings = Counter(
+            {name: count for name, count in self.coolings.items() if name in names}
+        )
 
 
 class PoolFeedback:
@@ -75,8 +94,9 @@ class PoolFeedback:
     def confirm(self, name: str, *, is_there: bool) -> None:
         """Takes whether an endpoint answered our probe or scrape.
 
-        If it did not, and its requests got no answer at all, its process is gone and its cache with it. The
-        log alone does not prove that: a stale network path between proxy and endpoint looks the same.
+        If it did not, and its requests got no answer at all, its process is gone and its cache with
+        it. The log alone does not prove that: a stale network path between proxy and endpoint looks
+        the same.
         """
         if name in self._lost:
             self._lost.discard(name)
@@ -130,7 +150,9 @@ class PoolFeedback:
                 self._lost.add(name)
             self.counters.coolings[name] += 1
             for_s = self.cooling.cooled_for_s(name)
-            log.warning("pool %s: %s fails and is cooled down for %.1f s", self.pool.name, name, for_s)
+            log.warning(
+                "pool %s: %s fails and is cooled down for %.1f s", self.pool.name, name, for_s
+            )
 
     def _name(self, address: str) -> str | None:
         snapshot = self.pool.snapshot

@@ -70,7 +70,11 @@ class Prober:
         if is_healthy or after >= limit:
             self._feedback.cooling.set_health(name, is_healthy=is_healthy)
         if (before >= limit) != (after >= limit):
-            said = "is healthy again" if is_healthy else f"did not say that it is healthy {limit} times"
+            said = (
+                "is healthy again"
+                if is_healthy
+                else f"did not say that it is healthy {limit} times"
+            )
             log.warning("pool %s: %s %s", self._feedback.pool.name, name, said)
 
 

@@ -14,8 +14,8 @@ Sleep = Callable[[float], Awaitable[None]]
 class RoundPlan:
     """How often endpoints are probed or scraped over HTTP; durations in seconds.
 
-    Each endpoint gets a request every `interval_s`, or less often where that were more than `per_s` a
-    second; `parallel` bounds the requests that wait for an answer at one time.
+    Each endpoint gets a request every `interval_s`, or less often where that were more than `per_s`
+    a second; `parallel` bounds the requests that wait for an answer at one time.
     """
 
     interval_s: float = 5.0
@@ -32,7 +32,9 @@ class Rounds:
         self._rng = rng
         self._sleep = sleep
 
-    async def go(self, ready: Sequence[Endpoint], visit: Callable[[Endpoint], Awaitable[None]]) -> None:
+    async def go(
+        self, ready: Sequence[Endpoint], visit: Callable[[Endpoint], Awaitable[None]]
+    ) -> None:
         """Calls `visit` for every endpoint once, in random order, spread over an interval."""
         pace, endpoints = self._pace, [*ready]
         self._rng.shuffle(endpoints)

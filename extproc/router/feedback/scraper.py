@@ -53,7 +53,8 @@ class Scraper:
 
     async def run(self) -> None:
         limit = ClientTimeout(total=self._plan.timeout_s)
-        # Connections stay open from one time to the next, if the server likes: vLLM closes them after 5 s.
+        # Connections stay open from one time to the next, if the server likes: vLLM closes them
+        # after 5 s.
         connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S + self._plan.interval_s)
         jar = DummyCookieJar()
         async with ClientSession(
@@ -71,7 +72,11 @@ class Scraper:
         self._silent &= {endpoint.name for endpoint in endpoints}
         was_silent = bool(self._silent)
         await self._rounds.go(endpoints, lambda endpoint: self._scrape(fetch, endpoint))
-        pool, count, strategy = self._feedback.pool.name, len(self._silent), self._feedback.pool.reads_signals
+        pool, count, strategy = (
+            self._feedback.pool.name,
+            len(self._silent),
+            self._feedback.pool.reads_signals,
+        )
         if was_silent != bool(count):
             if count:
                 first = min(self._silent)
@@ -92,7 +97,9 @@ class Scraper:
 async def fetch_signals(session: ClientSession, url: str) -> EndpointSignals | None:
     """Returns an endpoint's signals; `None` without an answer, or if its page is too long or not vLLM's."""
     try:
-        async with session.get(url, allow_redirects=False, headers={"accept-encoding": "identity"}) as answer:
+        async with session.get(
+            url, allow_redirects=False, headers={"accept-encoding": "identity"}
+        ) as answer:
             page = bytearray()
             async for piece in answer.content.iter_any():
                 page += piece
@@ -129,8 +136,8 @@ _MAX_LINES: Final = 256
 def read_signals(page: bytes) -> EndpointSignals:
     """Reads vLLM's `/metrics`; raises `ProtocolError` for another page, or for values that are no counts.
 
-    A page is 50 kB and more, of which eight families matter; a parser of everything would take fifty times as
-    long. Engines of one server (data parallel) are added up.
+    A page is 50 kB and more, of which eight families matter; a parser of everything would take
+    fifty times as long. Engines of one server (data parallel) are added up.
     """
     total = partial(_sum, page)
     running = total(_RUNNING)

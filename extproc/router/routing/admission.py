@@ -1,37 +1,41 @@
 """Admission: who is let into a full pool, by priority and by client. Pure: counts in, yes or a refusal out.
 
-Why. A pool with `max_in_flight` answers 429 when it is full, to whoever comes next: a nightly batch that
-fills it shuts out the people who wait for an answer, and one busy client shuts out all others.
+Why. A pool with `max_in_flight` answers 429 when it is full, to whoever comes next: a nightly batch
+that fills it shuts out the people who wait for an answer, and one busy client shuts out all others.
 
 The rules, and whose they are:
 
-- **Full.** A pool is full when its endpoints have `max_in_flight` requests each on average. Until then nobody
-  is refused or even looked at, so nothing of this costs anything. What runs is never broken off: "first" can
-  only mean who is let in when there is no room by right.
-- **Headroom.** Those who go first are let into a full pool, up to a quarter more than its limit (at least one
-  request), and nobody beyond that. Ours: with a limit that nobody may pass, room for some would have to be
-  denied to the others while it is not needed.
-- **Objectives.** A request names an objective, the operator gives each one a priority (`spec.priority` of an
-  InferenceObjective, Gateway API Inference Extension; or the settings). A client's word goes no further: a
-  name that the operator did not give is priority 0, as is no name. Upstream's rule.
-- **Negative** priorities are refused by a full pool, whoever fills it: upstream calls them sheddable.
-- **Lower** ones do not count. A request of priority 0 or more is let into the headroom as long as those of
-  its own priority and above would not fill the pool alone. So what is refused to a priority is refused to
-  all below it, at any moment, and as the lower ones end, the higher take their places.
-- **Shares.** A fairness id separates clients, among requests of one priority (upstream's rule, too).
-  The room that higher priorities leave is divided by the clients that have a request in flight, with the one
-  that asks; in a full pool a client is let into the headroom up to its share. Who has more waits until the
-  pool is not full, so places that become free go to the others first. All without an id are one client.
-- **Trust.** An id is a client's word: who makes up a new one for each request has a share for each. So shares
-  are for operators whose gateway writes the id, and off unless they say so. More clients than places have no
-  shares at all, so made-up ids fill the headroom at most.
-- **Memory.** A client is remembered while it has requests in flight, of which a full pool has no more than
-  its ceiling; as a number, however long the id. An id is never a label, never logged. Priorities are as many
-  as the operator's objectives have. Requests that name neither are not counted here: they are the load
-  book's rest.
+- **Full.** A pool is full when its endpoints have `max_in_flight` requests each on average. Until
+  then nobody is refused or even looked at, so nothing of this costs anything. What runs is never
+  broken off: "first" can only mean who is let in when there is no room by right.
+- **Headroom.** Those who go first are let into a full pool, up to a quarter more than its limit (at
+  least one request), and nobody beyond that. Ours: with a limit that nobody may pass, room for some
+  would have to be denied to the others while it is not needed.
+- **Objectives.** A request names an objective, the operator gives each one a priority
+  (`spec.priority` of an InferenceObjective, Gateway API Inference Extension; or the settings). A
+  client's word goes no further: a name that the operator did not give is priority 0, as is no name.
+  Upstream's rule.
+- **Negative** priorities are refused by a full pool, whoever fills it: upstream calls them
+  sheddable.
+- **Lower** ones do not count. A request of priority 0 or more is let into the headroom as long as
+  those of its own priority and above would not fill the pool alone. So what is refused to a
+  priority is refused to all below it, at any moment, and as the lower ones end, the higher take
+  their places.
+- **Shares.** A fairness id separates clients, among requests of one priority (upstream's rule,
+  too). The room that higher priorities leave is divided by the clients that have a request in
+  flight, with the one that asks; in a full pool a client is let into the headroom up to its share.
+  Who has more waits until the pool is not full, so places that become free go to the others first.
+  All without an id are one client.
+- **Trust.** An id is a client's word: who makes up a new one for each request has a share for each.
+  So shares are for operators whose gateway writes the id, and off unless they say so. More clients
+  than places have no shares at all, so made-up ids fill the headroom at most.
+- **Memory.** A client is remembered while it has requests in flight, of which a full pool has no
+  more than its ceiling; as a number, however long the id. An id is never a label, never logged.
+  Priorities are as many as the operator's objectives have. Requests that name neither are not
+  counted here: they are the load book's rest.
 
-Where a request may go to some of the endpoints only (a subset, an adapter), full and headroom are those
-endpoints', and so are the counts of priorities; shares are the whole pool's.
+Where a request may go to some of the endpoints only (a subset, an adapter), full and headroom are
+those endpoints', and so are the counts of priorities; shares are the whole pool's.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -71,8 +75,9 @@ ORDINARY: Final = Standing()
 class Crowd(Struct, frozen=True):
     """A full pool, as one request finds it.
 
-    `each` is how many requests an endpoint may have. `names` are the endpoints that may take this one,
-    `total` is what they have in flight; `pool_size` and `pool_total` are those of the whole pool.
+    `each` is how many requests an endpoint may have. `names` are the endpoints that may take this
+    one, `total` is what they have in flight; `pool_size` and `pool_total` are those of the whole
+    pool.
     """
 
     pool: str
@@ -110,12 +115,15 @@ class _Level:
 class Admission:
     """Counts the requests of one pool that are not ordinary, and decides which are let in when it is full.
 
-    `priorities` are those of the operator's objectives, by name. `has_shares`: each client has its share.
+    `priorities` are those of the operator's objectives, by name. `has_shares`: each client has its
+    share.
     """
 
     __slots__ = ("_levels", "has_shares", "priorities")
 
-    def __init__(self, priorities: Mapping[str, int] | None = None, *, has_shares: bool = False) -> None:
+    def __init__(
+        self, priorities: Mapping[str, int] | None = None, *, has_shares: bool = False
+    ) -> None:
         self.priorities: Mapping[str, int] = priorities or {}
         self.has_shares = has_shares
         self._levels: dict[int, _Level] = {}
@@ -166,13 +174,17 @@ class Admission:
     def _at_least(self, priority: int, crowd: Crowd) -> int:
         """In flight on the crowd's endpoints of this priority, 0 or more, and of those above."""
         if priority > 0:
-            return sum(level.on(crowd.names) for other, level in self._levels.items() if other >= priority)
+            return sum(
+                level.on(crowd.names) for other, level in self._levels.items() if other >= priority
+            )
         return crowd.total - sum(
             level.on(crowd.names) for other, level in self._levels.items() if other < priority
         )
 
     def _admit_by_share(self, standing: Standing, crowd: Crowd) -> None:
-        above = sum(level.total for other, level in self._levels.items() if other > standing.priority)
+        above = sum(
+            level.total for other, level in self._levels.items() if other > standing.priority
+        )
         own, others = self._clients(standing, crowd.pool_total)
         if not others:
             raise _full(crowd)
@@ -180,7 +192,8 @@ class Admission:
             if not own:
                 raise _full(crowd)
             raise OverShare(
-                f"pool {crowd.pool!r} is at its limit, and the client has its share of it", pool=crowd.pool
+                f"pool {crowd.pool!r} is at its limit, and the client has its share of it",
+                pool=crowd.pool,
             )
 
     def _clients(self, standing: Standing, pool_total: int) -> tuple[int, int]:
@@ -208,7 +221,11 @@ def ttl_s(headers: Mapping[str, str]) -> float | None:
     text = headers.get(TTL, "")
     parts = _PART.findall(text)
     is_whole = "".join(map("".join, parts)) == text
-    return (sum(float(number) * _SECONDS[unit] for number, unit in parts) or None) if is_whole else None
+    return (
+        (sum(float(number) * _SECONDS[unit] for number, unit in parts) or None)
+        if is_whole
+        else None
+    )
 
 
 def _with_headroom(limit: int) -> int:

@@ -11,9 +11,9 @@ class Endpoint:
     """One `ip:port` that serves a model.
 
     `name` is the identity that places the endpoint on the ring: `namespace/pod`, a configured name,
-    or the address. It survives a change of address, so a restarted pod of a StatefulSet keeps its keys.
-    `address` is canonical: `10.0.0.1:8000` or `[fd00::1]:8000`. An endpoint that is not ready is
-    draining: it finishes what it has and gets no new picks.
+    or the address. It survives a change of address, so a restarted pod of a StatefulSet keeps its
+    keys. `address` is canonical: `10.0.0.1:8000` or `[fd00::1]:8000`. An endpoint that is not ready
+    is draining: it finishes what it has and gets no new picks.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """The load book: how many requests are in flight on each endpoint of a pool.
 
-The only mutable state of a pool beside its current snapshot. Counting, and finding the least loaded,
-are O(1) whatever the number of endpoints: members stand in levels, one level per number in flight.
+The only mutable state of a pool beside its current snapshot. Counting, and finding the least
+loaded, are O(1) whatever the number of endpoints: members stand in levels, one level per number in
+flight.
 
 Our own requests are counted one by one; what other gateways have there comes as sums, see `share`.
 """
@@ -19,8 +20,8 @@ class LoadBook:
     """Counts requests in flight by endpoint name: ours, and those of other gateways.
 
     Members are the endpoints that may be picked. One that leaves keeps its count until its requests
-    end, and finds it again if it comes back; `total` counts members only. `on_less` is called each time that
-    fewer are in flight somewhere, whosever they were.
+    end, and finds it again if it comes back; `total` counts members only. `on_less` is called each
+    time that fewer are in flight somewhere, whosever they were.
     """
 
     __slots__ = ("_elsewhere", "_in_flight", "_levels", "_lowest", "_places", "on_less", "total")

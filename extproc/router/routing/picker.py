@@ -18,9 +18,10 @@ from extproc.router.routing.strategies.base import CostRow, Reading
 class Query(Struct, frozen=True):
     """The part of a request that the picker reads; headers by lower-case name.
 
-    `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
-    than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for any. `pool`
-    is the operator's choice of a pool. `fault` says why there is no body to be had of a request with one.
+    `body` is `None` where there is none, or none to be had. `is_partial` says that more of it
+    exists than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for
+    any. `pool` is the operator's choice of a pool. `fault` says why there is no body to be had of a
+    request with one.
     """
 
     method: str
@@ -36,8 +37,8 @@ class Query(Struct, frozen=True):
 class Decision(Struct, frozen=True):
     """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help.
 
-    `model` is the name that the client sent, of any length; empty where it was not read. `costs` are the rows
-    that the strategy compared, if it compares costs.
+    `model` is the name that the client sent, of any length; empty where it was not read. `costs`
+    are the rows that the strategy compared, if it compares costs.
     """
 
     pick: Pick
@@ -64,8 +65,8 @@ class Route:
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter here, else the empty string.
 
-        What endpoints hold counts only where the name is nothing else: a client can load an adapter under
-        any name, and one called like the pool's model would draw all of the model's requests.
+        What endpoints hold counts only where the name is nothing else: a client can load an adapter
+        under any name, and one called like the pool's model would draw all of the model's requests.
         """
         snapshot = self.pool.snapshot
         if model in self.adapters:
@@ -83,9 +84,9 @@ class Route:
 class RequestPlan(Struct, frozen=True):
     """What the headers alone decide; made once a request, before its body.
 
-    `route` is the only one possible, `None` where the body names the model. `needs_body`: the body may still
-    change the decision. `may_wait`: a pool that may serve it holds requests. `lists_models`: the
-    request asks which models there are, and no single endpoint could say.
+    `route` is the only one possible, `None` where the body names the model. `needs_body`: the body
+    may still change the decision. `may_wait`: a pool that may serve it holds requests.
+    `lists_models`: the request asks which models there are, and no single endpoint could say.
     """
 
     route: Route | None = None
@@ -102,8 +103,8 @@ class RequestPlan(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """What a request wants: its pool, and what the pool's strategy read in it.
 
-    `model` is the name by the client, `adapter` the LoRA adapter of that name here; `fault` says why the
-    body was no help.
+    `model` is the name by the client, `adapter` the LoRA adapter of that name here; `fault` says
+    why the body was no help.
     """
 
     pool: Pool
@@ -141,7 +142,9 @@ class Picker:
 
     def plan(self, query: Query) -> RequestPlan:
         """Decides what the headers decide. Raises `NoEndpoint` for a pool that there is not."""
-        lists = query.method == "GET" and query.path.partition("?")[0].rstrip("/").endswith("/v1/models")
+        lists = query.method == "GET" and query.path.partition("?")[0].rstrip("/").endswith(
+            "/v1/models"
+        )
         route = self._chosen(query)
         if lists and route is None and len(self.routes) > 1:
             return RequestPlan(lists_models=True)
@@ -205,11 +208,16 @@ class Picker:
         if model is None or (self._sole is not None and self._sole is self._catch_all):
             route = self._sole or self._catch_all
             if route is None:
-                raise fault or PromptError("name a model: it decides which pool serves this", param="model")
+                raise fault or PromptError(
+                    "name a model: it decides which pool serves this", param="model"
+                )
             return route
-        # The operator's names go before those of endpoints: clients can load adapters, under any name.
+        # The operator's names go before those of endpoints: clients can load adapters, under any
+        # name.
         globs = (route for pattern, route in self._globs if pattern.match(model))
-        route = self._exact.get(model) or next(globs, None) or self._by_learnt(model) or self._catch_all
+        route = (
+            self._exact.get(model) or next(globs, None) or self._by_learnt(model) or self._catch_all
+        )
         if route is None:
             raise UnknownModel(f"The model `{model[:200]}` does not exist.", param="model")
         return route

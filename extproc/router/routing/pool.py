@@ -37,9 +37,9 @@ class Snapshot:
     """A pool's endpoints at one moment; shared freely, never changed.
 
     `names` are the ready endpoints' names in the source's order, `ready` the endpoints by name,
-    `draining` those that only finish what they have. `placement` is what the pool's strategy makes of
-    the ready ones. `by_adapter` holds the names of the ready endpoints that serve an adapter, `models`
-    every model name that one of them said it serves.
+    `draining` those that only finish what they have. `placement` is what the pool's strategy makes
+    of the ready ones. `by_adapter` holds the names of the ready endpoints that serve an adapter,
+    `models` every model name that one of them said it serves.
     """
 
     names: tuple[str, ...]
@@ -51,15 +51,20 @@ class Snapshot:
     by_location: Mapping[str, tuple[str, ...]] = field(repr=False)
 
     @classmethod
-    def build(cls, endpoints: Iterable[Endpoint], strategy: Strategy, before: Placement = NOWHERE) -> Self:
+    def build(
+        cls, endpoints: Iterable[Endpoint], strategy: Strategy, before: Placement = NOWHERE
+    ) -> Self:
         """Takes the whole list; of two endpoints with one name the later stays.
 
-        `before` is the placement of the snapshot that this one follows. O(n), and what `strategy` needs
-        to place them: for a ring of a thousand a third of a second, with `before` a millisecond.
+        `before` is the placement of the snapshot that this one follows. O(n), and what `strategy`
+        needs to place them: for a ring of a thousand a third of a second, with `before` a
+        millisecond.
         """
         all_ = {endpoint.name: endpoint for endpoint in endpoints}
         ready = {name: endpoint for name, endpoint in all_.items() if endpoint.is_ready}
-        adapters = [(adapter, name) for name, endpoint in ready.items() for adapter in endpoint.adapters]
+        adapters = [
+            (adapter, name) for name, endpoint in ready.items() for adapter in endpoint.adapters
+        ]
         places = [(at, name) for name, one in ready.items() for at in (one.address, one.ip)]
         return cls(
             names=tuple(ready),
@@ -74,7 +79,8 @@ class Snapshot:
     def locate(self, subset: Iterable[str]) -> frozenset[str]:
         """Names of the ready endpoints at these `ip:port`s; a bare `ip` means all its ports.
 
-        Looks at the first `MAX_SUBSET` of them, and at other spellings for `MAX_SPELLINGS` without a match.
+        Looks at the first `MAX_SUBSET` of them, and at other spellings for `MAX_SPELLINGS` without
+        a match.
         """
         names: set[str] = set()
         unknown: list[str] = []
@@ -122,9 +128,9 @@ class Pick(Struct, frozen=True):
     def take(self) -> None:
         """Counts the request on the endpoint, and reports it in a fixed order, as `release` does.
 
-        The pool's own count comes first, since all others may read it; then the reading, which updates the
-        index; then the limits (admission, gate); last the witness, which reports the result to other
-        gateways.
+        The pool's own count comes first, since all others may read it; then the reading, which
+        updates the index; then the limits (admission, gate); last the witness, which reports the
+        result to other gateways.
         """
         name = self.endpoint.name
         self.pool.book.take(name)
@@ -200,9 +206,9 @@ class Pool:
 
     `max_in_flight` limits the mean number of requests per ready endpoint; beyond it requests are
     refused with 429, `admission` says which. `None` never refuses. `fallbacks` is how many further
-    endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does. `queue` holds
-    requests until there is room for them; `None`: they are refused at once. `duration_s` is how long a
-    request takes here, seconds; `None`: nobody said so yet.
+    endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does. `queue`
+    holds requests until there is room for them; `None`: they are refused at once. `duration_s` is
+    how long a request takes here, seconds; `None`: nobody said so yet.
     """
 
     def __init__(
@@ -265,7 +271,8 @@ class Pool:
     def install(self, snapshot: Snapshot, strategy: Strategy | None = None) -> None:
         """Routes by `snapshot` from now on. Requests in flight keep their counts.
 
-        With a `strategy`, for which `snapshot` must have been built, that one takes over in the same step.
+        With a `strategy`, for which `snapshot` must have been built, that one takes over in the
+        same step.
         """
         if strategy is not None:
             self.strategy = strategy
@@ -301,7 +308,9 @@ class Pool:
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         self.install(Snapshot.build(endpoints, self.strategy, self.snapshot.placement))
 
-    def pick(self, reading: Reading, *, adapter: str = "", subset: Sequence[str] | None = None) -> Pick:
+    def pick(
+        self, reading: Reading, *, adapter: str = "", subset: Sequence[str] | None = None
+    ) -> Pick:
         """Picks an endpoint and counts the request on it, in one step; see `propose`."""
         pick = self.propose(reading, adapter=adapter, subset=subset)
         pick.take()
@@ -321,19 +330,23 @@ class Pool:
     ) -> Pick:
         """Returns the pick that would be right now, not counted yet.
 
-        `reading` is this pool's strategy's. `adapter` restricts the pick to the endpoints that hold it,
-        `subset` to these addresses. Raises `NoEndpoint` where none is left, `Overloaded` beyond
-        `max_in_flight` to those whose `standing` does not let them in, and to those that the strategy sheds.
+        `reading` is this pool's strategy's. `adapter` restricts the pick to the endpoints that hold
+        it, `subset` to these addresses. Raises `NoEndpoint` where none is left, `Overloaded` beyond
+        `max_in_flight` to those whose `standing` does not let them in, and to those that the
+        strategy sheds.
         """
         snapshot = self.snapshot
         candidates = self.candidates(adapter, subset)
         if not candidates:
-            raise NoEndpoint(f"pool {self.name!r} has no ready endpoint for this request", pool=self.name)
+            raise NoEndpoint(
+                f"pool {self.name!r} has no ready endpoint for this request", pool=self.name
+            )
         if self.max_in_flight is not None:
             self._admit(standing, candidates, self.max_in_flight)
         if reading.is_shed():
             raise Cold(
-                f"pool {self.name!r} has no room for another conversation in its caches", pool=self.name
+                f"pool {self.name!r} has no room for another conversation in its caches",
+                pool=self.name,
             )
         choice = reading.choose(candidates, 1 + self.fallbacks)
         first, *rest = [snapshot.ready[name] for name in choice.names]

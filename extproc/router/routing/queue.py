@@ -1,30 +1,35 @@
 """The queue of one pool: requests wait here until an endpoint has room. Pure: the clock comes in.
 
-Why. Without a queue a full pool answers 429 at once and an empty one 503, though a request may end in a
-moment, and an autoscaler may be starting the first endpoint because of this very request.
+Why. Without a queue a full pool answers 429 at once and an empty one 503, though a request may end
+in a moment, and an autoscaler may be starting the first endpoint because of this very request.
 
 The rules:
 
-- **Which requests wait.** Those refused because the pool is full, or has no ready endpoint at all. Not those
-  for a model or subset that no endpoint has.
-- **Order.** Higher priorities first, and those of one priority as they came. A request that leaves passes
-  `admission`, with what is in flight at that moment, as if it had just come. Requests that admission treats
-  alike (one priority, client, adapter, subset) are a *lane*: where its first is refused, so are the others. A
-  request that its client's share keeps out therefore blocks no other lane.
-- **No place is handed on.** Whatever may have made room (a request that ended here or at a peer; new
-  endpoints; another limit) only stirs the queue. Then, once for all of it, the first of each lane retries,
-  until none is let in; each that is counts at once. So one end lets one in, and no end is lost.
+- **Which requests wait.** Those refused because the pool is full, or has no ready endpoint at all.
+  Not those for a model or subset that no endpoint has.
+- **Order.** Higher priorities first, and those of one priority as they came. A request that leaves
+  passes `admission`, with what is in flight at that moment, as if it had just come. Requests that
+  admission treats alike (one priority, client, adapter, subset) are a *lane*: where its first is
+  refused, so are the others. A request that its client's share keeps out therefore blocks no other
+  lane.
+- **No place is handed on.** Whatever may have made room (a request that ended here or at a peer;
+  new endpoints; another limit) only stirs the queue. Then, once for all of it, the first of each
+  lane retries, until none is let in; each that is counts at once. So one end lets one in, and no
+  end is lost.
 - **A new request** tries behind those that wait, and not at all if one of its lane waits.
-- **Bounds.** So many requests, and so many bytes of bodies, here or in the proxy. Where there is no room,
-  the last of the lowest priority makes way for a higher one; else the new request is refused, as without a
-  queue.
-- **Ends.** A request leaves once: let in; refused, when its time is over or the queue is shut; or its client
-  left. When its time is over it tries once more, and so gets the refusal that is right at that moment.
-- **From zero.** When an empty pool gets endpoints, the gateway learns them from another source, and perhaps
-  later: it answers 503 for an address that it has not got yet. So nobody leaves the queue for `settle_s`.
+- **Bounds.** So many requests, and so many bytes of bodies, here or in the proxy. Where there is no
+  room, the last of the lowest priority makes way for a higher one; else the new request is refused,
+  as without a queue.
+- **Ends.** A request leaves once: let in; refused, when its time is over or the queue is shut; or
+  its client left. When its time is over it tries once more, and so gets the refusal that is right
+  at that moment.
+- **From zero.** When an empty pool gets endpoints, the gateway learns them from another source, and
+  perhaps later: it answers 503 for an address that it has not got yet. So nobody leaves the queue
+  for `settle_s`.
 
-What was tried: handing a place on at each end loses places where a client leaves at the same moment, and
-lets one in too many where a limit was lowered; a timer for each request keeps thousands that are answered.
+What was tried: handing a place on at each end loses places where a client leaves at the same
+moment, and lets one in too many where a limit was lowered; a timer for each request keeps thousands
+that are answered.
 """
 
 from collections import Counter
@@ -97,8 +102,8 @@ class QueueLimits:
 class Queue:
     """Requests of one pool in the order in which they may leave.
 
-    `budget` bounds the bytes of their bodies, and may be shared with other queues. `clock` returns seconds;
-    `later` calls an action after so many seconds; with 0, after the current callback.
+    `budget` bounds the bytes of their bodies, and may be shared with other queues. `clock` returns
+    seconds; `later` calls an action after so many seconds; with 0, after the current callback.
     """
 
     def __init__(
@@ -109,7 +114,9 @@ class Queue:
         self._budget = budget
         self._clock = clock
         self._later = later
-        self._waiting: dict[int, dict[int, Waiter]] = {}  # by priority, then in the order of their numbers
+        self._waiting: dict[
+            int, dict[int, Waiter]
+        ] = {}  # by priority, then in the order of their numbers
         self._lanes = Counter[Lane]()
         self._number = 0
         self._is_stirred = self._is_ticking = self._is_shut = False
@@ -184,7 +191,9 @@ class Queue:
             return
         refused, left = set[Lane](), 0
         while left < _AT_ONCE and len(refused) < min(len(self._lanes), _LANES_AT_ONCE):
-            waiter = next((one for one in islice(self, _WAITERS_AT_ONCE) if one.lane not in refused), None)
+            waiter = next(
+                (one for one in islice(self, _WAITERS_AT_ONCE) if one.lane not in refused), None
+            )
             if waiter is None:
                 return
             waiter.retry(False)

@@ -1,7 +1,8 @@
 """A consistent-hash ring: many positions per member, looked up clockwise.
 
-Immutable: a change of members makes a new ring out of the old one's arrays, so that one arrival among
-a thousand costs a merge and not a sort. The ring has names only; loads and health are the caller's.
+Immutable: a change of members makes a new ring out of the old one's arrays, so that one arrival
+among a thousand costs a merge and not a sort. The ring has names only; loads and health are the
+caller's.
 """
 
 from array import array
@@ -37,7 +38,9 @@ class Ring:
         self._members: list[str | None] = [*sorted(set(members))]
         self._slots = {name: slot for slot, name in enumerate(self._members) if name is not None}
         # One integer per position sorts several times faster than a tuple would.
-        marks = sorted(mark << 32 | slot for name, slot in self._slots.items() for mark in self._marks(name))
+        marks = sorted(
+            mark << 32 | slot for name, slot in self._slots.items() for mark in self._marks(name)
+        )
         self._positions = array("Q", [mark >> 32 for mark in marks])
         self._owners = array("I", [mark & 0xFFFFFFFF for mark in marks])
 
@@ -50,7 +53,9 @@ class Ring:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ring):
             return NotImplemented
-        return self._positions == other._positions and list(self._owner_names()) == list(other._owner_names())
+        return self._positions == other._positions and list(self._owner_names()) == list(
+            other._owner_names()
+        )
 
     __hash__ = None  # type: ignore[assignment]  # equal rings may differ in their slots
 
@@ -99,7 +104,8 @@ class Ring:
 
     def _marks(self, name: str) -> list[int]:
         return sorted(
-            self._hash(f"{name}{SEPARATOR}{index}".encode()) for index in range(self.positions_per_member)
+            self._hash(f"{name}{SEPARATOR}{index}".encode())
+            for index in range(self.positions_per_member)
         )
 
     def _owner_names(self) -> Iterator[str | None]:
@@ -120,7 +126,11 @@ class Ring:
         for mark in self._marks(name):
             cut = bisect_left(self._positions, mark)
             # Members whose hashes collide stand in the order of their names.
-            while cut < len(self._positions) and self._positions[cut] == mark and self._name_at(cut) < name:
+            while (
+                cut < len(self._positions)
+                and self._positions[cut] == mark
+                and self._name_at(cut) < name
+            ):
                 cut += 1
             positions += self._positions[done:cut]
             owners += self._owners[done:cut]

@@ -9,12 +9,12 @@ from msgspec import Struct
 class EndpointSignals(Struct, frozen=True):
     """Requests that run and that wait, and what the engine has counted since its start.
 
-    Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `block_tokens` make one block (0: it
-    does not say); `queried_tokens` were looked up in the cache and `hit_tokens` found; `prompt_tokens` were
-    read. `prefills` requests took `prefill_s` seconds together from their first step to their first token,
-    `first_tokens` ones `first_token_s` from arrival to it, `answers` ones `answer_s` from there to their
-    end. `started_s` is when its process began, 0 if it does not say. `kv_usage` is the part of its cache that
-    running requests hold, 0 to 1.
+    Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `block_tokens` make one block
+    (0: it does not say); `queried_tokens` were looked up in the cache and `hit_tokens` found;
+    `prompt_tokens` were read. `prefills` requests took `prefill_s` seconds together from their
+    first step to their first token, `first_tokens` ones `first_token_s` from arrival to it,
+    `answers` ones `answer_s` from there to their end. `started_s` is when its process began, 0 if
+    it does not say. `kv_usage` is the part of its cache that running requests hold, 0 to 1.
     """
 
     running: float = 0.0
@@ -36,4 +36,8 @@ class EndpointSignals(Struct, frozen=True):
     def is_after(self, before: "EndpointSignals") -> bool:
         """Whether the same process said both, this one later: its counters have not started again."""
         is_same = abs(self.started_s - before.started_s) < 1
-        return is_same and self.queried_tokens >= before.queried_tokens and self.prefills >= before.prefills
+        return (
+            is_same
+            and self.queried_tokens >= before.queried_tokens
+            and self.prefills >= before.prefills
+        )

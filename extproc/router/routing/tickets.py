@@ -1,8 +1,8 @@
 """Finds the pick of an access log's entry, by a number. Pure.
 
-A proxy logs a request when it has ended, with the number that our reply put into its dynamic metadata.
-`x-request-id` will not do: clients may set it, and two may set the same. An entry whose number is neither
-open nor has just ended is ignored: anybody who reaches the port may write one.
+A proxy logs a request when it has ended, with the number that our reply put into its dynamic
+metadata. `x-request-id` will not do: clients may set it, and two may set the same. An entry whose
+number is neither open nor has just ended is ignored: anybody who reaches the port may write one.
 """
 
 from collections import OrderedDict
@@ -20,8 +20,8 @@ _ENDED_PICKS: Final = 1_024
 class Tickets:
     """Picks by number, of open requests, and of ended ones for a short while.
 
-    `first` is the number to begin with, at random, so that two services hardly use the same. The pick of an
-    open request costs no memory here, since its stream holds it, too.
+    `first` is the number to begin with, at random, so that two services hardly use the same. The
+    pick of an open request costs no memory here, since its stream holds it, too.
     """
 
     def __init__(self, clock: Callable[[], float], first: int) -> None:

@@ -34,13 +34,16 @@ from extproc.router.stream.answers import refuse
 
 # Larger ones have nothing to do with how an endpoint is chosen.
 EXPLAIN_BYTES: Final = 1_048_576
-# One is explained at a time: each takes a core for milliseconds, and requests wait for the same one.
+# One is explained at a time: each takes a core for milliseconds, and requests wait for the same
+# one.
 _MOST_WAITING: Final = 8
 # Names in clusters, container networks and local networks; no such name is in public DNS.
 _PRIVATE: Final = (".svc", ".local", ".localhost")
 
 
-def build_admin(service: LiveService, registry: CollectorRegistry, limit: ConnectionLimit) -> web.Application:
+def build_admin(
+    service: LiveService, registry: CollectorRegistry, limit: ConnectionLimit
+) -> web.Application:
     """Every route of the admin port."""
     own, _, _ = service.configuration.settings.server.admin.rpartition(":")
     own_names = {own.lower(), socket.gethostname().lower()}
@@ -49,7 +52,9 @@ def build_admin(service: LiveService, registry: CollectorRegistry, limit: Connec
     async def refuse_foreign_names(request: web.Request, handler: Handler) -> web.StreamResponse:
         if all(is_own_host(host, own_names) for host in request.headers.getall("host", [])):
             return await handler(request)
-        text = "this name is not the service's: use an IP address, or write the name in server.admin\n"
+        text = (
+            "this name is not the service's: use an IP address, or write the name in server.admin\n"
+        )
         return web.Response(text=text, status=421)
 
     middlewares = [limit.middleware, refuse_foreign_names]
@@ -71,8 +76,8 @@ def build_admin(service: LiveService, registry: CollectorRegistry, limit: Connec
 def is_own_host(host: str, names: Iterable[str]) -> bool:
     """Whether a `Host` header may name this service; `names` are its own.
 
-    A web site can point its own name at our address, and its scripts could then read what a browser reaches
-    here (DNS rebinding). They cannot choose the header: it has that public name.
+    A web site can point its own name at our address, and its scripts could then read what a browser
+    reaches here (DNS rebinding). They cannot choose the header: it has that public name.
     """
     name = host.lower()
     if not name.endswith("]"):
@@ -140,7 +145,9 @@ class _Admin:
             pool=request.query.get("pool"),
         )
         if self._waiting > _MOST_WAITING:
-            return web.Response(text="others wait already\n", status=503, headers={"retry-after": "1"})
+            return web.Response(
+                text="others wait already\n", status=503, headers={"retry-after": "1"}
+            )
         self._waiting += 1
         try:
             async with self._explaining:
@@ -151,7 +158,9 @@ class _Admin:
                 return _json(said | {"events": events.get(str(said["endpoint"]))})
         except RequestError as error:
             answer = refuse(error, query.path)
-            return web.Response(body=answer.body, status=answer.status, content_type="application/json")
+            return web.Response(
+                body=answer.body, status=answer.status, content_type="application/json"
+            )
         finally:
             self._waiting -= 1
 
@@ -187,10 +196,14 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
 
 
 def _json(value: object) -> web.Response:
-    return web.Response(body=orjson.dumps(value, option=orjson.OPT_INDENT_2), content_type="application/json")
+    return web.Response(
+        body=orjson.dumps(value, option=orjson.OPT_INDENT_2), content_type="application/json"
+    )
 
 
 def _expose(families: Iterable[Metric], accept: str, *, is_zipped: bool) -> tuple[str, bytes]:
     encode, content_type = choose_encoder(accept)
-    body = encode(cast("Collector", SimpleNamespace(collect=lambda: families)))  # they were collected already
+    body = encode(
+        cast("Collector", SimpleNamespace(collect=lambda: families))
+    )  # they were collected already
     return content_type, gzip.compress(body, compresslevel=1) if is_zipped else body

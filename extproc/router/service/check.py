@@ -36,7 +36,9 @@ def check_file(path: Path, environment: Mapping[str, str]) -> Settings:
             part()
         except SettingsError as error:
             text, name = str(error), ".".join(map(str, place))
-            faults.append(document.fault(place, text if text.startswith(name) else f"{name}: {text}"))
+            faults.append(
+                document.fault(place, text if text.startswith(name) else f"{name}: {text}")
+            )
     if settings is not None:
         faults += [document.fault(("pools", place), text) for place, text in settings.unreachable()]
     if settings is None or faults:

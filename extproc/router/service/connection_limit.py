@@ -1,7 +1,7 @@
 """The admin port's own limits: few connections, little patience.
 
-aiohttp waits for ever for a head that never ends, and takes as many connections as there are descriptors;
-both are the process's, and the gRPC port needs them.
+aiohttp waits for ever for a head that never ends, and takes as many connections as there are
+descriptors; both are the process's, and the gRPC port needs them.
 """
 
 import asyncio
@@ -30,11 +30,17 @@ IDLE_S: Final = 75.0
 class ConnectionLimit:
     """Accepts `most` connections at a time, and closes those that make no progress.
 
-    One more takes the place of the oldest that has no request open, first of the address that has most.
+    One more takes the place of the oldest that has no request open, first of the address that has
+    most.
     """
 
     def __init__(
-        self, most: int, *, head_s: float = _HEAD_S, answer_s: float = _ANSWER_S, idle_s: float = IDLE_S
+        self,
+        most: int,
+        *,
+        head_s: float = _HEAD_S,
+        answer_s: float = _ANSWER_S,
+        idle_s: float = IDLE_S,
     ) -> None:
         self.most = most
         self.head_s = head_s

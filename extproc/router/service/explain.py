@@ -23,8 +23,8 @@ from extproc.router.telemetry import Metrics
 def explain_decision(picker: Picker, query: Query, found: Found | None = None) -> dict[str, object]:
     """Says which endpoint `query` would get now, and why; JSON-ready. Counts nothing.
 
-    `found` is what `picker` found in it, if that was done ahead. Raises `RequestError` as the decision
-    itself would.
+    `found` is what `picker` found in it, if that was done ahead. Raises `RequestError` as the
+    decision itself would.
     """
     decision = picker.decide(query, found or picker.find(query))
     pick, key = decision.pick, decision.key
@@ -43,11 +43,18 @@ def explain_decision(picker: Picker, query: Query, found: Found | None = None) -
 
 
 async def explain_once(
-    settings: Settings, base: Path, *, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    settings: Settings,
+    base: Path,
+    *,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    timeout_s: float,
 ) -> dict[str, object]:
     """Asks the sources once and explains the decision for `body`, by a picker that has seen no request.
 
-    Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision raises.
+    Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision
+    raises.
     """
     outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
     pools = Pools(Shared(PoolWiring(base, outside), Metrics()))
@@ -70,7 +77,8 @@ def fetch_explanation(
     Raises `ExtprocError` where nothing answers, or a refusal does.
     """
     base = (url if "://" in url else f"http://{url}").rstrip("/")
-    request = Request(f"{base}/explain?{urlencode({'path': path})}", body, dict(headers), method="POST")  # noqa: S310
+    url = f"{base}/explain?{urlencode({'path': path})}"
+    request = Request(url, body, dict(headers), method="POST")  # noqa: S310  # as below
     try:
         with urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # the operator's own address
             said: dict[str, object] = json.loads(answer.read())

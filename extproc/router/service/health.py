@@ -23,7 +23,9 @@ class Health:
         self._is_ready = is_ready
         self._period_s = period_s
         self._answers = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
-        self._watchers: dict[Call, str | None] = {}  # no name that we do not know: it may have 48 MB
+        self._watchers: dict[
+            Call, str | None
+        ] = {}  # no name that we do not know: it may have 48 MB
 
     def routes(self) -> Routes:
         return {

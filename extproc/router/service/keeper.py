@@ -20,10 +20,10 @@ class PoolKeeper:
     """The sink of one pool's source, and the one who gives the pool another strategy.
 
     A snapshot is built in a thread, since a ring of a thousand endpoints takes a third of a second,
-    and installed on the loop, where picks happen. Lists that come meanwhile replace one another: only
-    the last counts, and one that says what the last one said is a confirmation. A new strategy takes over
-    together with the snapshot that was built for it. `on_change` is called with every installed list,
-    `on_strategy` when a new strategy has taken over.
+    and installed on the loop, where picks happen. Lists that come meanwhile replace one another:
+    only the last counts, and one that says what the last one said is a confirmation. A new strategy
+    takes over together with the snapshot that was built for it. `on_change` is called with every
+    installed list, `on_strategy` when a new strategy has taken over.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class PoolKeeper:
                 else "no list yet"
             )
             text = f"pool %s: {gone} (%s): %s"
-            # A source tries again every second or so, and an API server that is away is away for all pools.
+            # A source tries again every second or so, and an API server that is away is away for
+            # all pools.
             limit = {**ONCE_A_MINUTE, "kind": why}
             log.log(level, text, self.pool.name, why, reason, extra=limit)
 

@@ -55,12 +55,15 @@ def build_exporter(environment: Mapping[str, str]) -> SpanExporter:
 class OtelTracer:
     """Makes a span of every decision whose trace is sampled, and sends them in batches from a thread.
 
-    Unless `OTEL_TRACES_SAMPLER` says otherwise, the caller alone samples: a request without a trace begins
-    none.
+    Unless `OTEL_TRACES_SAMPLER` says otherwise, the caller alone samples: a request without a trace
+    begins none.
     """
 
     def __init__(
-        self, exporter: SpanExporter, environment: Mapping[str, str], count: Callable[[str, int], None]
+        self,
+        exporter: SpanExporter,
+        environment: Mapping[str, str],
+        count: Callable[[str, int], None],
     ) -> None:
         sampler = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower()
         self.sampling = Sampling(
@@ -69,7 +72,9 @@ class OtelTracer:
         )
         self._count = count
         self._provider = TracerProvider(
-            sampler=None if sampler else ParentBased(ALWAYS_OFF),  # `None`: the SDK reads the variable
+            sampler=None
+            if sampler
+            else ParentBased(ALWAYS_OFF),  # `None`: the SDK reads the variable
             resource=_resource(),
             shutdown_on_exit=False,
         )
@@ -77,7 +82,9 @@ class OtelTracer:
         self._limit = int(size) if size.isascii() and size.isdigit() and int(size) else _QUEUE
         self._counted = _Counted(exporter, count)
         self._given = 0
-        self._provider.add_span_processor(BatchSpanProcessor(self._counted, max_queue_size=self._limit))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(self._counted, max_queue_size=self._limit)
+        )
         self._tracer = self._provider.get_tracer("extproc", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -102,8 +109,8 @@ class OtelTracer:
         )
         if not span.is_recording():
             return
-        # The SDK would log each that finds no room, here on the loop, and lose the oldest one for it. Two
-        # counters, each written by one thread: no lock.
+        # The SDK would log each that finds no room, here on the loop, and lose the oldest one for
+        # it. Two counters, each written by one thread: no lock.
         if self._given - self._counted.taken >= self._limit:
             self._count("dropped", 1)
             return

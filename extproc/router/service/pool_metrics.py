@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.telemetry import buckets, counters, gauges, histograms
 
-# An engine is full where so many requests wait, or so much of its cache is in use (llm-d's defaults).
+# An engine is full where so many requests wait, or so much of its cache is in use (llm-d's
+# defaults).
 _FULL_WAITING: Final = 5
 _FULL_USAGE: Final = 0.8
 
@@ -25,12 +26,22 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         in_flight = gauges("extproc_endpoint_in_flight", "Requests in flight.", "pool", "endpoint")
         endpoints = gauges("extproc_pool_endpoints", "Endpoints by state.", "pool", "state")
-        full = gauges("extproc_pool_saturation", "How full the pool is; 1: full, or no endpoint.", "pool")
-        age = gauges("extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool")
-        waiting = gauges("extproc_held_requests", "Requests that wait for the pool to have room.", "pool")
+        full = gauges(
+            "extproc_pool_saturation", "How full the pool is; 1: full, or no endpoint.", "pool"
+        )
+        age = gauges(
+            "extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool"
+        )
+        waiting = gauges(
+            "extproc_held_requests", "Requests that wait for the pool to have room.", "pool"
+        )
         stays = histograms("extproc_held_seconds", "How long requests were held.", "pool", "end")
-        fault = gauges("extproc_pool_fault", "1 while a pool's source has no good list.", "pool", "why")
-        objectives = gauges("extproc_objectives_age_seconds", "Since objectives were last confirmed.", "pool")
+        fault = gauges(
+            "extproc_pool_fault", "1 while a pool's source has no good list.", "pool", "why"
+        )
+        objectives = gauges(
+            "extproc_objectives_age_seconds", "Since objectives were last confirmed.", "pool"
+        )
         for running in self._pools:
             pool, name = running.pool, running.name
             if pool.queue is not None:
@@ -57,11 +68,22 @@ class PoolCollector(Collector):
 
 def _collect_events(pools: Iterable[RunningPool]) -> Iterable[Metric]:
     heard = gauges(
-        "extproc_kv_events", "1: how an endpoint's KV events come.", "pool", "endpoint", "state", "why"
+        "extproc_kv_events",
+        "1: how an endpoint's KV events come.",
+        "pool",
+        "endpoint",
+        "state",
+        "why",
     )
-    cached = gauges("extproc_kv_cached_tokens", "In its cache, by its KV events.", "pool", "endpoint")
-    blocks = counters("extproc_kv_blocks", "Cache blocks by its KV events.", "pool", "endpoint", "change")
-    emptied = counters("extproc_kv_emptied", "How often its cache was, by its KV events.", "pool", "endpoint")
+    cached = gauges(
+        "extproc_kv_cached_tokens", "In its cache, by its KV events.", "pool", "endpoint"
+    )
+    blocks = counters(
+        "extproc_kv_blocks", "Cache blocks by its KV events.", "pool", "endpoint", "change"
+    )
+    emptied = counters(
+        "extproc_kv_emptied", "How often its cache was, by its KV events.", "pool", "endpoint"
+    )
     for running in pools:
         for endpoint, said in running.describe_events().items():
             heard.add_metric([running.name, endpoint, said["state"], said["why"]], 1)
@@ -85,7 +107,9 @@ def measure_saturation(running: RunningPool) -> float | None:
         return min(1.0, candidates.total / (each * len(candidates)))
     signals = [running.feedback.signals.get(name) for name in candidates.names]
     parts = [
-        max(one.waiting / _FULL_WAITING, one.kv_usage / _FULL_USAGE) for one in signals if one is not None
+        max(one.waiting / _FULL_WAITING, one.kv_usage / _FULL_USAGE)
+        for one in signals
+        if one is not None
     ]
     return min(1.0, fmean(parts)) if parts else None
 
@@ -102,7 +126,11 @@ def collect_llmd(pools: Iterable[RunningPool]) -> Iterable[Metric]:
 
 def _llmd_samples(running: RunningPool) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yields family, labels and value. No label is a client's word: a fairness id stays empty."""
-    pool, saturation, signals = running.pool, measure_saturation(running), running.feedback.signals.values()
+    pool, saturation, signals = (
+        running.pool,
+        measure_saturation(running),
+        running.feedback.signals.values(),
+    )
     name, inference_pool = {"name": pool.name}, {"inference_pool": pool.name}
     model = {"model_name": min(running.route(running.settings).names(), default="")}
     waiting = {0: 0} | Counts(waiter.lane.priority for waiter in pool.queue or ())
@@ -115,6 +143,10 @@ def _llmd_samples(running: RunningPool) -> Iterator[tuple[str, dict[str, str], f
     for family, ready in (("llm_d_epp", "ready_endpoints"), ("inference_pool", "ready_pods")):
         yield f"{family}_{ready}", name, len(pool.snapshot.names)
         if signals:
-            yield f"{family}_average_kv_cache_utilization", name, fmean(one.kv_usage for one in signals)
+            yield (
+                f"{family}_average_kv_cache_utilization",
+                name,
+                fmean(one.kv_usage for one in signals),
+            )
             yield f"{family}_average_queue_size", name, fmean(one.waiting for one in signals)
     yield "llm_d_epp_request_running", model, sum(pool.book.ours().values())

@@ -25,7 +25,8 @@ _FAILED: Final = 500
 class Feedback:
     """Brings what becomes of requests to their pools.
 
-    `pools` returns the running pools by name; `tickets` find the pick by the number in a proxy's log.
+    `pools` returns the running pools by name; `tickets` find the pick by the number in a proxy's
+    log.
     """
 
     def __init__(self, outside: Outside, pools: Callable[[], Mapping[str, RunningPool]]) -> None:
@@ -58,10 +59,10 @@ class Feedback:
 class Pools:
     """The running pools by name, and the picker that routes to them. Needs a running event loop.
 
-    Ready is a question about the whole service, and a proxy that gets a no takes every pool's requests
-    elsewhere. So at the start, and for `start_s` seconds at most, the service waits for a list of each of the
-    first pools; from then on one pool that can be routed to is enough. A pool without a list refuses its own
-    requests, and `remarks` says why.
+    Ready is a question about the whole service, and a proxy that gets a no takes every pool's
+    requests elsewhere. So at the start, and for `start_s` seconds at most, the service waits for a
+    list of each of the first pools; from then on one pool that can be routed to is enough. A pool
+    without a list refuses its own requests, and `remarks` says why.
     """
 
     def __init__(self, shared: Shared, *, start_s: float = 10.0) -> None:
@@ -86,7 +87,7 @@ class Pools:
     @property
     def can_route(self) -> bool:
         """Whether any pool has had a list of endpoints, or queues its requests until it has one."""
-        for each in self._running.values():  # each stream asks: a loop is faster than `any`
+        for each in self._running.values():  # noqa: SIM110  # each stream asks: faster than `any`
             if each.pool.queue is not None or each.keeper.synced.is_set():
                 return True
         return False
@@ -119,8 +120,8 @@ class Pools:
     def prepare(self, settings: Sequence[PoolSettings]) -> Callable[[], None]:
         """Builds the pools of these settings; returns what puts them in force.
 
-        A pool that stays keeps its endpoints, its loads and its requests. Raises what a part raises as it is
-        built; then all is as it was.
+        A pool that stays keeps its endpoints, its loads and its requests. Raises what a part raises
+        as it is built; then all is as it was.
         """
         with ExitStack() as undo:
             running, steps = dict[str, RunningPool](), list[Callable[[], None]]()

@@ -1,8 +1,8 @@
 """Limits of Python and the operating system: file descriptors, threads, memory.
 
-File descriptors are shared out ahead: a flood on one port must leave the others theirs. A process without a
-free descriptor cannot answer its health check, read its settings or reach the Kubernetes API; so ports have
-fewer connections than there are descriptors.
+File descriptors are shared out ahead: a flood on one port must leave the others theirs. A process
+without a free descriptor cannot answer its health check, read its settings or reach the Kubernetes
+API; so ports have fewer connections than there are descriptors.
 """
 
 import ctypes
@@ -11,10 +11,12 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-# A thread that reads a long body lets the loop go on after this much; Python's own 5 ms would be felt.
+# A thread that reads a long body lets the loop go on after this much; Python's own 5 ms would be
+# felt.
 SWITCH_S: Final = 0.0001
-# Blocks from this size on are the kernel's: one that grows is moved by its pages, not by copying 31 MB, and
-# what is freed leaves the process. Without it glibc raises its own limit to the largest block it has freed.
+# Blocks from this size on are the kernel's: one that grows is moved by its pages, not by copying 31
+# MB, and what is freed leaves the process. Without it glibc raises its own limit to the largest
+# block it has freed.
 BLOCK_BYTES: Final = 1_048_576
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
 # Files, watches, the loop itself: two dozen, and connections of our own.

@@ -37,8 +37,9 @@ Routine = Callable[[], Coroutine[None, None, None]]
 class Shared:
     """What all running pools have in common.
 
-    `publish` takes every new list of endpoints, `retract` the name of a pool that is gone; `courier` shares
-    picks with other gateways. `held` bounds the bodies of requests that wait for room.
+    `publish` takes every new list of endpoints, `retract` the name of a pool that is gone;
+    `courier` shares picks with other gateways. `held` bounds the bodies of requests that wait for
+    room.
     """
 
     wiring: PoolWiring
@@ -95,12 +96,14 @@ class Objectives:
 class RunningPool:
     """A pool and everything that runs for it. It is built whole before anything of it runs.
 
-    `prepare` does what may fail, and returns what puts the result in force, which does not fail. So a reload
-    that meets an exception leaves every pool as it was. `on_strategy` is called when another strategy has
-    taken over. Needs a running event loop.
+    `prepare` does what may fail, and returns what puts the result in force, which does not fail. So
+    a reload that meets an exception leaves every pool as it was. `on_strategy` is called when
+    another strategy has taken over. Needs a running event loop.
     """
 
-    def __init__(self, settings: PoolSettings, shared: Shared, on_strategy: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: PoolSettings, shared: Shared, on_strategy: Callable[[], None]
+    ) -> None:
         wiring = shared.wiring
         cooling = wiring.cooling(settings)
         self.settings = settings
@@ -205,7 +208,9 @@ class RunningPool:
 
         return put_in_force
 
-    def _wanted(self, settings: PoolSettings) -> dict[str, tuple[object, Callable[[], Routine | None]]]:
+    def _wanted(
+        self, settings: PoolSettings
+    ) -> dict[str, tuple[object, Callable[[], Routine | None]]]:
         """Every task: what it depends on, and how it is built; `None`: there is none."""
         probe, scrape = build_probe(settings), build_scrape(settings)
         events = settings.signals.events if settings.signals else False
@@ -218,14 +223,19 @@ class RunningPool:
                 lambda: partial(self.keeper.run, wiring.source(settings)),
             ),
             "probe": (probe, lambda: Prober(self.feedback, probe, rng=rng).run if probe else None),
-            "signals": (scrape, lambda: Scraper(self.feedback, scrape, rng=rng).run if scrape else None),
+            "signals": (
+                scrape,
+                lambda: Scraper(self.feedback, scrape, rng=rng).run if scrape else None,
+            ),
             "events": (
                 events,
                 lambda: wiring.event_reader(self.pool, self.heard, events).run if events else None,
             ),
             "objectives": (
                 watched,
-                lambda: partial(self.objectives.run, wiring.objectives(watched)) if watched else None,
+                lambda: (
+                    partial(self.objectives.run, wiring.objectives(watched)) if watched else None
+                ),
             ),
         }
 

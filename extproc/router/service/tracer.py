@@ -26,11 +26,13 @@ def wants_traces(environment: Mapping[str, str]) -> bool:
     return exporter != "none" if exporter else any(environment.get(name) for name in _ENDPOINTS)
 
 
-def build_tracer(environment: Mapping[str, str], count: Callable[[str, int], None]) -> "OtelTracer | None":
+def build_tracer(
+    environment: Mapping[str, str], count: Callable[[str, int], None]
+) -> "OtelTracer | None":
     """`count` gets a result and a number of spans, from any thread.
 
-    `None`: traces are not configured, or impossible, which the log says. Requests are served all the
-    same: the variables may be a whole cluster's.
+    `None`: traces are not configured, or impossible, which the log says. Requests are served all
+    the same: the variables may be a whole cluster's.
     """
     if not wants_traces(environment):
         return None

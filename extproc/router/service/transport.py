@@ -54,7 +54,9 @@ async def bind_transport(
     """
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
-    limits = WireLimits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
+    limits = WireLimits(
+        message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections
+    )
     listener = Listener(routes, limits=limits, budget=budget)
     tls = build_certificates(settings.tls).context() if settings.tls else None
     listener.listen(await bind_address("server.listen", settings.listen), tls)
@@ -81,7 +83,8 @@ class GrpcioTransport:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
-                # Every request is a stream of a proxy's few connections: pings between them are welcome.
+                # Every request is a stream of a proxy's few connections: pings between them are
+                # welcome.
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
                 # A proxy whose node vanished would be counted for hours.
@@ -104,8 +107,8 @@ class GrpcioTransport:
         await self._server.start()
 
     def drain(self) -> None:
-        # Its own end of grace is put off for good: two stops that cut at the same moment crash grpcio 1.85
-        # (one destroys the server under the other).
+        # Its own end of grace is put off for good: two stops that cut at the same moment crash
+        # grpcio 1.85 (one destroys the server under the other).
         self._refusing = asyncio.create_task(self._server.stop(_NEVER_S))
 
     async def stop(self) -> None:
@@ -124,11 +127,14 @@ def build_certificates(tls: TlsSettings) -> Certificates:
 def _credentials(certificates: Certificates, tls: TlsSettings) -> grpc.ServerCredentials:
     """Certificates for grpcio; a handshake after they changed sees the new ones.
 
-    Raises `SettingsError` where they cannot be read now. Later unreadable files leave the last good ones.
+    Raises `SettingsError` where they cannot be read now. Later unreadable files leave the last good
+    ones.
     """
 
     def configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(pems.key, pems.certificate)], pems.client_ca)
+        return grpc.ssl_server_certificate_configuration(
+            [(pems.key, pems.certificate)], pems.client_ca
+        )
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         fresh = certificates.read_if_changed()
@@ -151,7 +157,9 @@ async def bind_address(setting: str, listen: str) -> list[socket.socket]:
 
 
 def _cannot_listen(setting: str, listen: str, error: Exception) -> SettingsError:
-    why = error.strerror if isinstance(error, OSError) else "is it in use?"  # grpcio keeps the reason
+    why = (
+        error.strerror if isinstance(error, OSError) else "is it in use?"
+    )  # grpcio keeps the reason
     return SettingsError(f"{setting}: cannot listen on {listen}: {why}")
 
 

@@ -26,7 +26,11 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside, ReadsSignals, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
+from extproc.router.settings.endpoints import (
+    EndpointsSettings,
+    InferencePoolSettings,
+    KubernetesSettings,
+)
 from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings, SignalsSettings
 from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
@@ -57,7 +61,9 @@ class PoolWiring:
         """`None`: the pool refuses requests without room at once."""
         if settings.hold is None:
             return None
-        return Queue(QueueLimits(**dict(settings.hold)), budget, clock=self.outside.clock, later=later)
+        return Queue(
+            QueueLimits(**dict(settings.hold)), budget, clock=self.outside.clock, later=later
+        )
 
     def source(self, settings: PoolSettings) -> Source:
         source = _endpoint_source(settings.endpoints, self._base, self.outside.rng)
@@ -120,7 +126,11 @@ def build_courier(
 
 
 def _build_nats(
-    settings: NatsSettings, cluster: str, base: Path, environment: Mapping[str, str], tally: LetterCounts
+    settings: NatsSettings,
+    cluster: str,
+    base: Path,
+    environment: Mapping[str, str],
+    tally: LetterCounts,
 ) -> Carrier:
     try:
         from extproc.router.share.nats import Nats, NatsAccess  # noqa: PLC0415  # an extra
@@ -131,7 +141,9 @@ def _build_nats(
     try:
         tls = ssl.create_default_context(cafile=base / settings.ca) if settings.ca else None
     except OSError as error:
-        raise SettingsError(f"share.nats.ca: cannot read {settings.ca}: {error.strerror}") from error
+        raise SettingsError(
+            f"share.nats.ca: cannot read {settings.ca}: {error.strerror}"
+        ) from error
     credentials = str(base / settings.credentials) if settings.credentials else None
     access = NatsAccess(settings.servers, credentials, settings.user, password, tls)
     return Nats(access, cluster, tally)
@@ -152,7 +164,9 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
     return StaticSource([Endpoint(address, address) for address in settings.static or ()])
 
 
-def _access(settings: KubernetesSettings | InferencePoolSettings, rng: Random) -> tuple[KubeAccess, str]:
+def _access(
+    settings: KubernetesSettings | InferencePoolSettings, rng: Random
+) -> tuple[KubeAccess, str]:
     """How the API server is reached, and the namespace that is meant."""
     try:
         from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415  # an extra

@@ -17,7 +17,8 @@ class ServiceSettings(Section):
     service: Name = Field(description="The Service's name; headless or not.")
     port: Name | PortNumber | Annotated[list[Name | PortNumber], Field(min_length=1, max_length=8)]
     """The port's name or number in the EndpointSlices (the container's port, not the Service's). Give a list
-    if a Pod serves at several ports, as data-parallel ranks do. Each is then an endpoint of its own."""
+    if a Pod serves at several ports, as data-parallel ranks do. Each is then an endpoint of its
+    own."""
 
     @model_validator(mode="after")
     def _are_ports(self) -> Self:

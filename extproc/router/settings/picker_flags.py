@@ -1,8 +1,8 @@
 """The flags of upstream's endpoint picker that its charts pass, so that they start this one without a file.
 
-`--pool-name` says enough to serve. What there is nothing to set for is taken and logged. `--max-in-flight` is
-ours: upstream's picker looks at queues and caches to find that it is full, we leave the limit to the
-operator, and a chart's values take flags but no file of ours.
+`--pool-name` says enough to serve. What there is nothing to set for is taken and logged.
+`--max-in-flight` is ours: upstream's picker looks at queues and caches to find that it is full, we
+leave the limit to the operator, and a chart's values take flags but no file of ours.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-# What the charts of the Inference Extension 1.x pass and there is nothing to set for: every replica serves,
-# none leads, and the plugins of its configuration are not ours.
+# What the charts of the Inference Extension 1.x pass and there is nothing to set for: every replica
+# serves, none leads, and the plugins of its configuration are not ours.
 WITHOUT_EFFECT: Final = (
     *("config-file", "ha-enable-leader-election", "metrics-endpoint-auth", "pool-group", "tracing"),
     "zap-encoder",
@@ -57,19 +57,31 @@ class Flags:
             server["tls"] = files if self.cert_path else {"self_signed": True}
         source = {"name": self.pool_name, "namespace": self.pool_namespace or None}
         pool = {"name": self.pool_name, "max_in_flight": self.max_in_flight}
-        return json.dumps({"server": server, "pools": [pool | {"endpoints": {"inference_pool": source}}]})
+        return json.dumps(
+            {"server": server, "pools": [pool | {"endpoints": {"inference_pool": source}}]}
+        )
 
 
 def picker_flags(command: Command) -> Command:
     """Adds upstream's flags to a command."""
     options = [
         click.option("--pool-name", help="Serve this InferencePool, without a configuration file."),
-        click.option("--pool-namespace", envvar="NAMESPACE", help="Its namespace; omitted: the Pod's own."),
-        click.option("--grpc-port", type=_PORT, default=9002, show_default=True, help="Port of ext_proc."),
         click.option(
-            "--grpc-health-port", type=_PORT, default=9003, show_default=True, help="gRPC health checks."
+            "--pool-namespace", envvar="NAMESPACE", help="Its namespace; omitted: the Pod's own."
         ),
-        click.option("--metrics-port", type=_PORT, default=9090, show_default=True, help="The admin port."),
+        click.option(
+            "--grpc-port", type=_PORT, default=9002, show_default=True, help="Port of ext_proc."
+        ),
+        click.option(
+            "--grpc-health-port",
+            type=_PORT,
+            default=9003,
+            show_default=True,
+            help="gRPC health checks.",
+        ),
+        click.option(
+            "--metrics-port", type=_PORT, default=9090, show_default=True, help="The admin port."
+        ),
         # `--secure-serving` alone, or with a value as Go's flags have it.
         click.option(
             "--secure-serving",
@@ -120,7 +132,9 @@ def refuse_beside_file(context: click.Context) -> None:
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
     if given := [*given, *given_without_effect(context)]:
-        raise click.UsageError(f"{', '.join(given)}: need --pool-name; in a file: docs/how-to/from-llm-d.md")
+        raise click.UsageError(
+            f"{', '.join(given)}: need --pool-name; in a file: docs/how-to/from-llm-d.md"
+        )
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: str | None) -> None:

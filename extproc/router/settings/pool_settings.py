@@ -39,7 +39,9 @@ class HoldSettings(Section):
     wait_s: float = Field(default=30, gt=0, le=600)
     """How long a request waits at most, seconds. Then it gets its 429 or 503. Envoy must wait as long: we
     send it this time, and it accepts up to `max_message_timeout` (605 s in our files)."""
-    wait_s_by_objective: dict[ObjectiveName, Annotated[float, Field(gt=0, le=600)]] = Field(default={})
+    wait_s_by_objective: dict[ObjectiveName, Annotated[float, Field(gt=0, le=600)]] = Field(
+        default={}
+    )
     """Other times than `wait_s`, seconds, by the objective that a request names. Its own header
     `x-llm-d-inference-ttl` (such as `1500ms`) makes the time shorter."""
     requests: int = Field(default=1_000, ge=1, le=100_000)
@@ -53,20 +55,25 @@ class HoldSettings(Section):
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
-    name: Name = Field(description="The pool's name: also in metrics, in `x-extproc-pool`, in Envoy.")
+    name: Name = Field(
+        description="The pool's name: also in metrics, in `x-extproc-pool`, in Envoy."
+    )
     models: list[str] | None = None
     """Models that requests may name; `*` stands for any text. Omitted: any model."""
     adapters: list[str] = Field(default=[])
     """LoRA adapters that every endpoint serves. To find those of single endpoints, set `learn_models`."""
-    endpoints: EndpointsSettings = Field(description="Where the endpoints come from: exactly one of these.")
+    endpoints: EndpointsSettings = Field(
+        description="Where the endpoints come from: exactly one of these."
+    )
     strategy: Annotated[StrategySettings, STRATEGIES] = PrefixCacheSettings()
     """How an endpoint is picked. A change needs no restart."""
     learn_models: bool = False
     """Ask every endpoint now and then (/v1/models) which models and adapters it serves."""
     when_down: Literal["open", "closed"] | None = None
     """While the service is away, Envoy cannot see which pool a request is for. `open`: this pool gets all of
-    them, without affinity. `closed`: this pool gets none. If no pool is open, they get 503. Omitted: a single
-    pool is open, one of several is closed. It works with `server.xds`. Without, Envoy's routes decide."""
+    them, without affinity. `closed`: this pool gets none. If no pool is open, they get 503.
+    Omitted: a single pool is open, one of several is closed. It works with `server.xds`. Without,
+    Envoy's routes decide."""
     fallbacks: int = Field(default=0, ge=0, le=4)
     """How many further endpoints we name after the pick, for the gateway's retries. The default is 0, because
     some gateways fail on a list of addresses. Set 2 for plain Envoy, Istio and Envoy Gateway."""
@@ -74,18 +81,20 @@ class PoolSettings(Section):
     """Mean requests in flight per endpoint at which the pool is full and answers 429. Omitted: never."""
     objectives: dict[ObjectiveName, int] = Field(default={})
     """Priorities by the name in a request's header `x-gateway-inference-objective` (or `x-llm-d-…`). Other
-    names have 0. A full pool refuses negative ones, and lets higher ones in, up to a quarter beyond its
-    limit. InferenceObjectives of the InferencePool count, too; a name that is here wins."""
+    names have 0. A full pool refuses negative ones, and lets higher ones in, up to a quarter beyond
+    its limit. InferenceObjectives of the InferencePool count, too; a name that is here wins."""
     fairness: bool = False
     """Share a full pool among clients: it refuses a client that has its share or more, and lets others in, up
-    to a quarter beyond its limit. The header `x-gateway-inference-fairness-id` (or `x-llm-d-…`) names the
-    client. Your gateway has to write it: a client that changes its id gets a new share."""
+    to a quarter beyond its limit. The header `x-gateway-inference-fairness-id` (or `x-llm-d-…`)
+    names the client. Your gateway has to write it: a client that changes its id gets a new
+    share."""
     hold: HoldSettings | None = None
     """Let requests wait while the pool is full (`max_in_flight`) or has no ready endpoint. `{}` takes the
     defaults. Omitted: such requests are refused at once."""
     salt_header: HeaderName | None = None
     """A request header that names the tenant, such as `x-tenant`. Your gateway has to write it. No request
-    then follows another tenant's prompt, so nobody can find out others' prompts. Omitted: all share."""
+    then follows another tenant's prompt, so nobody can find out others' prompts. Omitted: all
+    share."""
     cool_after: int | None = Field(default=3, ge=1)
     """After this many failures in a row (5xx, no connection, no first byte) an endpoint gets no picks for a
     while; null: never. The gateway has to send its access log or response headers."""
@@ -97,8 +106,9 @@ class PoolSettings(Section):
     false: never. Omitted: yes for a strategy that uses them (`prefix_cache`)."""
     stale_after_s: float | None = Field(default=None, gt=0)
     """If the endpoint list was not confirmed for so many seconds, the pool is not ready. Omitted: if its
-    source was silent for 300 s. The service is ready while one pool is. Take more than the time in which a
-    source confirms its list: 5 s for static and file, 30 s for DNS, 100 s for the others."""
+    source was silent for 300 s. The service is ready while one pool is. Take more than the time in
+    which a source confirms its list: 5 s for static and file, 30 s for DNS, 100 s for the
+    others."""
 
     @field_validator("models")
     @classmethod
@@ -110,5 +120,7 @@ class PoolSettings(Section):
     @model_validator(mode="after")
     def _has_a_limit(self) -> Self:
         if self.max_in_flight is None and (self.objectives or self.fairness):
-            raise ValueError("objectives and fairness need max_in_flight: without it nobody is refused")
+            raise ValueError(
+                "objectives and fairness need max_in_flight: without it nobody is refused"
+            )
         return self

@@ -9,7 +9,15 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from extproc.documents import Document, Fault, describe, list_errors, parse_document, read_file, refuse_faults
+from extproc.documents import (
+    Document,
+    Fault,
+    describe,
+    list_errors,
+    parse_document,
+    read_file,
+    refuse_faults,
+)
 from extproc.errors import SettingsError
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings, list_settings
@@ -48,7 +56,9 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> S
     return parse_settings(read_file(path), environment or {}, str(path))
 
 
-def parse_settings(text: str | bytes, environment: Mapping[str, str], where: str = "settings") -> Settings:
+def parse_settings(
+    text: str | bytes, environment: Mapping[str, str], where: str = "settings"
+) -> Settings:
     """Parses YAML text, see `load_settings`; only the variables of our prefix count."""
     document = parse_document(text, where, refuses_repeats=False)
     settings, faults = find_faults(document, environment)
@@ -57,14 +67,18 @@ def parse_settings(text: str | bytes, environment: Mapping[str, str], where: str
     return settings
 
 
-def find_faults(document: Document, environment: Mapping[str, str]) -> tuple[Settings | None, list[Fault]]:
+def find_faults(
+    document: Document, environment: Mapping[str, str]
+) -> tuple[Settings | None, list[Fault]]:
     """Overrides the document's tree; returns its settings, if they are valid, and every fault.
 
     Raises `SettingsError` where there is no such tree or no such variable.
     """
     overrides = read_overrides(environment)
     if not isinstance(document.tree, dict):
-        raise SettingsError(f"{document.where}:1: expected a mapping with the keys server and pools")
+        raise SettingsError(
+            f"{document.where}:1: expected a mapping with the keys server and pools"
+        )
     for name, (path, value) in overrides.items():
         _override(document.tree, path, value, name)
     try:
@@ -82,15 +96,21 @@ Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
 
 def read_overrides(environment: Mapping[str, str]) -> Overrides:
     """Raises `SettingsError` for every variable of our prefix that overrides nothing: it was meant to."""
-    names = {ENVIRONMENT_PREFIX + "__".join(path).upper(): path for path in _server_paths(ServerSettings)}
+    names = {
+        ENVIRONMENT_PREFIX + "__".join(path).upper(): path for path in _server_paths(ServerSettings)
+    }
     ours = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
     strange = [
-        name for name in ours if name not in names and ("__" in name or not _SERVICE_LINK.search(name))
+        name
+        for name in ours
+        if name not in names and ("__" in name or not _SERVICE_LINK.search(name))
     ]
     if strange:
         raise SettingsError("\n".join(_suggest(name, names) for name in strange))
     return {
-        name: (names[name], parse_document(environment[name], name).tree) for name in ours if name in names
+        name: (names[name], parse_document(environment[name], name).tree)
+        for name in ours
+        if name in names
     }
 
 
@@ -127,5 +147,9 @@ def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fau
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
     name = ".".join(step for step in fault["loc"] if isinstance(step, str))
     loc = fault["loc"] if at else document.name_place(fault["loc"])
-    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe({**fault, "loc": loc}, list_settings())
+    what = (
+        f"{name} {REMOVED[name]}"
+        if name in REMOVED
+        else describe({**fault, "loc": loc}, list_settings())
+    )
     return (0, f"{at}: {what}") if at else document.fault(loc, what)

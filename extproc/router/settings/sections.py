@@ -15,7 +15,9 @@ def _has_port(listen: str) -> str:
 # Names become metric labels, header values and cluster names of Envoy: nothing that needs escaping.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
 Listen = Annotated[
-    str, StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$"), AfterValidator(_has_port)
+    str,
+    StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$"),
+    AfterValidator(_has_port),
 ]
 # As Kubernetes names objects.
 ObjectiveName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
@@ -24,7 +26,9 @@ HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:\d{1,5}$"
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 class OneOf(Section):

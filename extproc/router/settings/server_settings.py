@@ -36,7 +36,8 @@ class ServerSettings(Section):
     """The port of ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
     admin: Listen = "127.0.0.1:9090"
     """The admin port (HTTP): a page, /live, /metrics, /healthz, /readyz, /pools, /config, /explain. It has no
-    authentication, so the default is for this machine only. In a container: 0.0.0.0 and a NetworkPolicy."""
+    authentication, so the default is for this machine only. In a container: 0.0.0.0 and a
+    NetworkPolicy."""
     health: Listen | None = None
     """A second port with gRPC health alone, in plain text. With `tls`, kubelets and load balancers need it
     (upstream's picker: 0.0.0.0:9003). Omitted: health is on `listen` only."""

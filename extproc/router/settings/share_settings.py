@@ -19,7 +19,9 @@ class SecretSettings(OneOf):
     env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """A variable of the environment."""
 
-    def read(self, base: Path, environment: Mapping[str, str], place: str = "share.secret") -> bytes:
+    def read(
+        self, base: Path, environment: Mapping[str, str], place: str = "share.secret"
+    ) -> bytes:
         """Returns the secret without blanks around it; raises `SettingsError`."""
         if self.env is not None:
             if self.env not in environment:
@@ -28,7 +30,9 @@ class SecretSettings(OneOf):
         try:
             return (base / str(self.file)).read_bytes().strip()
         except OSError as error:
-            raise SettingsError(f"{place}.file: cannot read {self.file}: {error.strerror}") from error
+            raise SettingsError(
+                f"{place}.file: cannot read {self.file}: {error.strerror}"
+            ) from error
 
 
 class MeshSettings(Section):
@@ -50,7 +54,9 @@ class MeshSettings(Section):
 class NatsSettings(Section):
     """A NATS server that brings each letter to all others (extra `nats`)."""
 
-    servers: list[Annotated[str, StringConstraints(pattern=r"^(nats|tls)://[^\s@/]+$")]] = Field(min_length=1)
+    servers: list[Annotated[str, StringConstraints(pattern=r"^(nats|tls)://[^\s@/]+$")]] = Field(
+        min_length=1
+    )
     """`nats://host:port` each, or `tls://…`."""
     credentials: str | None = None
     """A file with a user's JWT and seed (`.creds`). Relative to the configuration file."""

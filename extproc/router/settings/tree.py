@@ -69,7 +69,9 @@ class Settings(Section):
     def open_pool(self) -> str | None:
         """The pool that takes every request while the service is away; `None`: they are refused."""
         alone = len(self.pools) == 1
-        opened = (pool.name for pool in self.pools if (pool.when_down or (alone and "open")) == "open")
+        opened = (
+            pool.name for pool in self.pools if (pool.when_down or (alone and "open")) == "open"
+        )
         return next(opened, None)
 
 

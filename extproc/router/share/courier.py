@@ -1,18 +1,20 @@
 """Takes this gateway's letters to a carrier and the others' letters from it, for all pools.
 
-No request waits for anything here: a pick leaves its news in its pool's share, and the first of them sets
-a timer that posts them. The news of other pools go out with them.
+No request waits for anything here: a pick leaves its news in its pool's share, and the first of
+them sets a timer that posts them. The news of other pools go out with them.
 """
 
 # The rules of what comes in:
 #
-# - A letter's number, the nonce's count, is higher than that of its sender's last one, or else it is dropped
-#   unread: recorded letters have no effect while we remember their sender. Carriers keep the order. No flood
-#   of new senders makes us forget an active one; and the letters of one that is forgotten, or that
-#   is new since our start, have no effect before it has echoed us (`share.peers`).
-# - One sender may take so much of our CPU time and no more: what it sends beyond that is dropped unread.
-#   Heartbeats heal it, as they heal a loss. All senders that we do not know yet share one bucket. It is CPU
-#   time, not wall clock: a process that was stopped for half a second must not take it out on its peers.
+# - A letter's number, the nonce's count, is higher than that of its sender's last one, or else it
+#   is dropped unread: recorded letters have no effect while we remember their sender. Carriers keep
+#   the order. No flood of new senders makes us forget an active one; and the letters of one that is
+#   forgotten, or that is new since our start, have no effect before it has echoed us
+#   (`share.peers`).
+# - One sender may take so much of our CPU time and no more: what it sends beyond that is dropped
+#   unread. Heartbeats heal it, as they heal a loss. All senders that we do not know yet share one
+#   bucket. It is CPU time, not wall clock: a process that was stopped for half a second must not
+#   take it out on its peers.
 # - A sender whose letter is refused gets no answer.
 
 import asyncio
@@ -33,7 +35,8 @@ log = logging.getLogger(__name__)
 
 # The share of a core that one sender may take: some ten thousand picks a second.
 _CPU_SHARE: Final = 0.1
-# We remember so many senders' numbers; one that was silent for `_FORGOTTEN_S` may give way to a new one.
+# We remember so many senders' numbers; one that was silent for `_FORGOTTEN_S` may give way to a new
+# one.
 MOST_SENDERS: Final = 2 * MAX_PEERS
 _FORGOTTEN_S: Final = 60.0
 _NAME: Final = slice(len(VERSION), len(VERSION) + 8)

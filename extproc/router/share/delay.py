@@ -2,19 +2,19 @@
 
 # The rules:
 #
-# - Clocks of two machines differ by an unknown offset. A letter that echoes one of ours gives a round trip,
-#   without the time that ours waited there; half of it is taken as the way here, which gives the offset. Of
-#   all round trips of a minute or two the shortest is used: its half has the smallest error. From then on
-#   every letter gives a delay.
+# - Clocks of two machines differ by an unknown offset. A letter that echoes one of ours gives a
+#   round trip, without the time that ours waited there; half of it is taken as the way here, which
+#   gives the offset. Of all round trips of a minute or two the shortest is used: its half has the
+#   smallest error. From then on every letter gives a delay.
 # - One late letter proves little: delays are smoothed over some ten letters.
-# - Old counts make gateways herd: all of them send to the endpoint that was idle, which is worse than no
-#   counts. So a peer's counts are used while its delay is within a limit, and used again once it is
-#   within three quarters of it; its blocks are useful whenever they come.
-# - The limit is the time in which an endpoint gets about one request of eight, found by simulating five
-#   workloads; and never less than 20 ms.
-# - The same limit bounds how long news wait here to go out together, since a letter costs more than its
-#   news: three quarters of it, which leaves the rest for the way. But blocks must go out soon even with few
-#   picks: the next turn of a conversation may come to another gateway.
+# - Old counts make gateways herd: all of them send to the endpoint that was idle, which is worse
+#   than no counts. So a peer's counts are used while its delay is within a limit, and used again
+#   once it is within three quarters of it; its blocks are useful whenever they come.
+# - The limit is the time in which an endpoint gets about one request of eight, found by simulating
+#   five workloads; and never less than 20 ms.
+# - The same limit bounds how long news wait here to go out together, since a letter costs more than
+#   its news: three quarters of it, which leaves the rest for the way. But blocks must go out soon
+#   even with few picks: the next turn of a conversation may come to another gateway.
 
 from typing import Final
 
@@ -53,7 +53,8 @@ class Delay:
     def __init__(self) -> None:
         self.is_prompt = False
         self._ahead_s: float | None = None  # their clock less ours
-        # The shortest round trip of this minute and of the one before, each with the offset it gave.
+        # The shortest round trip of this minute and of the one before, each with the offset it
+        # gave.
         self._newer: tuple[float, float] | None = None
         self._older: tuple[float, float] | None = None
         self._turned_s = 0.0

@@ -9,7 +9,8 @@ from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain
 
 # Further blocks of a prompt are not sent: of 1,024 bytes each, these are four megabytes of text.
 MAX_BLOCKS: Final = 4_096
-# A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram takes.
+# A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram
+# takes.
 LETTER_BLOCKS: Final = 7_168
 LETTER_NEWS: Final = 512
 # Beyond that the least busy endpoints are left out.
@@ -34,8 +35,9 @@ _Place = Annotated[int, Meta(ge=0, lt=MAX_BLOCKS)]
 class Picked(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """A request went to an endpoint, where `missing` bytes of it have to be prefilled.
 
-    `hashes` are the prompt's blocks, all of them: what an earlier letter said may have been lost. `odd` has
-    the lengths of those, by place, that have not just `BLOCK_BYTES`. So it is what an index needs.
+    `hashes` are the prompt's blocks, all of them: what an earlier letter said may have been lost.
+    `odd` has the lengths of those, by place, that have not just `BLOCK_BYTES`. So it is what an
+    index needs.
     """
 
     number: Number

@@ -2,19 +2,21 @@
 
 # Why like this:
 #
-# - A line is one way: the sender dials. So two gateways need not agree on which of two lines they use, and a
-#   peer that does not read delays only its own letters.
-# - TCP, not UDP: a long prompt's letter is larger than a packet, and fragments are dropped in many networks;
-#   a flood fills its own line's buffers, not those in which everybody's datagrams wait; and the line
-#   of a killed process closes at once.
+# - A line is one way: the sender dials. So two gateways need not agree on which of two lines they
+#   use, and a peer that does not read delays only its own letters.
+# - TCP, not UDP: a long prompt's letter is larger than a packet, and fragments are dropped in many
+#   networks; a flood fills its own line's buffers, not those in which everybody's datagrams wait;
+#   and the line of a killed process closes at once.
 # - No TLS: letters are sealed with the cluster's secret (`share.sealed`), which says who may write
-#   and read them, as client certificates would, without an authority and certificates for each replica.
+#   and read them, as client certificates would, without an authority and certificates for each
+#   replica.
 # - A letter that cannot go out at once is dropped: by the time it could, newer news are due.
-# - The list of peers has ourselves, too, since all replicas have the same. Where an incoming line has both
-#   ends of one that we dialled, we dialled ourselves, and do not dial that address again. Both ends: one port
-#   of ours may have lines to many.
-# - A connection is trusted after its first valid letter. Until then it has little time, and one bad letter
-#   ends it. There are few of these at a time: the host with most of them loses its oldest for a new one.
+# - The list of peers has ourselves, too, since all replicas have the same. Where an incoming line
+#   has both ends of one that we dialled, we dialled ourselves, and do not dial that address again.
+#   Both ends: one port of ours may have lines to many.
+# - A connection is trusted after its first valid letter. Until then it has little time, and one bad
+#   letter ends it. There are few of these at a time: the host with most of them loses its oldest
+#   for a new one.
 
 import asyncio
 import logging
@@ -61,7 +63,13 @@ class Mesh:
     """Listens on `listen` (`host:port`) and dials every address of `peers`."""
 
     def __init__(
-        self, listen: str, peers: Source, tally: LetterCounts, *, rng: Random, clock: Callable[[], float]
+        self,
+        listen: str,
+        peers: Source,
+        tally: LetterCounts,
+        *,
+        rng: Random,
+        clock: Callable[[], float],
     ) -> None:
         self.listen = listen
         self._peers = peers
@@ -80,7 +88,10 @@ class Mesh:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: _Incoming(self, self._clock), host.strip("[]") or None, int(port), start_serving=False
+                lambda: _Incoming(self, self._clock),
+                host.strip("[]") or None,
+                int(port),
+                start_serving=False,
             )
         except OSError as error:
             raise SettingsError(
@@ -135,7 +146,9 @@ class Mesh:
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         if reason is not None:
-            log.warning("the peers' addresses cannot be found (%s): %s", why, reason, extra=ONCE_A_MINUTE)
+            log.warning(
+                "the peers' addresses cannot be found (%s): %s", why, reason, extra=ONCE_A_MINUTE
+            )
 
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:  # noqa: ARG002  # a sink's
         log.warning("there are no addresses of peers (%s): %s", why, reason, extra=ONCE_A_MINUTE)
@@ -208,7 +221,10 @@ class Mesh:
             transport, outgoing = await asyncio.get_running_loop().create_connection(
                 _Outgoing, host.strip("[]"), int(port)
             )
-        ends = (_end(transport.get_extra_info("sockname")), _end(transport.get_extra_info("peername")))
+        ends = (
+            _end(transport.get_extra_info("sockname")),
+            _end(transport.get_extra_info("peername")),
+        )
         outgoing.ends = ends
         transport.set_write_buffer_limits(_PENDING_BYTES)
         transport.get_extra_info("socket").setsockopt(

@@ -1,10 +1,10 @@
 """Letters over a NATS server, for many gateways: each sends once, and the server brings it to all others."""
 
 # - Core NATS, no JetStream: old news are of no use.
-# - A letter is put into a short queue and a task of its own publishes: what the client library waits for,
-#   nobody else does. A full queue, and no connection, drop the letter.
-# - The client library connects again by itself, but gives up for good where the server refuses it, be it for
-#   the moment in which a password changes. Then we begin anew.
+# - A letter is put into a short queue and a task of its own publishes: what the client library
+#   waits for, nobody else does. A full queue, and no connection, drop the letter.
+# - The client library connects again by itself, but gives up for good where the server refuses it,
+#   be it for the moment in which a password changes. Then we begin anew.
 # - The seal stays: other users of the server must not pass for gateways.
 
 import asyncio

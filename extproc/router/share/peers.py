@@ -2,19 +2,21 @@
 
 # The rules:
 #
-# - A peer's pick counts like ours, with two differences: it pins no blocks, for the letter with its end may
-#   be lost, and it is counted as that peer's, so that all of them can be removed at once.
-# - A new sender is a stranger until it echoes a recent letter of ours: its letters have no effect before
-#   that. They may have been recorded, before we started or while the sender lived, and be replayed. Our
-#   name is drawn anew at each start, and an echo has to be younger than ten seconds, see `delay`.
-# - Blocks are useful however late they come. Counts, and prefill to be done, are taken only from a peer
-#   whose letters come promptly, see `delay`; otherwise its requests count for nothing.
-# - A peer that sent no letter for `SILENCE_S` is lost: its counts go. It may be dead or only cut off, so the
-#   strategy gets the number of lost peers. A new peer takes the place of a lost one, as when a gateway is
-#   restarted. It may come before the loss is noticed: a peer that came in after a lost one's last letter, and
-#   still sends `SILENCE_S` after that letter, had taken its place already.
-# - Letters name endpoints by 64 bits. Counts of one that is not in our list are kept and shown when it comes
-#   in; its blocks come with the next pick.
+# - A peer's pick counts like ours, with two differences: it pins no blocks, for the letter with its
+#   end may be lost, and it is counted as that peer's, so that all of them can be removed at once.
+# - A new sender is a stranger until it echoes a recent letter of ours: its letters have no effect
+#   before that. They may have been recorded, before we started or while the sender lived, and be
+#   replayed. Our name is drawn anew at each start, and an echo has to be younger than ten seconds,
+#   see `delay`.
+# - Blocks are useful however late they come. Counts, and prefill to be done, are taken only from a
+#   peer whose letters come promptly, see `delay`; otherwise its requests count for nothing.
+# - A peer that sent no letter for `SILENCE_S` is lost: its counts go. It may be dead or only cut
+#   off, so the strategy gets the number of lost peers. A new peer takes the place of a lost one, as
+#   when a gateway is restarted. It may come before the loss is noticed: a peer that came in after a
+#   lost one's last letter, and still sends `SILENCE_S` after that letter, had taken its place
+#   already.
+# - Letters name endpoints by 64 bits. Counts of one that is not in our list are kept and shown when
+#   it comes in; its blocks come with the next pick.
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -45,15 +47,16 @@ _MOST_NEWS: Final = 65_536
 
 # The rules of a ledger:
 #
-# - A peer numbers its picks and ends together: 1, 2, 3. A heartbeat has the truth after its news up to some
-#   number. So the open requests are the newest heartbeat's, plus the news of higher numbers, each once; the
-#   heartbeat includes those of lower numbers.
-# - Without losses that is right after the highest number that came, whatever the order. The first heartbeat
-#   after a loss corrects it.
-# - Picks and ends both name their endpoint, so that an end whose pick was lost, or is late, takes one away
-#   all the same. Between heartbeats that may be one too many: counts below zero are shown as zero.
-# - News from before the last heartbeat but one is ignored. So numbers are kept for two heartbeats only; and
-#   at most `_MOST_NEWS`, since a peer may be faulty.
+# - A peer numbers its picks and ends together: 1, 2, 3. A heartbeat has the truth after its news up
+#   to some number. So the open requests are the newest heartbeat's, plus the news of higher
+#   numbers, each once; the heartbeat includes those of lower numbers.
+# - Without losses that is right after the highest number that came, whatever the order. The first
+#   heartbeat after a loss corrects it.
+# - Picks and ends both name their endpoint, so that an end whose pick was lost, or is late, takes
+#   one away all the same. Between heartbeats that may be one too many: counts below zero are shown
+#   as zero.
+# - News from before the last heartbeat but one is ignored. So numbers are kept for two heartbeats
+#   only; and at most `_MOST_NEWS`, since a peer may be faulty.
 
 
 class Ledger:
@@ -62,9 +65,11 @@ class Ledger:
     __slots__ = ("_before", "_open", "_recent", "_through")
 
     def __init__(self) -> None:
-        self._through = self._before = 0  # the last number in the newest heartbeat, and in the one before it
-        # By number, since `_before`: the endpoint of a pick, and its complement for an end. Plain numbers:
-        # thousands of objects would burden the garbage collector.
+        self._through = self._before = (
+            0  # the last number in the newest heartbeat, and in the one before it
+        )
+        # By number, since `_before`: the endpoint of a pick, and its complement for an end. Plain
+        # numbers: thousands of objects would burden the garbage collector.
         self._recent: dict[int, int] = {}
         self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
 
@@ -124,7 +129,9 @@ class Peers:
         self._snapshot: Snapshot | None = None
         self._most = 0  # most peers at one time, less those that said goodbye
         self._rises: dict[int, float] = {}  # peers whose coming raised it, and when
-        self._missed: list[float] = []  # last letters of lost peers whose places new ones may have taken
+        self._missed: list[
+            float
+        ] = []  # last letters of lost peers whose places new ones may have taken
         self._peer_picks = 0
         self._per_s, self._rated_s = 0.0, 0.0
         self.limit_s = limit_s(0.0, 0)
@@ -170,11 +177,15 @@ class Peers:
     def check(self, now: float, picks: int) -> None:
         """Drops silent peers. `picks`: how many of ours there were since the last call."""
         self._follow()
-        for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
+        for name in [
+            name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S
+        ]:
             self._miss(name)
         self._replace_missed()
         self._show()
-        for name in [name for name, peer in self._strangers.items() if now - peer.arrived_s > SILENCE_S]:
+        for name in [
+            name for name, peer in self._strangers.items() if now - peer.arrived_s > SILENCE_S
+        ]:
             del self._strangers[name]
         passed_s = now - self._rated_s
         if passed_s > 0:
@@ -221,7 +232,9 @@ class Peers:
     def _read_echoes(self, peer: _Peer, letter: Letter, now: float) -> None:
         for echo in letter.echoes:
             if echo.peer == self._me:
-                peer.delay.echo(letter.sent_us / 1e6, now, now - (echo.sent_us + echo.waited_us) / 1e6)
+                peer.delay.echo(
+                    letter.sent_us / 1e6, now, now - (echo.sent_us + echo.waited_us) / 1e6
+                )
 
     def _time(self, peer: _Peer, letter: Letter, now: float) -> None:
         peer.delay.measure(letter.sent_us / 1e6, now, self.limit_s)
@@ -259,11 +272,17 @@ class Peers:
             self._pool.shares_picks.apply_peer_end(name, pick)
 
     def _apply_withdrawn(self, news: Withdrawn) -> None:
-        name, hashes, strategy = self._names.get(news.endpoint), news.hashes, self._pool.shares_picks
+        name, hashes, strategy = (
+            self._names.get(news.endpoint),
+            news.hashes,
+            self._pool.shares_picks,
+        )
         if name is not None and hashes and strategy is not None:
             # The index has the blocks' lengths, so any do here.
             ends = range(1, len(hashes) + 1)
-            strategy.apply_peer_withdrawal(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
+            strategy.apply_peer_withdrawal(
+                name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had
+            )
 
     def _stand(self, peer: _Peer, news: Heartbeat) -> None:
         before = peer.ledger.counts()

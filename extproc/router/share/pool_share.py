@@ -1,8 +1,8 @@
 """One pool's part in the sharing; the courier calls it, whatever carries the letters.
 
-A transport posts `letters` to all other gateways, `wait_s` after `on_news` was called, `heartbeat` every
-`HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `receive`, in any order. It may
-lose letters, and deliver them twice. Nothing here waits for it.
+A transport posts `letters` to all other gateways, `wait_s` after `on_news` was called, `heartbeat`
+every `HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `receive`, in
+any order. It may lose letters, and deliver them twice. Nothing here waits for it.
 """
 
 from collections import deque
@@ -38,8 +38,8 @@ _MOST_NAMES: Final = 4 * MAX_ENDPOINTS
 class Share:
     """Writes letters of our picks of a pool, and reads the others'; `me` is drawn at random at each start.
 
-    `now` is in seconds, always of the same monotonic clock. `on_news` is called with the first news after
-    `letters` took all.
+    `now` is in seconds, always of the same monotonic clock. `on_news` is called with the first news
+    after `letters` took all.
     """
 
     def __init__(self, pool: Pool, me: int, on_news: Callable[[], None] = lambda: None) -> None:
@@ -82,7 +82,9 @@ class Share:
             del self._counts[endpoint]
 
     def withdrawn(self, withdrawal: Withdrawal) -> None:
-        self._add(withdrawal_news(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had))
+        self._add(
+            withdrawal_news(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had)
+        )
 
     # Letters.
 

@@ -2,21 +2,22 @@
 
 # What is safe, and what is not:
 #
-# - Block hashes are xxh3: fast, the same everywhere, and no secret. Whoever sees one can guess prompts until
-#   one fits. A secret seed would not help: xxh3 does not protect its seed.
-# - So a letter is sealed as a whole: AES-256-GCM, its key derived from the cluster's secret and name (HKDF,
-#   RFC 5869). That hides hashes, counts and names, and nobody without the secret can write a letter, or
-#   change one. It costs half a microsecond; a keyed hash that is one (BLAKE2b) takes a microsecond and more
-#   for every block.
-# - A nonce is never used twice under one key: it is the peer's name, 64 bits drawn at random when it starts,
-#   and a count of its letters.
-# - An old letter sent once more is dropped by its number while we remember its sender. The letters of a new
-#   sender have no effect, no block, no count, until it echoes a letter that we sent just now; see `peers`.
-#   So recordings from before we started, or of gateways that are gone, have no effect.
+# - Block hashes are xxh3: fast, the same everywhere, and no secret. Whoever sees one can guess
+#   prompts until one fits. A secret seed would not help: xxh3 does not protect its seed.
+# - So a letter is sealed as a whole: AES-256-GCM, its key derived from the cluster's secret and
+#   name (HKDF, RFC 5869). That hides hashes, counts and names, and nobody without the secret can
+#   write a letter, or change one. It costs half a microsecond; a keyed hash that is one (BLAKE2b)
+#   takes a microsecond and more for every block.
+# - A nonce is never used twice under one key: it is the peer's name, 64 bits drawn at random when
+#   it starts, and a count of its letters.
+# - An old letter sent once more is dropped by its number while we remember its sender. The letters
+#   of a new sender have no effect, no block, no count, until it echoes a letter that we sent just
+#   now; see `peers`. So recordings from before we started, or of gateways that are gone, have no
+#   effect.
 # - Anyone with the secret can act as a gateway.
 #
-# The first byte is the version of all this, and of how prompts are cut into blocks: gateways of two versions
-# do not understand each other, and decide as if alone.
+# The first byte is the version of all this, and of how prompts are cut into blocks: gateways of two
+# versions do not understand each other, and decide as if alone.
 
 from typing import Final
 
@@ -58,7 +59,8 @@ def read(opened: bytes) -> Letter:
 class Seal:
     """Seals one gateway's letters and opens those of the others.
 
-    `secret` is the cluster's, 16 bytes or more that nobody can guess; raises `ValueError` for a shorter one.
+    `secret` is the cluster's, 16 bytes or more that nobody can guess; raises `ValueError` for a
+    shorter one.
     """
 
     def __init__(self, cluster: str, secret: bytes, me: int) -> None:

@@ -23,9 +23,15 @@ class ShareCollector(Collector):
         )
         for result, count in self._tally.items():
             letters.add_metric([result], count)
-        peers = gauges("extproc_share_peers", "Other gateways that share a pool's picks.", "pool", "state")
-        delay = gauges("extproc_share_delay_seconds", "How late the latest gateway's news are.", "pool")
-        fresh = gauges("extproc_share_fresh", "1 while the counts of all active gateways are used.", "pool")
+        peers = gauges(
+            "extproc_share_peers", "Other gateways that share a pool's picks.", "pool", "state"
+        )
+        delay = gauges(
+            "extproc_share_delay_seconds", "How late the latest gateway's news are.", "pool"
+        )
+        fresh = gauges(
+            "extproc_share_fresh", "1 while the counts of all active gateways are used.", "pool"
+        )
         for pool, share in self._shares().items():
             now = share.peers.counts
             for state, count in (
@@ -50,7 +56,10 @@ def describe_share(share: Share) -> dict[str, object]:
         "prompt": now.prompt,
         "lost": now.lost,
         "peers": [
-            {"name": f"{name:016x}", "delay_ms": None if late_s is None else round(1000 * late_s, 3)}
+            {
+                "name": f"{name:016x}",
+                "delay_ms": None if late_s is None else round(1000 * late_s, 3),
+            }
             for name, late_s in share.peers.delays().items()
         ],
     }

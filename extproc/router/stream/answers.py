@@ -33,12 +33,26 @@ def refuse(error: RequestError, path: str = "") -> Answer:
     message = error.message.encode(errors="replace").decode()
     values = {RETRY_AFTER: error.retry_after_s, DROPPED: error.dropped}
     headers = {name: str(value) for name, value in values.items() if value is not None}
-    if "/v1/messages" in path.partition("?")[0]:  # or behind a prefix: `/llama/v1/messages?beta=true`
+    if (
+        "/v1/messages" in path.partition("?")[0]
+    ):  # or behind a prefix: `/llama/v1/messages?beta=true`
         other = "invalid_request_error" if error.status < 500 else "api_error"
-        body = {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, other), "message": message}}
+        body = {
+            "type": "error",
+            "error": {"type": _ANTHROPIC.get(error.status, other), "message": message},
+        }
     else:
-        body = {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
-    return Answer(error.status, orjson.dumps(body), error.code or "bad_request", headers, error.pool)
+        body = {
+            "error": {
+                "message": message,
+                "type": error.kind,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    return Answer(
+        error.status, orjson.dumps(body), error.code or "bad_request", headers, error.pool
+    )
 
 
 def list_models(names: Sequence[str]) -> Answer:

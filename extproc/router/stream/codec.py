@@ -12,7 +12,8 @@ from extproc.router.stream import events, names
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.long_body import LENGTH, Place, find_body, varint
 
-# Stands for the 16 digits of the routing key in a reply serialised ahead; no other string has a NUL.
+# Stands for the 16 digits of the routing key in a reply serialised ahead; no other string has a
+# NUL.
 _PREFIX: Final = b"\0" * 16
 # Stands for the 16 digits of a pick's number.
 _TICKET: Final = b"\0\1" * 8
@@ -20,15 +21,17 @@ _TICKET: Final = b"\0\1" * 8
 # The proxy waits this much longer than the queue holds the request: our answer must reach it first.
 _SPARE_S: Final = 2.0
 
-# Longest value kept as it is. A token that names a session may be so long; paths and models are shorter.
+# Longest value kept as it is. A token that names a session may be so long; paths and models are
+# shorter.
 _VALUE_CHARS: Final = 1_024
-# No picker's header is longer, and no client needs more of them: a request waits for its body with them.
+# No picker's header is longer, and no client needs more of them: a request waits for its body with
+# them.
 _NAME_CHARS, _MAX_NAMES = 64, 32
 
 # The body of a longer message is cut out.
 _LONG_BYTES: Final = 65_536
-# Headers and metadata, parsed, take 36 times their bytes at worst: 48 MB of them would be more than the
-# container has. Envoy itself takes 60 kB of headers, and a hundred.
+# Headers and metadata, parsed, take 36 times their bytes at worst: 48 MB of them would be more than
+# the container has. Envoy itself takes 60 kB of headers, and a hundred.
 _MOST_BYTES, _MOST_HEADERS = 1_048_576, 10_000
 
 _BODY_MODES: Final = {mode.value: mode for mode in events.BodyMode}
@@ -72,7 +75,8 @@ def _override(body: events.BodyMode, response_headers: pb.HeaderSendMode) -> pb.
         response_header_mode=response_headers,
         request_body_mode=pb.BodySendMode.Name(body),
         request_trailer_mode=pb.SKIP,
-        # Without it Envoy 1.37 and 1.38 end the stream at the pick, and the request would not be counted.
+        # Without it Envoy 1.37 and 1.38 end the stream at the pick, and the request would not be
+        # counted.
         response_trailer_mode=pb.SEND,
     )
 
@@ -97,8 +101,8 @@ _CONTINUE: Final = {phase: _continue(phase) for phase in events.Phase}
 def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> events.Event:
     """Reads one `ProcessingRequest` with only `wanted_headers` (lower-case), and the names of guarded ones.
 
-    A long `bytearray` is cut down to its body, which saves a copy. Raises `ProtocolError` for bytes that are
-    no such message or have none of its alternatives.
+    A long `bytearray` is cut down to its body, which saves a copy. Raises `ProtocolError` for bytes
+    that are no such message or have none of its alternatives.
     """
     try:
         request, body = _read(message)
@@ -160,12 +164,18 @@ def _event(
         case "request_headers":
             headers = request.request_headers
             return events.RequestHeaders(
-                _headers(headers.headers, wanted), headers.end_of_stream, _subset(request), _config(request)
+                _headers(headers.headers, wanted),
+                headers.end_of_stream,
+                _subset(request),
+                _config(request),
             )
         case "request_body":
             body = request.request_body
             return events.RequestBody(
-                body.body if data is None else data, body.end_of_stream, _subset(request), _config(request)
+                body.body if data is None else data,
+                body.end_of_stream,
+                _subset(request),
+                _config(request),
             )
         case "request_trailers":
             return events.RequestTrailers()
@@ -186,10 +196,14 @@ def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
     if len(headers.headers) > _MOST_HEADERS:
         raise ProtocolError(f"more than {_MOST_HEADERS} headers")
     for header in headers.headers:
-        name = header.key.lower()  # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`
+        name = (
+            header.key.lower()
+        )  # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`
         if name in wanted:
             found[name] = _short(header.raw_value.decode("utf-8", "replace") or header.value)
-        elif name.startswith(names.GUARDED) and len(name) <= _NAME_CHARS and len(found) < _MAX_NAMES:
+        elif (
+            name.startswith(names.GUARDED) and len(name) <= _NAME_CHARS and len(found) < _MAX_NAMES
+        ):
             found[name] = ""  # nobody reads it: it is only removed
     return found
 
@@ -238,7 +252,10 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
 
 def _response_headers(request: pb.ProcessingRequest) -> events.ResponseHeaders:
     headers = _headers(request.response_headers.headers, names.READ_RESPONSE_HEADERS)
-    status, served = headers.get(names.STATUS, ""), _metadata(request, names.LB_NAMESPACE).get(names.SERVED)
+    status, served = (
+        headers.get(names.STATUS, ""),
+        _metadata(request, names.LB_NAMESPACE).get(names.SERVED),
+    )
     return events.ResponseHeaders(
         served.string_value or None if served is not None else None,
         request.response_headers.end_of_stream,
@@ -305,7 +322,8 @@ def _decided(reply: events.Routed) -> bytes:
     return built.replace(_PREFIX, prefix)
 
 
-# No client chooses any part of the key: pools, endpoints and reasons are ours, the headers `KNOWN_ORDERS`.
+# No client chooses any part of the key: pools, endpoints and reasons are ours, the headers
+# `KNOWN_ORDERS`.
 @lru_cache(maxsize=4_096)
 def _template(fixed: _Fixed) -> bytes:
     return _build(fixed, None)
@@ -323,7 +341,9 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
         headers[names.UNREAD] = "1"
     _set_headers(common.header_mutation, headers)
     metadata = response.dynamic_metadata.fields
-    metadata[names.LB_NAMESPACE].struct_value.fields[names.DESTINATION].string_value = fixed.destination
+    metadata[names.LB_NAMESPACE].struct_value.fields[
+        names.DESTINATION
+    ].string_value = fixed.destination
     ours = metadata[names.DECISION_NAMESPACE].struct_value.fields
     for name in ("pool", "strategy", "reason", "endpoint"):
         ours[name].string_value = getattr(fixed, name)

@@ -1,7 +1,7 @@
 """A proxy's messages and our replies: the ext_proc protocol as plain values.
 
-Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here. Structs, because a
-request makes a dozen of them and a frozen dataclass takes eight times as long to make.
+Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here. Structs,
+because a request makes a dozen of them and a frozen dataclass takes eight times as long to make.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,8 @@ class StreamConfig(Struct, frozen=True):
     sends_body_without_waiting: bool = False
 
 
-# For a first message without a configuration: the modes that the Endpoint Picker Protocol 1.0.0 requires.
+# For a first message without a configuration: the modes that the Endpoint Picker Protocol 1.0.0
+# requires.
 NO_CONFIG: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
@@ -86,8 +87,8 @@ class RequestTrailers(Struct, frozen=True):
 class ResponseHeaders(Struct, frozen=True):
     """`served` is the `ip:port` that answered, where the gateway sends it (EPP 1.0.0).
 
-    `status` is 0 where the gateway sends none. `is_upstreams`: an endpoint wrote this answer, for certain;
-    otherwise it may be the proxy's own.
+    `status` is 0 where the gateway sends none. `is_upstreams`: an endpoint wrote this answer, for
+    certain; otherwise it may be the proxy's own.
     """
 
     served: str | None = None
@@ -168,8 +169,8 @@ class Queued(Struct, frozen=True):
 class Served(Struct, frozen=True):
     """Go on with the response; `response` is what the gateway sent of it (EPP 1.0.0).
 
-    `pool` is the name of the pick's pool, `address` the endpoint that answered. `is_elsewhere`: not the pick.
-    `ticket` is the pick's number, 0 if it has none.
+    `pool` is the name of the pick's pool, `address` the endpoint that answered. `is_elsewhere`: not
+    the pick. `ticket` is the pick's number, 0 if it has none.
     """
 
     pool: str
@@ -190,9 +191,9 @@ class Piece(Struct, frozen=True):
 class Routed(Struct, frozen=True):
     """Go on, to the picked endpoint: headers set and removed, and the pick as dynamic metadata.
 
-    `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is the
-    number by which an access log names the request, 0 without one. `is_unread`: the proxy must not buffer
-    the body, and looks for a route that does not either.
+    `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is
+    the number by which an access log names the request, 0 without one. `is_unread`: the proxy must
+    not buffer the body, and looks for a route that does not either.
     """
 
     phase: Phase

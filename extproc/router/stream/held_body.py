@@ -9,7 +9,8 @@ from extproc.router.budget import Budget
 from extproc.router.stream.events import Phase, Piece, RequestBody, RequestHeaders
 from extproc.router.stream.names import CONTENT_LENGTH
 
-# Bodies up to this size may exceed the limit of `announced` by half: small ones come in when larger do not.
+# Bodies up to this size may exceed the limit of `announced` by half: small ones come in when larger
+# do not.
 _SMALL_BYTES: Final = 131_072
 
 # Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
@@ -24,7 +25,8 @@ NO_REQUEST: Final = RequestHeaders({})
 class HeldBody:
     """The headers, the subset, and what has come of the body, in `messages` messages.
 
-    `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the process's.
+    `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the
+    process's.
     """
 
     __slots__ = (
@@ -54,9 +56,9 @@ class HeldBody:
     def announce(self) -> bool:
         """Counts the body that a proxy will buffer; whether there is room for it."""
         length = self.request.headers.get(CONTENT_LENGTH, "")
-        # A body without a length may be as large as any, but most are small: it counts half the limit. The
-        # proxy itself refuses a body that is too long, and buffers no more than the limit: a refusal of ours
-        # at the headers reaches no HTTP/2 client that still sends.
+        # A body without a length may be as large as any, but most are small: it counts half the
+        # limit. The proxy itself refuses a body that is too long, and buffers no more than the
+        # limit: a refusal of ours at the headers reaches no HTTP/2 client that still sends.
         size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
         size = min(size, self._max_body_bytes)
         extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0

@@ -1,7 +1,7 @@
 """Finds a long body in the bytes of a `ProcessingRequest`, which saves a copy of it.
 
-This module reads protobuf's wire format ("Encoding") only as proxies write it: a body is the first field
-of its part. It leaves every other message to protobuf.
+This module reads protobuf's wire format ("Encoding") only as proxies write it: a body is the first
+field of its part. It leaves every other message to protobuf.
 """
 
 from typing import Final, NamedTuple
@@ -51,7 +51,13 @@ def _in_part(message: bytes | bytearray, before: int, start: int, end: int) -> P
     if tag != _BODY or not last <= end <= len(message):
         return None
     part = bytes(message[last:end])
-    rest = bytes(message[:before]) + bytes([message[before]]) + varint(len(part)) + part + message[end:]
+    rest = (
+        bytes(message[:before])
+        + bytes([message[before]])
+        + varint(len(part))
+        + part
+        + message[end:]
+    )
     return Place(_PARTS[message[before]], first, last, rest)
 
 

@@ -7,7 +7,8 @@ DESTINATION: Final = "x-gateway-destination-endpoint"
 SUBSET: Final = f"{DESTINATION}-subset"
 SERVED: Final = f"{DESTINATION}-served"
 
-# In a reply to the proxy: the pool that was chosen. In a stream's own metadata: the operator's choice.
+# In a reply to the proxy: the pool that was chosen. In a stream's own metadata: the operator's
+# choice.
 POOL: Final = "x-extproc-pool"
 
 # In a reply to the proxy: it must not buffer the request's body, not even for a retry.
@@ -19,8 +20,9 @@ REQUEST_ID: Final = "x-request-id"
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
-# A client's headers of these prefixes are orders to an endpoint picker: ours, the Endpoint Picker Protocol's,
-# those of the Gateway API Inference Extension and of llm-d. They end here unless the operator names them.
+# A client's headers of these prefixes are orders to an endpoint picker: ours, the Endpoint Picker
+# Protocol's, those of the Gateway API Inference Extension and of llm-d. They end here unless the
+# operator names them.
 GUARDED: Final = (
     "x-gateway-destination-",
     "x-gateway-inference-",
@@ -29,8 +31,8 @@ GUARDED: Final = (
     "x-extproc-",
 )
 
-# The guarded names that gateways and clients send. A reply that removes only these is cached as bytes;
-# a client chooses any other name, so replies that remove one are not cached.
+# The guarded names that gateways and clients send. A reply that removes only these is cached as
+# bytes; a client chooses any other name, so replies that remove one are not cached.
 KNOWN_ORDERS: Final = frozenset(
     {
         DESTINATION,
@@ -53,10 +55,13 @@ DROPPED: Final = "x-llm-d-request-dropped-reason"
 
 # What a session reads of a request's headers, beside those that a pool's keys name.
 CONTENT_LENGTH: Final = "content-length"
-PLAIN_HEADERS: Final = frozenset({":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID})
+PLAIN_HEADERS: Final = frozenset(
+    {":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID}
+)
 READ_HEADERS: Final = PLAIN_HEADERS | KNOWN_ORDERS
 
-# And of a response's. Envoy's router adds the last one to what an endpoint wrote, not to replies of its own.
+# And of a response's. Envoy's router adds the last one to what an endpoint wrote, not to replies of
+# its own.
 STATUS: Final = ":status"
 RETRY_AFTER: Final = "retry-after"
 UPSTREAM_TIME: Final = "x-envoy-upstream-service-time"
@@ -66,7 +71,8 @@ READ_RESPONSE_HEADERS: Final = frozenset({STATUS, RETRY_AFTER, UPSTREAM_TIME})
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 LB_NAMESPACE: Final = "envoy.lb"
 DECISION_NAMESPACE: Final = "extproc"
-# Therein: a pick's number, 16 hexadecimal digits. The access log brings it back; no client can write it.
+# Therein: a pick's number, 16 hexadecimal digits. The access log brings it back; no client can
+# write it.
 TICKET: Final = "pick"
 
 EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -75,7 +81,7 @@ DISCOVER: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Stream
 CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
 
-# Services of gRPC health: the process lives; it can route (EPP 1.0.0, and the service that the probes in
-# the Gateway API Inference Extension's manifests name).
+# Services of gRPC health: the process lives; it can route (EPP 1.0.0, and the service that the
+# probes in the Gateway API Inference Extension's manifests name).
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "readiness", EXT_PROC, "inference-extension")

@@ -21,7 +21,9 @@ class Wait:
 
     __slots__ = ("_found", "_query", "_queue", "_route", "waiter")
 
-    def __init__(self, queue: Queue, waiter: Waiter, query: Query, found: Found, route: Route) -> None:
+    def __init__(
+        self, queue: Queue, waiter: Waiter, query: Query, found: Found, route: Route
+    ) -> None:
         self._queue = queue
         self.waiter = waiter
         # What the picker found in the body stays, the body goes.
@@ -61,7 +63,9 @@ def seek(queue: Queue, query: Query, found: Found, route: Route) -> list[Reply] 
         if not pool.may_pass(refusal):
             raise
     waiter = Waiter(lane, len(query.body or b""))
-    if not queue.enter(waiter, queue.limits.longest_s(objective_of(query.headers), ttl_s(query.headers))):
+    if not queue.enter(
+        waiter, queue.limits.longest_s(objective_of(query.headers), ttl_s(query.headers))
+    ):
         return route(query, found)  # says why not
     return Wait(queue, waiter, query, found, route)
 

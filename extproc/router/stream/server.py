@@ -1,7 +1,7 @@
 """The ext_proc service: passes a stream's messages to its session, and sends the session's replies.
 
-Everything of a request that can fail is caught here: an exception's text, and with it pieces of a prompt,
-must reach neither the proxy nor a log.
+Everything of a request that can fail is caught here: an exception's text, and with it pieces of a
+prompt, must reach neither the proxy nor a log.
 """
 
 import asyncio
@@ -61,13 +61,14 @@ class Observer(Protocol):
 class ExternalProcessor:
     """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream, of these `options`.
 
-    `picker` returns the picker in force. A stream calls it when it opens and keeps the result to its end, so
-    a reload never changes a stream halfway. `on_served` gets the head of each response that a gateway sends
-    us, and the seconds since the pick. A request whose response the gateway never sends counts as long as its
-    pool's requests usually take, or `unseen_s` where that has not been measured; `later` runs an action after
-    a delay (default: the loop's timer). `reader` has the thread for long bodies, where sessions read them
-    apart: they would block the loop for milliseconds. `tracer` makes spans; without one no stream looks for a
-    trace. While `can_route` is false, streams end at once as unavailable.
+    `picker` returns the picker in force. A stream calls it when it opens and keeps the result to
+    its end, so a reload never changes a stream halfway. `on_served` gets the head of each response
+    that a gateway sends us, and the seconds since the pick. A request whose response the gateway
+    never sends counts as long as its pool's requests usually take, or `unseen_s` where that has not
+    been measured; `later` runs an action after a delay (default: the loop's timer). `reader` has
+    the thread for long bodies, where sessions read them apart: they would block the loop for
+    milliseconds. `tracer` makes spans; without one no stream looks for a trace. While `can_route`
+    is false, streams end at once as unavailable.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class ExternalProcessor:
         self._reader = reader
         self.tracer = tracer
         self._can_route = can_route
-        self._read_headers = READ_HEADERS if tracer is None else READ_HEADERS | {TRACEPARENT, TRACESTATE}
+        self._read_headers = (
+            READ_HEADERS if tracer is None else READ_HEADERS | {TRACEPARENT, TRACESTATE}
+        )
         self._wanted: tuple[Picker | None, frozenset[str]] = (None, self._read_headers)
         self.streams_open = 0
         self._idle = asyncio.Event()
@@ -108,8 +111,9 @@ class ExternalProcessor:
 
     def open(self, call: Call) -> Handler:
         picker = self._picker()
-        # The operator's Envoy configuration may name the pool in the stream's own metadata. A client's
-        # headers never get there, so unlike a request header it needs no stripping to be trusted.
+        # The operator's Envoy configuration may name the pool in the stream's own metadata. A
+        # client's headers never get there, so unlike a request header it needs no stripping to be
+        # trusted.
         pool = call.metadata.get(POOL) if len(picker.routes) > 1 else None
         session = Session(picker, self._options, pool)
         self.streams_open += 1
@@ -120,7 +124,9 @@ class ExternalProcessor:
         if not self._can_route():
             return _UnreadyStream
         tracer = self.tracer
-        return _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
+        return (
+            _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
+        )
 
     def release_later(self, left: Counted) -> None:
         """Counts a request whose end nobody sees for as long as others in its pool take."""
@@ -148,7 +154,9 @@ class _Flow(Enum):
 
     OPEN = auto()  # handles it at once
     READING = auto()  # postpones it: a thread reads the body
-    RETURNING = auto()  # postpones it: a long body is given back, some pieces in each turn of the loop
+    RETURNING = (
+        auto()
+    )  # postpones it: a long body is given back, some pieces in each turn of the loop
     QUEUED = auto()  # postpones it: the request waits in its pool's queue
     CLOSED = auto()  # drops it: the call is over
 
@@ -213,7 +221,9 @@ class _Stream:
     def _handle(self, event: Event | bytes | bytearray, start_s: float) -> None:
         """Answers an event, or a message that is one. Whatever fails ends the call."""
         try:
-            self._answer(decode(event, self._wanted) if isinstance(event, _MESSAGE) else event, start_s)
+            self._answer(
+                decode(event, self._wanted) if isinstance(event, _MESSAGE) else event, start_s
+            )
         except ProtocolError as error:
             self._fail("protocol", Status.INVALID_ARGUMENT, str(error))
         except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
@@ -279,7 +289,9 @@ class _Stream:
         if isinstance(first, Routed):
             self._routed_s = perf_counter()
             observer.routed(first.decision, self._routed_s - start_s)
-            log.debug("routed %s to %r", first.request_id or self._session.request_id, first.decision.pick)
+            log.debug(
+                "routed %s to %r", first.request_id or self._session.request_id, first.decision.pick
+            )
         elif isinstance(first, Answer):
             observer.answered(first.pool, first.outcome)
             log.debug("answered %s: %s", self._session.request_id, first.outcome)
@@ -289,7 +301,9 @@ class _Stream:
             self._service.on_served(first, start_s - self._routed_s)
 
     def _fail_internally(self, error: BaseException) -> None:
-        log.error("a stream failed: %s", type(error).__name__)  # no traceback: it may quote a prompt
+        log.error(
+            "a stream failed: %s", type(error).__name__
+        )  # no traceback: it may quote a prompt
         self._fail("internal", Status.INTERNAL, "internal error")
 
     def _fail(self, why: str, status: Status, details: str) -> None:

@@ -5,10 +5,12 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 
 # The rules, and whose they are.
 #
-# Envoy's (`ext_proc.proto` and "External Processing" in its documentation; measured on 1.36 to 1.40):
-# - Every message gets one reply of its own kind, in the messages' order. A reply too many or out of order
-#   fails the stream, and with it the request unless the filter fails open.
-# - The filter's `request_body_mode`, sent with the first message, says how a body comes. What we do:
+# Envoy's (`ext_proc.proto` and "External Processing" in its documentation; measured on 1.36 to
+# 1.40):
+# - Every message gets one reply of its own kind, in the messages' order. A reply too many or out of
+#   order fails the stream, and with it the request unless the filter fails open.
+# - The filter's `request_body_mode`, sent with the first message, says how a body comes. What we
+#   do:
 #
 #   | mode                        | at the headers | a message of the body      | once it is routed      |
 #   | --------------------------- | -------------- | -------------------------- | ---------------------- |
@@ -24,54 +26,60 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   |   or no mode sent           |                | in the headers' reply, then|                        |
 #   |                             |                | the body, in pieces        |                        |
 #
-#   Where the filter skips the headers, the body comes first, and the mode with it; the body's reply then
-#   has what the headers' reply would have had.
-#   Any mode routes at the headers where no body can change the decision, none comes, or it never ends
-#   (an upgrade to a websocket). To a buffering Envoy the reply then says not to send the body.
-# - FULL_DUPLEX_STREAMED alone: nothing is answered before the headers' reply; Envoy keeps no copy of the
-#   body, so what we do not give back is lost; a piece holds at most 62,000 bytes; above about 1 MB the end
-#   of the body can come twice, and the second time wants no reply; trailers end a body, too.
-# - BUFFERED with trailers ends the body without `end_of_stream`, BUFFERED_PARTIAL also where it cut it.
+#   Where the filter skips the headers, the body comes first, and the mode with it; the body's reply
+#   then has what the headers' reply would have had. Any mode routes at the headers where no body
+#   can change the decision, none comes, or it never ends (an upgrade to a websocket). To a
+#   buffering Envoy the reply then says not to send the body.
+# - FULL_DUPLEX_STREAMED alone: nothing is answered before the headers' reply; Envoy keeps no copy
+#   of the body, so what we do not give back is lost; a piece holds at most 62,000 bytes; above
+#   about 1 MB the end of the body can come twice, and the second time wants no reply; trailers end
+#   a body, too.
+# - BUFFERED with trailers ends the body without `end_of_stream`, BUFFERED_PARTIAL also where it cut
+#   it.
 # - In `observability_mode` the proxy goes on by itself: no answer, and nothing counts.
 #
-# The Endpoint Picker Protocol's, 1.0.0: the body and the response's body are streamed in full duplex, unless
-# the proxy sends other modes (agentgateway, NGINX Gateway Fabric and upstream's own tests send none); the
-# subset may come with the headers or with the body; the response names the endpoint that answered; a
-# refusal is an immediate response.
+# The Endpoint Picker Protocol's, 1.0.0: the body and the response's body are streamed in full
+# duplex, unless the proxy sends other modes (agentgateway, NGINX Gateway Fabric and upstream's own
+# tests send none); the subset may come with the headers or with the body; the response names the
+# endpoint that answered; a refusal is an immediate response.
 #
-# NGINX Gateway Fabric's (`endpoint_picker.go`): no `:method` and no `:path`, so a request is taken for a
-# POST, and the body's fields show which API it is; it reads the pick from the headers' reply and ignores the
-# rest; it ends its side of the stream with the request, and never sends the response.
+# NGINX Gateway Fabric's (`endpoint_picker.go`): no `:method` and no `:path`, so a request is taken
+# for a POST, and the body's fields show which API it is; it reads the pick from the headers' reply
+# and ignores the rest; it ends its side of the stream with the request, and never sends the
+# response.
 #
-# agentgateway's (`ext_proc.rs`): the last message of a body is an empty one, also behind trailers, and it
-# waits for the answer to that.
+# agentgateway's (`ext_proc.rs`): the last message of a body is an empty one, also behind trailers,
+# and it waits for the answer to that.
 #
 # Ours:
-# - A request counts from its pick until its response has ended: end of stream in its headers or body, or
-#   its trailers. Where a proxy sends none, until the stream is closed. A proxy that sent neither its modes
-#   nor a response never will: its request counts for a while after the stream's end (`leave`).
-# - A client cannot command the picker: guarded headers are removed, but those that the operator names.
-#   Three are read before: an objective, a fairness id and a time to live (`routing.admission`).
-# - A buffering proxy has no budget for the bodies in its memory: over HTTP/1.1 Envoy cannot even say which
-#   request uses how much (measured: `reset_high_memory_stream` has no effect there). So a body counts from
-#   its headers on, by the length they announce, until it is here. A body without room is routed at its
-#   headers, and the reply says not to send it: the proxy streams it to the endpoint, by a route without
-#   retries, because for retries it would buffer the body all the same.
-# - A request whose body has no room here is routed without its body. But where the body must be given back
-#   it is refused: half a body must not reach an endpoint.
+# - A request counts from its pick until its response has ended: end of stream in its headers or
+#   body, or its trailers. Where a proxy sends none, until the stream is closed. A proxy that sent
+#   neither its modes nor a response never will: its request counts for a while after the stream's
+#   end (`leave`).
+# - A client cannot command the picker: guarded headers are removed, but those that the operator
+#   names. Three are read before: an objective, a fairness id and a time to live
+#   (`routing.admission`).
+# - A buffering proxy has no budget for the bodies in its memory: over HTTP/1.1 Envoy cannot even
+#   say which request uses how much (measured: `reset_high_memory_stream` has no effect there). So a
+#   body counts from its headers on, by the length they announce, until it is here. A body without
+#   room is routed at its headers, and the reply says not to send it: the proxy streams it to the
+#   endpoint, by a route without retries, because for retries it would buffer the body all the same.
+# - A request whose body has no room here is routed without its body. But where the body must be
+#   given back it is refused: half a body must not reach an endpoint.
 #
-# - A pool may queue requests that it has no room for (`routing.queue`). The body of such a request is read
-#   once; then the queue tries to route it whenever there may be room. Meanwhile the proxy gets one message,
-#   how long it may take (`override_message_timeout`), and only if it sent its modes: other proxies fail at
-#   a message that answers nothing. A request whose body still comes, and has no room here, does not wait.
+# - A pool may queue requests that it has no room for (`routing.queue`). The body of such a request
+#   is read once; then the queue tries to route it whenever there may be room. Meanwhile the proxy
+#   gets one message, how long it may take (`override_message_timeout`), and only if it sent its
+#   modes: other proxies fail at a message that answers nothing. A request whose body still comes,
+#   and has no room here, does not wait.
 # - A response's body is never read. Where it would come although the request is buffered (Envoy AI
-#   Gateway's annotation, one mode for both), the headers' reply says not to send it: that saves half the
-#   messages or more, and a proxy streams the answer again instead of buffering it.
+#   Gateway's annotation, one mode for both), the headers' reply says not to send it: that saves
+#   half the messages or more, and a proxy streams the answer again instead of buffering it.
 #
-# What was tried: turning FULL_DUPLEX_STREAMED off for the response by a mode override, which Envoy ignores
-# (envoy#40340; measured on 1.40); answering the headers of a streamed body at once gives no affinity at all;
-# BUFFERED without the request's headers does not work (Envoy picks its host first: 503); a list of pieces
-# takes forty times the body's bytes where a client sends single bytes.
+# What was tried: turning FULL_DUPLEX_STREAMED off for the response by a mode override, which Envoy
+# ignores (envoy#40340; measured on 1.40); answering the headers of a streamed body at once gives no
+# affinity at all; BUFFERED without the request's headers does not work (Envoy picks its host first:
+# 503); a list of pieces takes forty times the body's bytes where a client sends single bytes.
 
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
@@ -121,10 +129,11 @@ _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 class SessionOptions(Struct, frozen=True):
     """What all sessions of a service have in common.
 
-    `new_request_id` makes an `x-request-id` for a request that came without one. `budget` counts bodies that
-    we hold, `announced` those that proxies buffer. `pass_headers` are guarded headers that go on to the
-    endpoint. `reads_apart`: the driver parses long bodies; the session replies `BodyToRead`, and the next
-    event must be a `BodyRead`. `tickets` find the pick by the number in the proxy's access log.
+    `new_request_id` makes an `x-request-id` for a request that came without one. `budget` counts
+    bodies that we hold, `announced` those that proxies buffer. `pass_headers` are guarded headers
+    that go on to the endpoint. `reads_apart`: the driver parses long bodies; the session replies
+    `BodyToRead`, and the next event must be a `BodyRead`. `tickets` find the pick by the number in
+    the proxy's access log.
     """
 
     new_request_id: Callable[[], str]
@@ -140,8 +149,8 @@ class SessionOptions(Struct, frozen=True):
 class Session:
     """One request's state. `close` ends it and may be called again; its pick is released once.
 
-    `pool` is the operator's choice of a pool, from the stream's metadata. `request_id` is the proxy's
-    `x-request-id`, empty before the headers or without one.
+    `pool` is the operator's choice of a pool, from the stream's metadata. `request_id` is the
+    proxy's `x-request-id`, empty before the headers or without one.
     """
 
     __slots__ = (
@@ -223,7 +232,11 @@ class Session:
             case BodyRead():
                 return self._go_on_with(event)
             case Room():
-                return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
+                return (
+                    self._wait.again(is_last=event.is_last)
+                    if self.is_waiting and self._wait
+                    else []
+                )
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
         return []  # observed: the proxy waits for nothing
@@ -345,7 +358,9 @@ class Session:
     ) -> list[Reply]:
         """Replies to all messages so far: the headers, then the body, then `more`."""
         body, messages = self._held_body.body, self._held_body.messages
-        phase = Phase.REQUEST_BODY if self._held_body.request is NO_REQUEST else Phase.REQUEST_HEADERS
+        phase = (
+            Phase.REQUEST_BODY if self._held_body.request is NO_REQUEST else Phase.REQUEST_HEADERS
+        )
         query = self._query(None if fault else body, fault=fault)
 
         def go_on(routed: Routed) -> list[Reply]:
@@ -358,7 +373,9 @@ class Session:
                 routed = replace(routed, piece=next(given_back, _NO_PIECE))
             return [routed, *given_back, *more]
 
-        if fault is not None:  # the rest of the body still comes and has no room here: it cannot wait
+        if (
+            fault is not None
+        ):  # the rest of the body still comes and has no room here: it cannot wait
             return go_on(self._route(phase, query, self._find(query)))
         return self._read(query, lambda found: self._seek(phase, query, found, go_on))
 
@@ -392,7 +409,9 @@ class Session:
         queue = found.pool.queue
         if queue is None:
             return then(self._route(phase, query, found))
-        sought = seek(queue, query, found, lambda query, found: then(self._route(phase, query, found)))
+        sought = seek(
+            queue, query, found, lambda query, found: then(self._route(phase, query, found))
+        )
         if not isinstance(sought, Wait):
             return sought
         self._wait, self._state = sought, _WAITING
@@ -422,7 +441,9 @@ class Session:
     def _miss(self) -> list[Reply]:
         if self._is_duplex:
             raise _no_room()
-        return self._miss_response() if self._counted.has_response else [Continue(Phase.REQUEST_BODY)]
+        return (
+            self._miss_response() if self._counted.has_response else [Continue(Phase.REQUEST_BODY)]
+        )
 
     def _miss_response(self) -> list[Reply]:
         if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
@@ -445,7 +466,11 @@ class Session:
     # The decision, and the state it needs.
 
     def _query(
-        self, body: bytes | bytearray | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
+        self,
+        body: bytes | bytearray | None,
+        *,
+        is_partial: bool = False,
+        fault: NoRoomForBody | None = None,
     ) -> Query:
         headers, subset = self._held_body.request.headers, self._held_body.subset
         method, path = headers.get(":method", "POST"), headers.get(":path", "")

@@ -1,6 +1,7 @@
 """How a request belongs to a trace (W3C Trace Context), and what its decision's span has. Pure.
 
-No OpenTelemetry here: what a request that nobody samples costs is a look at one character of a header.
+No OpenTelemetry here: what a request that nobody samples costs is a look at one character of a
+header.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,8 +52,8 @@ class Sampling(Struct, frozen=True):
     def origin(self, metadata: Mapping[str, str], headers: Mapping[str, str]) -> Origin | None:
         """Where a request comes from, if a sampler could want it.
 
-        The stream's own metadata goes before the request's headers: there the proxy names its own span, of
-        which the client's is the parent.
+        The stream's own metadata goes before the request's headers: there the proxy names its own
+        span, of which the client's is the parent.
         """
         reply = metadata if TRACEPARENT in metadata else headers
         parent = reply.get(TRACEPARENT, "")
@@ -76,7 +77,8 @@ class Tracer(Protocol):
 def describe_span(reply: Routed | Answer, path: str) -> dict[str, Value]:
     """The attributes of a decision: the GenAI semantic conventions' where they have one, else `extproc.*`.
 
-    Never a prompt. The client chooses one of them, the model's name: cut, its broken characters replaced.
+    Never a prompt. The client chooses one of them, the model's name: cut, its broken characters
+    replaced.
     """
     operation = operation_of(path)
     attributes: dict[str, Value] = {"gen_ai.operation.name": operation} if operation else {}

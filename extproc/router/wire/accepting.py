@@ -12,7 +12,8 @@ from typing import Final, Protocol, TypeVar
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1_024
-# In one turn of the loop: a connection that has to make room keeps its descriptor until the next turn.
+# In one turn of the loop: a connection that has to make room keeps its descriptor until the next
+# turn.
 _AT_ONCE: Final = 4
 # Without a free descriptor there is nothing to do but wait for one.
 _AGAIN_S: Final = 0.2
@@ -34,7 +35,8 @@ G = TypeVar("G", bound=Guest)
 def find_oldest_idle(guests: Iterable[G]) -> G | None:
     """Returns the connection to close for a new one: the oldest idle one of the address with most.
 
-    `guests` come oldest first. So a flood makes room for itself, and whoever shares no address with it stays.
+    `guests` come oldest first. So a flood makes room for itself, and whoever shares no address with
+    it stays.
     """
     by_host: dict[str, list[G]] = {}
     for guest in guests:
@@ -46,7 +48,9 @@ def find_oldest_idle(guests: Iterable[G]) -> G | None:
 class Acceptor:
     """Accepts on sockets that are bound, and gives each connection to `take`."""
 
-    def __init__(self, sockets: Sequence[socket.socket], take: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self, sockets: Sequence[socket.socket], take: Callable[[socket.socket], None]
+    ) -> None:
         self._sockets = sockets
         self._take = take
         self._again: asyncio.TimerHandle | None = None

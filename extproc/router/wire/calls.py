@@ -1,8 +1,8 @@
 """The seam between a transport and the services on it: one gRPC call, seen from either side.
 
-A transport (ours, or grpcio's) opens a handler for each call and passes it the messages; the handler answers
-through the call, now or later. Every method runs on the event loop and returns at once: no coroutine per
-call, no await between a message and its reply.
+A transport (ours, or grpcio's) opens a handler for each call and passes it the messages; the
+handler answers through the call, now or later. Every method runs on the event loop and returns at
+once: no coroutine per call, no await between a message and its reply.
 """
 
 from collections.abc import Callable, Mapping

@@ -94,7 +94,9 @@ class Certificates:
             return None
         return None if fresh == seen else fresh
 
-    def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
+    def _choose(
+        self, handshake: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext
+    ) -> None:
         """Called in each handshake, with a server name or without one."""
         fresh = self.read_if_changed()
         if fresh is not None:
@@ -115,7 +117,9 @@ def _build(pems: Pems) -> ssl.SSLContext:
             context.load_verify_locations(cadata=pems.client_ca.decode("ascii", "replace"))
             context.verify_mode = ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError) as error:
-        raise SettingsError(f"server.tls: the certificate or its key cannot be used: {error}") from None
+        raise SettingsError(
+            f"server.tls: the certificate or its key cannot be used: {error}"
+        ) from None
     return context
 
 
@@ -151,6 +155,8 @@ def _sign(now: datetime) -> Pems:
     return Pems(
         certificate.public_bytes(serialization.Encoding.PEM),
         key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         ),
     )

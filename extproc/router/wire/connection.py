@@ -3,9 +3,10 @@
 No socket, no asyncio, no clock: whoever drives it says what time it is.
 
 **Whose rules.** RFC 9113 (HTTP/2), RFC 7541 (HPACK), gRPC over HTTP/2. Each rule names its section. We are
-always the server, and a client of ours is a proxy: one connection carries everybody's requests. So an error
-is a *stream* error wherever the RFC lets it be one, and a connection error only where the state both sides
-share is lost (framing, header table, stream ids, windows) or where no honest peer would ever be.
+always the server, and a client of ours is a proxy: one connection carries everybody's requests. So
+an error is a *stream* error wherever the RFC lets it be one, and a connection error only where the
+state both sides share is lost (framing, header table, stream ids, windows) or where no honest peer
+would ever be.
 
 **The life of a stream** (§5.1, the server's side of it):
 
@@ -14,13 +15,15 @@ share is lost (framing, header table, stream ids, windows) or where no honest pe
                          ├── our trailers, then RST_STREAM(NO_ERROR) (§8.1) ──── ┤
                          └── RST_STREAM, either way ─────────────────────────────┘
 
-`streams` holds the open and half-closed ones. A closed stream is forgotten, but for one kind: when we close
-first, frames that the client sent before it knew are still on their way and mean nothing. Those ids are
+`streams` holds the open and half-closed ones. A closed stream is forgotten, but for one kind: when
+we close first, frames that the client sent before it knew are still on their way and mean nothing.
+Those ids are
 *late* until the client ends them too, or until newer ones push them out. On any other closed stream DATA
 is a stream error STREAM_CLOSED; HEADERS, whose ids may only rise, are a connection error (§5.1.1).
 
 **What was tried.** `h2` is right and costs ten times as much; the fuzzer holds us against it. A coroutine or
-a queue per stream costs more than all of this module. Only what a service must act on becomes an event.
+a queue per stream costs more than all of this module. Only what a service must act on becomes an
+event.
 
 **What is bounded** stands in `WireLimits`. Floods cost us and not the peer: frames that
 carry nothing are counted per second in one sum, streams reset before their answer in another.
@@ -45,10 +48,11 @@ from extproc.router.wire.incoming import PRIORITY_BYTES, Incoming
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import Failed
 
-# Header blocks to decode in one turn; the last one may exceed it. 8 KB of Huffman codes take 3 ms, and
-# a proxy's own blocks, all alike, are decoded once.
+# Header blocks to decode in one turn; the last one may exceed it. 8 KB of Huffman codes take 3 ms,
+# and a proxy's own blocks, all alike, are decoded once.
 _DECODED_BYTES: Final = 8_192
-# To read in one turn: of one byte 6,500 frames fit into one read, and take 32 ms; of messages 13,000, 11 ms.
+# To read in one turn: of one byte 6,500 frames fit into one read, and take 32 ms; of messages
+# 13,000, 11 ms.
 _TURN_FRAMES, _TURN_EVENTS = 256, 128
 # The payloads of our PINGs.
 _STILL_THERE: Final = b"extproc?"
@@ -58,10 +62,10 @@ _LEAVING: Final = b"extproc!"
 class Connection(Incoming):
     """A server's end of one HTTP/2 connection that carries gRPC calls.
 
-    Feed it with `receive`, call `tick` about once a second. After either, work off `events`, which grows
-    while one answers them, and write what `take_output` returns; close the transport once `is_over`. While
-    `has_more`, some of what came waits for another turn: feed it with nothing, after others had theirs.
-    `places` are those of all connections of a listener.
+    Feed it with `receive`, call `tick` about once a second. After either, work off `events`, which
+    grows while one answers them, and write what `take_output` returns; close the transport once
+    `is_over`. While `has_more`, some of what came waits for another turn: feed it with nothing,
+    after others had theirs. `places` are those of all connections of a listener.
     """
 
     def __init__(
@@ -128,8 +132,9 @@ class Connection(Incoming):
     def drain(self) -> None:
         """Takes no new calls; those that are open go on (§6.8).
 
-        First a GOAWAY that still allows every stream, and a PING. Its answer proves that the peer has read
-        the GOAWAY; what it opened before then is served, and the second GOAWAY names the last of it.
+        First a GOAWAY that still allows every stream, and a PING. Its answer proves that the peer
+        has read the GOAWAY; what it opened before then is served, and the second GOAWAY names the
+        last of it.
         """
         if not (self._is_draining or self.is_over):
             self._is_draining = True
@@ -151,9 +156,9 @@ class Connection(Incoming):
     def _greet(self) -> None:
         limits = self._limits
         settings = {
-            # What a proxy says anew with each call would push everything else out of a table, and no block
-            # would be like another. A peer that keeps one all the same costs us more and harms nobody, so it
-            # is not refused as §4.3.1 would have it.
+            # What a proxy says anew with each call would push everything else out of a table, and
+            # no block would be like another. A peer that keeps one all the same costs us more and
+            # harms nobody, so it is not refused as §4.3.1 would have it.
             frames.HEADER_TABLE_SIZE: 0,
             frames.MAX_CONCURRENT_STREAMS: limits.streams,
             frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
@@ -171,8 +176,16 @@ class Connection(Incoming):
         self.has_more = False
         if not self._has_preface:
             place = self._read_preface(data)
-        while self._has_preface and (start := place + frames.HEADER_BYTES) <= size and not self.is_over:
-            if len(events) >= _TURN_EVENTS or heads.decoded_bytes >= _DECODED_BYTES or not frames_left:
+        while (
+            self._has_preface
+            and (start := place + frames.HEADER_BYTES) <= size
+            and not self.is_over
+        ):
+            if (
+                len(events) >= _TURN_EVENTS
+                or heads.decoded_bytes >= _DECODED_BYTES
+                or not frames_left
+            ):
                 self.has_more = True
                 break
             frames_left -= 1
@@ -183,7 +196,9 @@ class Connection(Incoming):
             if end > size:
                 break
             place = end
-            self._on_frame(head >> 40 & 0xFF, head >> 32 & 0xFF, head & 0x7FFF_FFFF, data[start:end])
+            self._on_frame(
+                head >> 40 & 0xFF, head >> 32 & 0xFF, head & 0x7FFF_FFFF, data[start:end]
+            )
         self._buffer = data[place:]
 
     def _read_preface(self, data: bytes) -> int:
@@ -197,7 +212,9 @@ class Connection(Incoming):
         return len(start)
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block.stream_id):
+        if self._block is not None and (
+            kind != frames.CONTINUATION or stream_id != self._block.stream_id
+        ):
             raise PeerFault(Code.PROTOCOL_ERROR, "a frame within a header block")  # §6.10
         if not self._is_greeted and kind != frames.SETTINGS:
             raise PeerFault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
@@ -226,7 +243,8 @@ class Connection(Incoming):
         for name, value in values.items():
             self._set(name, value)
         self._is_greeted = True
-        # Before any DATA that only the new windows allow: the peer counts by them from here on (§6.5.3).
+        # Before any DATA that only the new windows allow: the peer counts by them from here on
+        # (§6.5.3).
         self._out.append(frames.SETTINGS_ACK)
         if frames.INITIAL_WINDOW_SIZE in values:
             for stream in list(self.streams.values()):
@@ -331,7 +349,9 @@ class Connection(Incoming):
         """Cancels streams that for too long owe a message or the rest of one, or a window for what waits."""
         oldest_s = self._now_s - self._limits.stalled_s
         for stream in list(self.streams.values()):
-            is_owing = (stream.is_waiting or stream.reader is not None) and not stream.is_half_closed
+            is_owing = (
+                stream.is_waiting or stream.reader is not None
+            ) and not stream.is_half_closed
             is_stuck = stream.queue is not None and stream.sent_s < oldest_s
             if is_stuck or (is_owing and stream.received_s < oldest_s):
                 self.reset(stream, Code.CANCEL)

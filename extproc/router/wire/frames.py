@@ -94,7 +94,9 @@ def goaway(last_id: int, code: Code, reason: str = "") -> bytes:
 SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0, b"")
 
 
-_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"CONNECT", b"PATCH"})
+_METHODS: Final = frozenset(
+    {b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"CONNECT", b"PATCH"}
+)
 
 
 class PeerFault(Exception):  # the RFC calls it an error; here it is the peer's fault

@@ -1,6 +1,7 @@
 """Serves `Routes` on grpcio: the reference transport, and the way back to it.
 
-Two tasks per call: one writes what the handler sends, whenever that is; the other hands it the messages.
+Two tasks per call: one writes what the handler sends, whenever that is; the other hands it the
+messages.
 """
 
 import asyncio
@@ -24,9 +25,12 @@ def add_routes(server: grpc.aio.Server, routes: Routes) -> None:
     """Serves `routes` on `server`; any other path is UNIMPLEMENTED."""
     for path, open_ in routes.items():
         service, _, method = path.removeprefix("/").partition("/")
-        # Every method is served as one of streams: to the client a call of one message looks the same.
+        # Every method is served as one of streams: to the client a call of one message looks the
+        # same.
         handler = grpc.stream_stream_rpc_method_handler(_Method(path, open_).serve)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
 
 
 class _Method:

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from extproc.router.wire.calls import Status
 
-# The headers that come before a call's first message: `:status: 200` is entry 8 of the static table;
-# `content-type` is 31, its value a literal without indexing (RFC 7541 §6.2.2). Nothing that we write is ever
-# indexed, so our encoder has no state.
+# The headers that come before a call's first message: `:status: 200` is entry 8 of the static
+# table; `content-type` is 31, its value a literal without indexing (RFC 7541 §6.2.2). Nothing that
+# we write is ever indexed, so our encoder has no state.
 RESPONSE_BLOCK: Final = b"\x88\x0f\x10\x10application/grpc"
 # The first block after a peer made its table smaller must say that ours is (RFC 7541 §4.2).
 TABLE_OF_NOTHING: Final = b"\x20"
 
-# A block starts with two changes of the table's size at most (RFC 7541 §4.2): what it was made smaller to,
-# and what it is. 16,384 of them, a byte each, would take hpack 35 ms.
+# A block starts with two changes of the table's size at most (RFC 7541 §4.2): what it was made
+# smaller to, and what it is. 16,384 of them, a byte each, would take hpack 35 ms.
 _THREE_UPDATES: Final = compile_pattern(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*+[\x00-\x7f]){3}")
 
 # Fields of one HTTP/1.1 connection, which HTTP/2 has not (§8.2.2).
@@ -29,8 +29,8 @@ _CONNECTION_FIELDS: Final = frozenset(
     {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 )
 _REQUEST_FIELDS: Final = frozenset({":method", ":scheme", ":path", ":authority"})
-# §8.2.1: lower-case names without control characters or spaces; values without NUL, CR, LF and without
-# white space at their ends.
+# §8.2.1: lower-case names without control characters or spaces; values without NUL, CR, LF and
+# without white space at their ends.
 _NAME: Final = compile_pattern(r":?[!-9;-@\[-~]+")
 _VALUE: Final = compile_pattern(r"(?:[^\x00\r\n \t](?:[^\x00\r\n]*[^\x00\r\n \t])?)?")
 _TIMEOUT: Final = compile_pattern(r"(\d{1,8})([HMSmun])")
@@ -39,12 +39,14 @@ _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 
 # Characters of a status message that need no escape: printable ASCII without the percent sign.
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
-# A proxy has few kinds of calls, each of a few hundred bytes; a peer that has more shall not fill our memory.
+# A proxy has few kinds of calls, each of a few hundred bytes; a peer that has more shall not fill
+# our memory.
 _CACHED_BLOCKS: Final = 32
 _CACHED_BYTES: Final = 1_024
 
-# What a proxy that traces says anew with each call, one behind the other: fields that go into no table, their
-# names Huffman-coded literals (RFC 7541 §6.2.2), as an encoder writes them that has none.
+# What a proxy that traces says anew with each call, one behind the other: fields that go into no
+# table, their names Huffman-coded literals (RFC 7541 §6.2.2), as an encoder writes them that has
+# none.
 _TRACE: Final = {
     "traceparent": bytes.fromhex("00 88 4d83216b1d85a93f"),
     "tracestate": bytes.fromhex("00 87 4d83215091a4bf"),
@@ -64,15 +66,18 @@ class MalformedRequest(Exception):  # the RFC's word (§8.1.1)
     """A header block that decodes but is no request."""
 
 
-class TooManySizes(HPACKDecodingError):  # as any other fault of a block, but with a reason of its own
+class TooManySizes(
+    HPACKDecodingError
+):  # as any other fault of a block, but with a reason of its own
     """A header block that changes the table's size more than twice."""
 
 
 class Head(Struct, frozen=True):
     """What a call's headers say.
 
-    `refusal` is the HTTP status for a request that is no gRPC call, 0 if it is one. `timeout_s` is the
-    client's own limit, `encoding` the compression it names, `content_length` how much DATA it announces.
+    `refusal` is the HTTP status for a request that is no gRPC call, 0 if it is one. `timeout_s` is
+    the client's own limit, `encoding` the compression it names, `content_length` how much DATA it
+    announces.
     """
 
     path: str
@@ -105,15 +110,15 @@ class Form(Struct, frozen=True):
 class HeadReader:
     """Reads header blocks by HPACK, each in its turn: one left out would spoil the table.
 
-    A proxy's blocks are byte-identical from its second call on, so heads are cached by their bytes. A cached
-    head is right only while the dynamic table is unchanged; a block that changes the table, by an entry or
-    by a new size, empties the cache.
+    A proxy's blocks are byte-identical from its second call on, so heads are cached by their bytes.
+    A cached head is right only while the dynamic table is unchanged; a block that changes the
+    table, by an entry or by a new size, empties the cache.
 
-    Blocks of a proxy that traces differ in the trace's ids. Where there is no table, which is what our
-    SETTINGS say, a field means the same wherever it stands: so the ids are cut out, the rest is cached as a
-    form, and a call costs the decoding of its ids. The cut was checked when the form was cached: the bytes
-    before it were whole fields by themselves, so any decoder stops at the same place. `hpack` decodes every
-    other block, and every faulty one, as a whole.
+    Blocks of a proxy that traces differ in the trace's ids. Where there is no table, which is what
+    our SETTINGS say, a field means the same wherever it stands: so the ids are cut out, the rest is
+    cached as a form, and a call costs the decoding of its ids. The cut was checked when the form
+    was cached: the bytes before it were whole fields by themselves, so any decoder stops at the
+    same place. `hpack` decodes every other block, and every faulty one, as a whole.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -126,8 +131,8 @@ class HeadReader:
     def read(self, block: bytes) -> Head:
         """Returns the head of a call.
 
-        Raises hpack's `HPACKError` where the connection's table is lost, `MalformedRequest` where only this
-        request is.
+        Raises hpack's `HPACKError` where the connection's table is lost, `MalformedRequest` where
+        only this request is.
         """
         head = self._heads.get(block)
         if head is not None:
@@ -146,7 +151,9 @@ class HeadReader:
             values = {name: _read_string(value) for name, value in cut.values.items()}
         except HPACKError:
             return None
-        if sum(map(len, values.values())) > form.room or not all(map(_VALUE.fullmatch, values.values())):
+        if sum(map(len, values.values())) > form.room or not all(
+            map(_VALUE.fullmatch, values.values())
+        ):
             return None
         return replace(form.head, metadata={**form.head.metadata, **values})
 
@@ -173,7 +180,9 @@ class HeadReader:
         except HPACKError:
             return None
         used = sum(
-            table_entry_size(name.encode("latin-1"), b"" if name in cut.values else value.encode("latin-1"))
+            table_entry_size(
+                name.encode("latin-1"), b"" if name in cut.values else value.encode("latin-1")
+            )
             for name, value in fields
         )
         return Form(head, decoder.max_header_list_size - used)
@@ -201,17 +210,20 @@ class HeadReader:
         entries, size = table.dynamic_entries, table.maxsize
         count, newest = len(entries), entries[0] if entries else None
         fields = self._decoder.decode(block, raw=True)
-        # Entries are added in front and dropped at the back: any change shows in the count, the newest entry
-        # or the size. Compared by identity, for an equal entry may be added again.
+        # Entries are added in front and dropped at the back: any change shows in the count, the
+        # newest entry or the size. Compared by identity, for an equal entry may be added again.
         is_lasting = (
-            len(entries) == count and (entries[0] if entries else None) is newest and table.maxsize == size
+            len(entries) == count
+            and (entries[0] if entries else None) is newest
+            and table.maxsize == size
         )
         if not is_lasting:
             self._heads.clear()
             self._forms.clear()
-        return [(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in fields], (
-            is_lasting
-        )
+        return [
+            (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
+            for name, value in fields
+        ], (is_lasting)
 
 
 def cut_trace(block: bytes) -> HeaderCut | None:
@@ -266,8 +278,13 @@ def _content_length(text: str | None) -> int | None:
 def trailers_block(status: Status, details: str = "", *, is_alone: bool = False) -> bytes:
     """The end of a call; `is_alone`: nothing was sent before it ("Trailers-Only")."""
     block = (RESPONSE_BLOCK if is_alone else b"") + _literal(b"grpc-status", b"%d" % status)
-    # Percent-encoded: space and printable ASCII but for the percent sign stay (gRPC, "Status-Message").
-    return block + _literal(b"grpc-message", quote(details, safe=_PLAIN).encode()) if details else block
+    # Percent-encoded: space and printable ASCII but for the percent sign stay (gRPC,
+    # "Status-Message").
+    return (
+        block + _literal(b"grpc-message", quote(details, safe=_PLAIN).encode())
+        if details
+        else block
+    )
 
 
 def encodings_block() -> bytes:

@@ -88,16 +88,22 @@ class Incoming(Outgoing):
             head = self._heads.read(block)
         except MalformedRequest:
             self._count_early_reset()
-            self._turn_away(stream_id, frames.rst_stream(stream_id, Code.PROTOCOL_ERROR), is_end=is_end)
+            self._turn_away(
+                stream_id, frames.rst_stream(stream_id, Code.PROTOCOL_ERROR), is_end=is_end
+            )
             return
         own = len(self.streams)
         if self._has_left or own >= self._limits.streams or not self._places.has_room(own):
-            refusal = frames.rst_stream(stream_id, Code.REFUSED_STREAM)  # §8.7: nothing was done for it
+            refusal = frames.rst_stream(
+                stream_id, Code.REFUSED_STREAM
+            )  # §8.7: nothing was done for it
             self._turn_away(stream_id, refusal, is_end=is_end)
         elif head.refusal:
             self._refuse(stream_id, head.refusal, is_end=is_end)
         else:
-            stream = Stream(stream_id, head, self._peer_window, self._limits.stream_window_bytes, self._now_s)
+            stream = Stream(
+                stream_id, head, self._peer_window, self._limits.stream_window_bytes, self._now_s
+            )
             self.streams[stream_id] = stream
             self._places.used += 1
             self.events.append(Opened(stream))
@@ -163,7 +169,10 @@ class Incoming(Outgoing):
         if reader is None:
             # One whole message in one frame is the rule; a compressed one has not this first byte.
             size = len(payload) - PREFIX_BYTES
-            if 0 <= size <= self._limits.message_bytes and int.from_bytes(payload[:5], "big") == size:
+            if (
+                0 <= size <= self._limits.message_bytes
+                and int.from_bytes(payload[:5], "big") == size
+            ):
                 stream.is_waiting = False
                 self.events.append(Message(stream, payload[PREFIX_BYTES:]))
                 return
@@ -218,7 +227,8 @@ class Incoming(Outgoing):
     def _reject(self, stream: Stream, code: Code) -> None:
         """Resets a stream for what the client did on it (§5.4.2).
 
-        To make us reset a stream is as cheap for it as to do so itself, and costs us as much (CVE-2025-8671).
+        To make us reset a stream is as cheap for it as to do so itself, and costs us as much
+        (CVE-2025-8671).
         """
         if not stream.is_answered:
             self._count_early_reset()

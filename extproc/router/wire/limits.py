@@ -6,8 +6,9 @@ from msgspec import Struct
 class WireLimits(Struct, frozen=True):
     """Bounds of the listener and of each of its connections.
 
-    A bound that an honest proxy could reach costs it as little as possible: a refused stream, a skipped
-    message. Only what no honest peer does ends a connection, for that ends everybody's requests on it.
+    A bound that an honest proxy could reach costs it as little as possible: a refused stream, a
+    skipped message. Only what no honest peer does ends a connection, for that ends everybody's
+    requests on it.
     """
 
     connections: int = 1_024

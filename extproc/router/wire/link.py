@@ -1,8 +1,8 @@
 """One socket of a listener: its bytes go to its connection, the connection's events to the services.
 
-A read is one step: the bytes go through the connection, its events to the services, their replies back, and
-one write ends it. No coroutine and no queue per call. What services send later is written in the loop's
-next turn.
+A read is one step: the bytes go through the connection, its events to the services, their replies
+back, and one write ends it. No coroutine and no queue per call. What services send later is written
+in the loop's next turn.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ _TURN_S: Final = 0.002
 _LAST_WORD_S: Final = 1.0
 # Unsent output above which we stop reading from a peer.
 _HIGH_WATER_BYTES: Final = 1_048_576
-# One message for all that end by their own fault: a flood of them is a line a second (`logs.RateLimit`).
+# One message for all that end by their own fault: a flood of them is a line a second
+# (`logs.RateLimit`).
 _CLOSED: Final = "the connection of %s is closed: %s"
 
 
@@ -101,7 +102,9 @@ class Link(asyncio.BufferedProtocol):
         self.peer = _name(accepted)
         self.host = self.peer.rpartition(":")[0]
         self._began_s = self._loop.time()
-        self.connection = Connection(listener.limits, listener.budget, self._began_s, listener.places)
+        self.connection = Connection(
+            listener.limits, listener.budget, self._began_s, listener.places
+        )
 
     # Called by asyncio.
 
@@ -281,7 +284,9 @@ class Link(asyncio.BufferedProtocol):
         try:
             if kind is Opened:
                 self._open(stream)
-            elif call is None or call.handler is None or (stream.is_finished and kind is not Closed):
+            elif (
+                call is None or call.handler is None or (stream.is_finished and kind is not Closed)
+            ):
                 return
             elif kind is Closed:
                 if call.timer is not None:
@@ -311,7 +316,10 @@ class Link(asyncio.BufferedProtocol):
         call.handler = service(call)
         if stream.head.timeout_s is not None:
             call.timer = self._loop.call_later(
-                stream.head.timeout_s, call.finish, Status.DEADLINE_EXCEEDED, "the client's own limit"
+                stream.head.timeout_s,
+                call.finish,
+                Status.DEADLINE_EXCEEDED,
+                "the client's own limit",
             )
 
 

@@ -110,8 +110,8 @@ class Listener:
     def has_room(self, newcomer: Link) -> bool:
         """Whether one more may stay: one without an open stream makes room for it.
 
-        Else a flood of silent connections would shut out a proxy, or a health check. Handshakes that never
-        end are among them.
+        Else a flood of silent connections would shut out a proxy, or a health check. Handshakes
+        that never end are among them.
         """
         if len(self.links) <= self.limits.connections:
             return True

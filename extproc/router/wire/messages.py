@@ -5,9 +5,10 @@ from typing import Final
 
 from extproc.router.budget import Budget
 
-# A message of a request's headers, or a piece of a body (62,000 bytes in FULL_DUPLEX_STREAMED mode). Without
-# the first no request can be routed and without the second none can be given back: such messages find room
-# when large ones do not, for as long as what they hold is half as much again as the budget.
+# A message of a request's headers, or a piece of a body (62,000 bytes in FULL_DUPLEX_STREAMED
+# mode). Without the first no request can be routed and without the second none can be given back:
+# such messages find room when large ones do not, for as long as what they hold is half as much
+# again as the budget.
 _SMALL_BYTES: Final = 131_072
 
 # A longer message stays in the `bytearray` that collected it: a copy of 31 MB takes 40 ms.
@@ -28,9 +29,9 @@ class Refused(Exception):  # the call is, whatever comes after
 class MessageReader:
     """One stream's messages. Buffered bytes count against `budget` until `feed` yields their message.
 
-    A message that the budget has no room for is dropped, and the rest of it as it comes. The length that a
-    client announces reserves nothing, so a slow sender costs what it sent. One `bytearray` collects the
-    bytes: a list of tiny frames would cost twenty times their size.
+    A message that the budget has no room for is dropped, and the rest of it as it comes. The length
+    that a client announces reserves nothing, so a slow sender costs what it sent. One `bytearray`
+    collects the bytes: a list of tiny frames would cost twenty times their size.
     """
 
     __slots__ = ("_budget", "_buffer", "_have", "_is_skipped", "_limit_bytes", "_size")

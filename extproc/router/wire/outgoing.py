@@ -62,7 +62,11 @@ class Outgoing:
             block = self._take_table_update() + RESPONSE_BLOCK
             self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block))
         size = len(message) + PREFIX_BYTES
-        if stream.queue is None and stream.send_window >= size <= self._send_window and size <= _CHUNK_BYTES:
+        if (
+            stream.queue is None
+            and stream.send_window >= size <= self._send_window
+            and size <= _CHUNK_BYTES
+        ):
             stream.send_window -= size
             self._send_window -= size
             self._out.append(frames.message_frame(stream.id, message))
@@ -78,7 +82,9 @@ class Outgoing:
         stream.is_finished = True
         is_plain = stream.is_answered and status is Status.OK
         stream.trailers = (
-            _SERVED if is_plain else trailers_block(status, details, is_alone=not stream.is_answered)
+            _SERVED
+            if is_plain
+            else trailers_block(status, details, is_alone=not stream.is_answered)
         ) + more
         if stream.queue is None:
             self._end(stream)
@@ -99,7 +105,9 @@ class Outgoing:
 
     def _refuse(self, stream_id: int, status: int, *, is_end: bool) -> None:
         block = self._take_table_update() + refusal_block(status)
-        answer = frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream_id, block)
+        answer = frames.frame(
+            frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream_id, block
+        )
         reset = b"" if is_end else frames.rst_stream(stream_id, Code.NO_ERROR)
         self._turn_away(stream_id, answer + reset, is_end=is_end)
 
@@ -153,7 +161,11 @@ class Outgoing:
     def _open_window(self, stream: Stream) -> None:
         """Opens a stream's window as soon as it is half used, unless it reads too little of ours."""
         size = self._limits.stream_window_bytes
-        if stream.queue is None and not stream.is_half_closed and stream.receive_window <= size // 2:
+        if (
+            stream.queue is None
+            and not stream.is_half_closed
+            and stream.receive_window <= size // 2
+        ):
             self._out.append(frames.window_update(stream.id, size - stream.receive_window))
             stream.receive_window = size
 

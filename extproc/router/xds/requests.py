@@ -24,8 +24,8 @@ _MOST_BYTES: Final = 262_144
 class Request:
     """What a client says about one type: what it wants, and what it thinks of the last answer.
 
-    `nonce` is empty in the first request of a stream. `fault` is the client's reason for refusing the
-    answer with that nonce; `None` accepts it.
+    `nonce` is empty in the first request of a stream. `fault` is the client's reason for refusing
+    the answer with that nonce; `None` accepts it.
     """
 
     type_url: str

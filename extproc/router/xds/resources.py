@@ -1,7 +1,7 @@
 """What we send to Envoy: per type, named resources, serialised once per change.
 
-Pure: endpoints in, bytes out. A version is a hash of the content, so services with the same endpoints give
-the same versions, before and after a restart.
+Pure: endpoints in, bytes out. A version is a hash of the content, so services with the same
+endpoints give the same versions, before and after a restart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,9 +44,9 @@ class XdsResource:
 class Catalog:
     """The resources in force. Replacing one forgets the one before.
 
-    The pool named as `open_pool` is sent a second time as `DEFAULT_CLUSTER`, which the bootstrap routes to
-    while the service is away. Without one there is no such cluster, and Envoy answers 503: it cannot see
-    which pool a prompt is for, and one pool's prompts are not another's to read.
+    The pool named as `open_pool` is sent a second time as `DEFAULT_CLUSTER`, which the bootstrap
+    routes to while the service is away. Without one there is no such cluster, and Envoy answers
+    503: it cannot see which pool a prompt is for, and one pool's prompts are not another's to read.
     """
 
     def __init__(self, pools: Iterable[str], open_pool: str | None = None) -> None:
@@ -67,10 +67,14 @@ class Catalog:
             self._pools[pool] = None
             self._rebuild_clusters()
         encoded = self._encoded.get(pool, {})
-        keys = sorted({(endpoint.address, endpoint.is_ready): endpoint for endpoint in endpoints}.items())
+        keys = sorted(
+            {(endpoint.address, endpoint.is_ready): endpoint for endpoint in endpoints}.items()
+        )
         fresh = {key: encoded.get(key) or encode_endpoint(endpoint) for key, endpoint in keys}
         self._encoded[pool] = fresh
-        self._assignments[pool] = _resource(ASSIGNMENTS, encode_assignment(pool, list(fresh.values())))
+        self._assignments[pool] = _resource(
+            ASSIGNMENTS, encode_assignment(pool, list(fresh.values()))
+        )
 
     def remove(self, pool: str) -> None:
         """Forgets a pool, if it is there."""
@@ -88,7 +92,8 @@ class Catalog:
         if self._open_pool in self._pools:
             names[DEFAULT_CLUSTER] = self._open_pool
         self._clusters = {
-            name: _resource(CLUSTERS, bytes(build_cluster(name, pool))) for name, pool in names.items()
+            name: _resource(CLUSTERS, bytes(build_cluster(name, pool)))
+            for name, pool in names.items()
         }
 
 
@@ -121,10 +126,12 @@ _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 def build_cluster(name: str, pool: str) -> cluster.Cluster:
     """Returns a pool as an Envoy cluster, sent over CDS, with its endpoints from EDS.
 
-    The settings are those of the static cluster `vllm` in envoy/standalone.yaml (a test compares them).
-    docs/why/wire.md says how a real Envoy behaves with them.
+    The settings are those of the static cluster `vllm` in envoy/standalone.yaml (a test compares
+    them). docs/why/wire.md says how a real Envoy behaves with them.
     """
-    over_ads = core.ConfigSource(ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3)
+    over_ads = core.ConfigSource(
+        ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3
+    )
     return cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.EDS,
@@ -143,7 +150,9 @@ def build_cluster(name: str, pool: str) -> cluster.Cluster:
         ),
         typed_extension_protocol_options={_HTTP_OPTIONS: Any.pack(_http_options())},
         upstream_connection_options=cluster.UpstreamConnectionOptions(
-            tcp_keepalive=core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
+            tcp_keepalive=core.TcpKeepalive(
+                keepalive_time=30, keepalive_interval=10, keepalive_probes=3
+            )
         ),
         common_lb_config=cluster.ClusterCommonLbConfig(
             # Never to a draining endpoint because most are draining.
@@ -194,7 +203,9 @@ def _override_host() -> override.OverrideHost:
     )
 
 
-def _policy(name: str, message: override.OverrideHost | LeastRequest) -> cluster.LoadBalancingPolicy:
+def _policy(
+    name: str, message: override.OverrideHost | LeastRequest
+) -> cluster.LoadBalancingPolicy:
     config = core.TypedExtensionConfig(name=f"{_POLICIES}.{name}", typed_config=Any.pack(message))
     return cluster.LoadBalancingPolicy(
         policies=[cluster.LoadBalancingPolicyPolicy(typed_extension_config=config)]

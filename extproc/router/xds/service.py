@@ -24,14 +24,18 @@ _LOGGED_CHARS: Final = 500
 class Xds:
     """Sends the pools and their changes to every connected Envoy.
 
-    `pools` are the configured names. They are sent as clusters from the start, a pool's endpoints once its
-    source has listed them, so that an Envoy that outlived us keeps its own until then. `open_pool` takes
-    the requests that nobody could route, `None` has them refused. `on_rejection` gets the type's last name
-    ("Cluster") for each configuration that an Envoy refused.
+    `pools` are the configured names. They are sent as clusters from the start, a pool's endpoints
+    once its source has listed them, so that an Envoy that outlived us keeps its own until then.
+    `open_pool` takes the requests that nobody could route, `None` has them refused. `on_rejection`
+    gets the type's last name ("Cluster") for each configuration that an Envoy refused.
     """
 
     def __init__(
-        self, pools: Iterable[str], *, open_pool: str | None = None, on_rejection: Callable[[str], None]
+        self,
+        pools: Iterable[str],
+        *,
+        open_pool: str | None = None,
+        on_rejection: Callable[[str], None],
     ) -> None:
         self._catalog = Catalog(pools, open_pool)
         self._on_rejection = on_rejection

@@ -1,8 +1,9 @@
 """One Envoy's side of the discovery protocol: what it wants, what it has, what it is owed.
 
-State of the world, after Envoy's "xDS REST and gRPC protocol": no socket, no clock, no asyncio. Requests
-go in, the next response comes out, always of the newest resources. At most one response per type is
-unanswered, so a client that is slow to read holds one message and misses only what is out of date.
+State of the world, after Envoy's "xDS REST and gRPC protocol": no socket, no clock, no asyncio.
+Requests go in, the next response comes out, always of the newest resources. At most one response
+per type is unanswered, so a client that is slow to read holds one message and misses only what is
+out of date.
 """
 
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ class Subscriber:
     def on(self, request: Request) -> bool:
         """Takes a request in; whether it counts: its fault, if any, is one of our last response.
 
-        Ignores a request about a type that we do not serve, and one about a response before the last: the
-        client will acknowledge the last one, too.
+        Ignores a request about a type that we do not serve, and one about a response before the
+        last: the client will acknowledge the last one, too.
         """
         if request.type_url not in _ORDER:
             return False
@@ -67,7 +68,8 @@ class Subscriber:
 
     def _wanted(self, type_url: str, names: frozenset[str]) -> dict[str, XdsResource]:
         resources = self._catalog[type_url]
-        # A request for clusters without names means all clusters; endpoints are always requested by name.
+        # A request for clusters without names means all clusters; endpoints are always requested by
+        # name.
         if type_url == CLUSTERS and (not names or _WILDCARD in names):
             return dict(resources)
         return {name: resources[name] for name in names & resources.keys()}
@@ -88,10 +90,14 @@ class Subscriber:
         )
 
 
-def _owed(type_url: str, wanted: dict[str, XdsResource], sent: dict[str, str]) -> dict[str, XdsResource]:
-    changed = {name: resource for name, resource in wanted.items() if resource.version != sent.get(name)}
+def _owed(
+    type_url: str, wanted: dict[str, XdsResource], sent: dict[str, str]
+) -> dict[str, XdsResource]:
+    changed = {
+        name: resource for name, resource in wanted.items() if resource.version != sent.get(name)
+    }
     if type_url == ASSIGNMENTS:
         return changed
-    # Clusters are sent all or not at all, since Envoy deletes one that is left out. An empty set is never
-    # sent: an Envoy with old endpoints serves better than one with none.
+    # Clusters are sent all or not at all, since Envoy deletes one that is left out. An empty set is
+    # never sent: an Envoy with old endpoints serves better than one with none.
     return wanted if changed or sent.keys() - wanted.keys() else {}

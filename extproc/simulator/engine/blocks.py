@@ -15,8 +15,8 @@ Names_contra = TypeVar("Names_contra", bound=Sized, contravariant=True)
 def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") -> tuple[int, ...]:
     """Returns one 64-bit hash per full block of `token_ids`.
 
-    Each chains its parent's hash, so equal hashes mean equal prefixes. `extra_key` (adapter and cache
-    salt) separates what must not be shared.
+    Each chains its parent's hash, so equal hashes mean equal prefixes. `extra_key` (adapter and
+    cache salt) separates what must not be shared.
     """
     tokens = array("Q", token_ids).tobytes()
     width = 8 * block_size
@@ -53,12 +53,14 @@ class KvCache(Protocol[Names_contra]):
 class BlockCache:
     """Counts `size` blocks; remembers the contents of those that have an identity, a chained hash.
 
-    A block is blank (free, no content), idle (free, its content reusable), shared (in use, reusable,
-    by so many requests), or private (in use, no identity yet). Blank blocks are taken first, then idle
-    ones are evicted, least recently used first, as vLLM 0.32 does. All operations cost O(1) per block.
+    A block is blank (free, no content), idle (free, its content reusable), shared (in use,
+    reusable, by so many requests), or private (in use, no identity yet). Blank blocks are taken
+    first, then idle ones are evicted, least recently used first, as vLLM 0.32 does. All operations
+    cost O(1) per block.
 
-    Of two blocks with the same content vLLM keeps both until they are freed. Here the second joins the
-    first and its own becomes blank: the hits are the same, the use at most a block per request lower.
+    Of two blocks with the same content vLLM keeps both until they are freed. Here the second joins
+    the first and its own becomes blank: the hits are the same, the use at most a block per request
+    lower.
     """
 
     __slots__ = ("_blank", "_idle", "_sink", "_users", "size")

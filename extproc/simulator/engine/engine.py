@@ -1,7 +1,8 @@
 """vLLM V1's scheduler and prefix cache as a pure model: the clock is an argument, nothing is random.
 
-Continuous batching, chunked prefill in the same step as decodes, first come first served, preemption by
-recompute. The rules are those of vLLM 0.32; the time of a step is the profile's formula.
+Continuous batching, chunked prefill in the same step as decodes, first come first served,
+preemption by recompute. The rules are those of vLLM 0.32; the time of a step is the profile's
+formula.
 """
 
 from collections import OrderedDict
@@ -44,16 +45,16 @@ class _Plan:
 class Engine(Generic[Names]):
     """One simulated vLLM: `add` requests, then `step` while it is not idle.
 
-    The caller owns time: it calls `step(now)`, waits until the result's `ends_at`, delivers what was
-    emitted, and steps again. `profile` may be replaced between steps by one that differs in its costs
-    only (an endpoint that slows down). `sink` gets every change of the prefix cache.
+    The caller owns time: it calls `step(now)`, waits until the result's `ends_at`, delivers what
+    was emitted, and steps again. `profile` may be replaced between steps by one that differs in its
+    costs only (an endpoint that slows down). `sink` gets every change of the prefix cache.
 
-    With a `cache` of one's own, the blocks of an output get their names when the request leaves: right
-    where no prompt holds an output that is still being generated, and a request that decodes is touched
-    at its end only. Without, each block is named when it is full.
+    With a `cache` of one's own, the blocks of an output get their names when the request leaves:
+    right where no prompt holds an output that is still being generated, and a request that decodes
+    is touched at its end only. Without, each block is named when it is full.
 
-    A step costs O(requests that change in it), beside listing what it emitted. Where everything only
-    decodes, `decode` runs many steps at once.
+    A step costs O(requests that change in it), beside listing what it emitted. Where everything
+    only decodes, `decode` runs many steps at once.
     """
 
     @overload
@@ -65,7 +66,11 @@ class Engine(Generic[Names]):
     def __init__(self, profile: Profile, *, cache: KvCache[Names]) -> None: ...
 
     def __init__(
-        self, profile: Profile, *, sink: EventSink | None = None, cache: KvCache[Names] | None = None
+        self,
+        profile: Profile,
+        *,
+        sink: EventSink | None = None,
+        cache: KvCache[Names] | None = None,
     ) -> None:
         self.profile = profile
         self._sink = sink
@@ -77,8 +82,12 @@ class Engine(Generic[Names]):
         self._prefilling: dict[str, EngineRequest[Names]] = {}
         self._decoding: dict[str, EngineRequest[Names]] = {}
         # The requests that need a new block, by the step modulo the block size.
-        self._due: tuple[dict[str, EngineRequest[Names]], ...] = tuple({} for _ in range(profile.block_size))
-        self._ungrown: set[str] = set()  # requests that still wait for the block that is due in this step
+        self._due: tuple[dict[str, EngineRequest[Names]], ...] = tuple(
+            {} for _ in range(profile.block_size)
+        )
+        self._ungrown: set[str] = (
+            set()
+        )  # requests that still wait for the block that is due in this step
         self._ends: list[tuple[int, int, EngineRequest[Names]]] = []
         self._steps = 0
         self._context_tokens = 0  # of all that decode, in the KV cache after the last step
@@ -123,9 +132,9 @@ class Engine(Generic[Names]):
     ) -> None:
         """Queues a request of token ids.
 
-        `output` is what it will generate, at most `max_tokens` of it; blocks of an unknown output are
-        never found again. `extra_key` (adapter and cache salt) separates what must not be shared.
-        Raises as `add_hashed` does.
+        `output` is what it will generate, at most `max_tokens` of it; blocks of an unknown output
+        are never found again. `extra_key` (adapter and cache salt) separates what must not be
+        shared. Raises as `add_hashed` does.
         """
         tokens = list(prompt)
         if output is not None:
@@ -154,9 +163,9 @@ class Engine(Generic[Names]):
     ) -> None:
         """Queues a request whose full blocks, of prompt and output, have these names: chained hashes, a path.
 
-        A block beyond `names` is never found again. The output ends at `max_tokens` or where the model's
-        context does. Raises `PromptTooLong`, and `ValueError` for an id that is here already or for less
-        than one token of prompt or output.
+        A block beyond `names` is never found again. The output ends at `max_tokens` or where the
+        model's context does. Raises `PromptTooLong`, and `ValueError` for an id that is here
+        already or for less than one token of prompt or output.
         """
         room = self.profile.max_model_len - prompt_tokens
         if room < 1:
@@ -228,8 +237,8 @@ class Engine(Generic[Names]):
     def quiet_steps(self) -> int:
         """Returns how many steps from now on are sure to do nothing but decode, if nothing is added.
 
-        In those nobody is admitted or preempted, and nobody is done before the last of them, so that
-        `decode` may run them at once.
+        In those nobody is admitted or preempted, and nobody is done before the last of them, so
+        that `decode` may run them at once.
         """
         if not self._decoding or self._prefilling or (self._waiting and not self._is_blocked):
             return 0
@@ -271,7 +280,9 @@ class Engine(Generic[Names]):
         """How many blocks are due in the next `steps` steps."""
         rounds, rest = divmod(steps, self._block_size)
         slots = range(self._steps + 1, self._steps + 1 + rest)
-        return rounds * len(self._decoding) + sum(len(self._due[slot % self._block_size]) for slot in slots)
+        return rounds * len(self._decoding) + sum(
+            len(self._due[slot % self._block_size]) for slot in slots
+        )
 
     def _schedule_decodes(self, plan: _Plan) -> None:
         self._steps += 1
@@ -358,7 +369,9 @@ class Engine(Generic[Names]):
         request.number = self._admissions
         del self._waiting[request.id]
         self._running[request.id] = self._prefilling[request.id] = request
-        plan.admitted.append(Admitted(request.id, request.computed, now - request.arrived_at, is_first))
+        plan.admitted.append(
+            Admitted(request.id, request.computed, now - request.arrived_at, is_first)
+        )
 
     def _prefill(self, request: EngineRequest[Names], chunk: int, plan: _Plan) -> None:
         before = request.computed
@@ -371,7 +384,9 @@ class Engine(Generic[Names]):
 
     def _complete_prefills(self) -> tuple[str, ...]:
         """Turns every request whose prompt is computed into one that decodes, its next token emitted."""
-        done = [request for request in self._prefilling.values() if request.computed == request.tokens]
+        done = [
+            request for request in self._prefilling.values() if request.computed == request.tokens
+        ]
         for request in done:
             if not request.generated:
                 self._prompt_tokens += request.prompt_tokens
@@ -394,7 +409,9 @@ class Engine(Generic[Names]):
                 finished.append(request.id)
         return tuple(finished)
 
-    def _leave(self, request: EngineRequest[Names], computed: int, held_tokens: int | None = None) -> None:
+    def _leave(
+        self, request: EngineRequest[Names], computed: int, held_tokens: int | None = None
+    ) -> None:
         """Takes a running request out of the schedule; what it `computed` stays in the cache.
 
         It has blocks for `held_tokens` tokens, `None`: for those that are computed.
@@ -423,7 +440,9 @@ class Engine(Generic[Names]):
         if self._sink:
             self._sink(self._stored(request, cast("Sequence[int]", request.names), before))
 
-    def _stored(self, request: EngineRequest[Names], hashes: Sequence[int], first: int) -> BlockStored:
+    def _stored(
+        self, request: EngineRequest[Names], hashes: Sequence[int], first: int
+    ) -> BlockStored:
         size = self._block_size
         return BlockStored(
             block_hashes=hashes[first : request.shared],

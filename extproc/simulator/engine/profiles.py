@@ -23,10 +23,10 @@ class Profile:
     """One endpoint's speed, memory and vLLM settings.
 
     The costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
-    options of the same names. `is_calibrated` says that the costs were fitted to a measurement, `note`
-    to which, or what else they come from, `misses` where measurements differ. Raises
-    `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does
-    not start then either.
+    options of the same names. `is_calibrated` says that the costs were fitted to a measurement,
+    `note` to which, or what else they come from, `misses` where measurements differ. Raises
+    `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does not start
+    then either.
     """
 
     name: str
@@ -57,9 +57,10 @@ class Profile:
     def step_s(self, context_tokens: float, prefill_tokens: int, pairs: float = 0.0) -> float:
         """Returns how long a step takes, in seconds.
 
-        `context_tokens` counts every scheduled request's tokens in the KV cache at the end of the step,
-        `prefill_tokens` the prompt tokens computed in it, `pairs` these with each token before them: a
-        base, a read of all those keys and values, the arithmetic of the prompts, and their attention.
+        `context_tokens` counts every scheduled request's tokens in the KV cache at the end of the
+        step, `prefill_tokens` the prompt tokens computed in it, `pairs` these with each token
+        before them: a base, a read of all those keys and values, the arithmetic of the prompts, and
+        their attention.
         """
         milliseconds = (
             self.base_ms
@@ -101,7 +102,9 @@ _profiles = TypeAdapter(dict[str, Profile])
 
 def built_in_profiles() -> dict[str, Profile]:
     """Returns the profiles that come with the package."""
-    return read_profiles(files("extproc.simulator.engine").joinpath("profiles.yaml").read_text("utf-8"))
+    return read_profiles(
+        files("extproc.simulator.engine").joinpath("profiles.yaml").read_text("utf-8")
+    )
 
 
 def find_profile(name: str) -> Profile:

@@ -13,10 +13,10 @@ Names = TypeVar("Names", bound=Sized)
 class EngineRequest(Generic[Names]):
     """One request's place in the schedule and what it holds of the KV cache.
 
-    `names` has the full blocks of prompt and output, as far as they have names; the first `shared` of
-    them are held under those names, its other blocks have none. `number` is its place in the order of
-    admission. While it decodes, its computed tokens are `lead` plus the engine's steps, and
-    `last_step` is the step that ends it; both mean nothing before, and `last_step` is -1 then.
+    `names` has the full blocks of prompt and output, as far as they have names; the first `shared`
+    of them are held under those names, its other blocks have none. `number` is its place in the
+    order of admission. While it decodes, its computed tokens are `lead` plus the engine's steps,
+    and `last_step` is the step that ends it; both mean nothing before, and `last_step` is -1 then.
     """
 
     id: str
@@ -42,8 +42,8 @@ class EngineRequest(Generic[Names]):
 class Admitted(Struct, frozen=True):
     """A request left the queue; `cached_tokens` of it were in the prefix cache.
 
-    A preempted request queues again and is admitted again; `is_first` marks the first time. `waited_s`
-    counts from its arrival.
+    A preempted request queues again and is admitted again; `is_first` marks the first time.
+    `waited_s` counts from its arrival.
     """
 
     request_id: str
@@ -55,9 +55,9 @@ class Admitted(Struct, frozen=True):
 class StepResult(Struct, frozen=True):
     """One step. Everything in it becomes visible to clients at `ends_at`.
 
-    `emitted` names the requests that got one token; `prefilled` those of them whose prompt was completed
-    in this step (their first token, or the next one after a preemption), `finished` those that are done.
-    `context_tokens` and `prefill_tokens` are the step's terms in `Profile.step_s`.
+    `emitted` names the requests that got one token; `prefilled` those of them whose prompt was
+    completed in this step (their first token, or the next one after a preemption), `finished` those
+    that are done. `context_tokens` and `prefill_tokens` are the step's terms in `Profile.step_s`.
     """
 
     duration_s: float
@@ -75,8 +75,9 @@ class StepResult(Struct, frozen=True):
 class EngineCounters:
     """vLLM's metrics of one engine; those in `_total` never fall. Queries and hits are tokens.
 
-    `kv_usage` is the share of blocks in use, 0..1. A prompt counts in `prompt_tokens_total` when its
-    first token is emitted. Preempted requests look into the prefix cache again, but are counted once (vLLM).
+    `kv_usage` is the share of blocks in use, 0..1. A prompt counts in `prompt_tokens_total` when
+    its first token is emitted. Preempted requests look into the prefix cache again, but are counted
+    once (vLLM).
     """
 
     running: int

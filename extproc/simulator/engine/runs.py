@@ -1,9 +1,10 @@
 """The KV cache of an engine, by the run of blocks: what a fleet of thousands can afford.
 
-A text is cached from its start: a request that uses a block uses those before it too, and of blocks that fall
-idle together the last is evicted first. So a text needs three numbers: how much of it is there, how much
-of that is in use, and in which order the rest was left. A request then costs the number of its texts,
-not of its blocks. `BlockCache` does the same by the block, for prompts that are any tokens at all.
+A text is cached from its start: a request that uses a block uses those before it too, and of blocks
+that fall idle together the last is evicted first. So a text needs three numbers: how much of it is
+there, how much of that is in use, and in which order the rest was left. A request then costs the
+number of its texts, not of its blocks. `BlockCache` does the same by the block, for prompts that
+are any tokens at all.
 """
 
 from collections import OrderedDict
@@ -52,8 +53,8 @@ class _Run:
 class _Text:
     """The first `held` blocks of a text, of which the first `used` are in use.
 
-    `users` counts requests by how much of the text they use; `idle` has the runs beyond `used`, the last
-    blocks, which fell idle first, in front.
+    `users` counts requests by how much of the text they use; `idle` has the runs beyond `used`, the
+    last blocks, which fell idle first, in front.
     """
 
     __slots__ = ("held", "idle", "name", "used", "users")
@@ -76,7 +77,9 @@ class RunCache:
         self._idle: OrderedDict[_Run, None] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<RunCache of {self.size}: {self.free} free, {self.free - self._blank} of them cached>"
+        return (
+            f"<RunCache of {self.size}: {self.free} free, {self.free - self._blank} of them cached>"
+        )
 
     def match(self, names: Path, limit: int) -> tuple[int, int]:
         """Returns how many of the first `limit` blocks are cached, and how many of these are idle."""

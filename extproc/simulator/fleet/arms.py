@@ -39,7 +39,9 @@ def parse_arm(text: str) -> FleetArm:
     return arm
 
 
-def build_arm(name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape) -> Strategy:
+def build_arm(
+    name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape
+) -> Strategy:
     """Builds a strategy or a peer; raises `SettingsError` for a name or an option that there is not."""
     if name in PEERS:
         return build_peer(name, options, outside, scrape)
@@ -50,5 +52,7 @@ def build_arm(name: str, options: Mapping[str, object], outside: Outside, scrape
         )
     known = STRATEGIES.kinds[name].settings.model_fields.keys() - {"name"}
     if strange := sorted(options.keys() - known):
-        raise SettingsError(f"{name} has no option {strange[0]}, but {', '.join(sorted(known)) or 'none'}")
+        raise SettingsError(
+            f"{name} has no option {strange[0]}, but {', '.join(sorted(known)) or 'none'}"
+        )
     return STRATEGIES.build(name, options, outside)

@@ -1,13 +1,13 @@
 """An autoscaler: how many endpoints there should be, by what they say. Pure: times and values are given.
 
-The rule is that of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), after its documentation: the
-pages "Horizontal Pod Autoscaling", "Algorithm details" and "Configurable scaling behavior", with the
-defaults that it names.
+The rule is that of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), after its documentation:
+the pages "Horizontal Pod Autoscaling", "Algorithm details" and "Configurable scaling behavior",
+with the defaults that it names.
 
 - desired = ceil(current * value / target), the value being the mean over the endpoints.
 - Within a tolerance of 10 % nothing happens.
-- Endpoints without metrics yet count as 0 where the others need more, and as the target where they need
-  for fewer; if that turns the direction around, nothing happens.
+- Endpoints without metrics yet count as 0 where the others need more, and as the target where they
+  need for fewer; if that turns the direction around, nothing happens.
 - Fewer only as far as no recommendation within the stabilisation window was for more.
 - In 15 s at most twice as many as before them, or 4 more, whichever is more.
 """
@@ -44,9 +44,9 @@ Delay = Annotated[float, Meta(ge=0)]
 class Scaling(Struct, frozen=True, forbid_unknown_fields=True):
     """How a fleet is scaled: `target` is what each endpoint should have of the metric.
 
-    It is looked every `every_s` seconds, at values that are `lag_s` old: scraped, stored, queried. An
-    new endpoint is ready after `start_s`, with an empty cache. `window_s` is the
-    stabilisation window for fewer endpoints.
+    It is looked every `every_s` seconds, at values that are `lag_s` old: scraped, stored, queried.
+    An new endpoint is ready after `start_s`, with an empty cache. `window_s` is the stabilisation
+    window for fewer endpoints.
     """
 
     metric: Metric
@@ -103,7 +103,9 @@ class Autoscaler:
         """Lets fewer be no fewer than the most that was wanted in the window."""
         _forget(self._wanted, now - self._scaling.window_s)
         self._wanted.append((now, wanted))
-        return wanted if wanted >= current else min(current, max(count for _, count in self._wanted))
+        return (
+            wanted if wanted >= current else min(current, max(count for _, count in self._wanted))
+        )
 
     def _most(self, current: int, now: float) -> int:
         _forget(self._moved, now - _GROWTH_S)

@@ -88,7 +88,9 @@ class Bus:
 
     def _send(self, gateway: int, letter: Letter) -> None:
         to = [place for place in range(len(self._shares)) if self._carries(gateway, place)]
-        is_slow = self._sharing.fault is BusFault.SLOWS and self._timeline.now >= self._sharing.middle_s
+        is_slow = (
+            self._sharing.fault is BusFault.SLOWS and self._timeline.now >= self._sharing.middle_s
+        )
         if delay_s := _SLOW_S if is_slow else self._sharing.delay_s:
             self._planned += 1
             self._timeline.at(self._timeline.now + delay_s, self._arrive, letter, to)
@@ -115,5 +117,7 @@ class Bus:
             case BusFault.AWAY:
                 return not 0 <= since_s < _AWAY_S
             case BusFault.HALVES:
-                return since_s < 0 or (sender < len(self._shares) // 2) == (place < len(self._shares) // 2)
+                return since_s < 0 or (sender < len(self._shares) // 2) == (
+                    place < len(self._shares) // 2
+                )
         return True

@@ -32,13 +32,14 @@ _SLACK: Final = 1.5
 class MatrixCell:
     """All that decides a run.
 
-    `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a closed
-    loop instead. `None` for a time takes the workload's own. `requests` limits the run to so many instead
-    of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
-    was recorded; `trace_xxh3` says what was in it, empty: anything. A `spike` and an autoscaler
-    (`autoscale`) are written as their modules say, empty: none; `slo_ttft_s` judges what they cost.
-    Cells that differ in `ties` alone get the same arrivals; what strategies leave to chance is drawn anew.
-    Gateways send each other their picks, which arrive after `share_delay_ms`; `None`: they do not.
+    `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a
+    closed loop instead. `None` for a time takes the workload's own. `requests` limits the run to so
+    many instead of a time. A `trace` is a file that is replayed instead of a workload,
+    `trace_speed` times as fast as it was recorded; `trace_xxh3` says what was in it, empty:
+    anything. A `spike` and an autoscaler (`autoscale`) are written as their modules say, empty:
+    none; `slo_ttft_s` judges what they cost. Cells that differ in `ties` alone get the same
+    arrivals; what strategies leave to chance is drawn anew. Gateways send each other their picks,
+    which arrive after `share_delay_ms`; `None`: they do not.
     """
 
     arm: str
@@ -107,7 +108,9 @@ class MatrixCell:
         workload = find_workload(self.workload)
         think_s = workload.think_s if self.think_s is None else self.think_s
         rps = self.rps if self.users is None else workload.capacity_rps * self.endpoints
-        return draw_sessions(self.workload, Demand(self._requests(), think_s, self.endpoints, rps), self.seed)
+        return draw_sessions(
+            self.workload, Demand(self._requests(), think_s, self.endpoints, rps), self.seed
+        )
 
     def plan(self) -> Setup:
         arm, profiles, scenario = parse_arm(self.arm), self.profile_names, self.scenario
@@ -122,10 +125,17 @@ class MatrixCell:
             profiles=[find_profile(name) for name in profiles],
             endpoints=self.endpoints,
             routing=Routing(
-                arm.strategy, self._options(arm), self.gateways, self._sharing((start_s + stop_s) / 2)
+                arm.strategy,
+                self._options(arm),
+                self.gateways,
+                self._sharing((start_s + stop_s) / 2),
             ),
             traffic=Traffic(
-                rate, self.users, until_s=end_s, speed=self.trace_speed, spike=self._spike(start_s, end_s)
+                rate,
+                self.users,
+                until_s=end_s,
+                speed=self.trace_speed,
+                spike=self._spike(start_s, end_s),
             ),
             changes=changes,
             seed=self.seed,
@@ -158,7 +168,9 @@ class MatrixCell:
             return None
         spike = parse_spike(self.spike)
         if self.users is not None or self.trace is not None:
-            raise SettingsError("users and traces set their own pace: a spike is of --load or --rate")
+            raise SettingsError(
+                "users and traces set their own pace: a spike is of --load or --rate"
+            )
         if not start_s <= spike.after_s < spike.end_s <= end_s or end_s == inf:
             raise SettingsError(
                 f"spike {self.spike}: measured is from {start_s:g} to {end_s:g} s, all of it must be within"
@@ -174,7 +186,9 @@ class MatrixCell:
         assert self.trace is not None  # noqa: S101  # who calls this looked
         trace = read_trace(self.trace)
         if self.trace_xxh3 not in {"", trace.digest}:
-            raise SettingsError(f"{self.trace}: this is not what was replayed before ({self.trace_xxh3})")
+            raise SettingsError(
+                f"{self.trace}: this is not what was replayed before ({self.trace_xxh3})"
+            )
         return trace
 
     def _window(self) -> tuple[float, float]:

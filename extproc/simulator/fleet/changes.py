@@ -18,7 +18,9 @@ class Kind(StrEnum):
     FLUSH = "flush"  # drops every cached block that is not in use
     SLOW = "slow"  # takes `amount` times as long for every step
     FOREIGN = "foreign"  # gets its part of the sessions that, `amount` of all, go past the gateways in turns
-    RESTART = "restart"  # drains for `amount` seconds, loses what is left, comes back with an empty cache
+    RESTART = (
+        "restart"  # drains for `amount` seconds, loses what is left, comes back with an empty cache
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def _churn(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange
     """Each 45 s an endpoint restarts, and a quarter more joins in the middle."""
     times = range(int(start_s), int(end_s), 45)
     restarts = [
-        FleetChange(at_s, Kind.RESTART, place % endpoints, DOWN_S) for place, at_s in enumerate(times)
+        FleetChange(at_s, Kind.RESTART, place % endpoints, DOWN_S)
+        for place, at_s in enumerate(times)
     ]
     return [*restarts, *_join(endpoints, start_s, end_s)]
 
@@ -83,7 +86,10 @@ def _one_by_one(kind: Kind) -> Scenario:
 
     def plan(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
         step_s = (end_s - start_s) / endpoints
-        return [FleetChange(start_s + number * step_s, kind, number, DOWN_S) for number in range(endpoints)]
+        return [
+            FleetChange(start_s + number * step_s, kind, number, DOWN_S)
+            for number in range(endpoints)
+        ]
 
     return plan
 

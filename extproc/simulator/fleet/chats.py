@@ -26,8 +26,9 @@ def lognormal(mean: float, sigma: float, low: float = 1, high: float = float("in
 class ChatKind:
     """What chats of one kind are like: at least `turns` of them and exponentially many more.
 
-    `input_tokens` and `output_tokens` are what prompts (a turn's whole history) and answers are scaled
-    to on average, `None` leaves them as drawn; a chat ends before a prompt, as drawn, exceeds `longest`.
+    `input_tokens` and `output_tokens` are what prompts (a turn's whole history) and answers are
+    scaled to on average, `None` leaves them as drawn; a chat ends before a prompt, as drawn,
+    exceeds `longest`.
     """
 
     turns: int
@@ -61,12 +62,17 @@ class ChatKind:
     def _scale(self, chats: Sequence[Chat]) -> list[Chat]:
         prompts = [prompt for chat in chats for prompt in self.prompts(chat)]
         tokens, output = (sum(column) / len(prompts) for column in zip(*prompts, strict=True))
-        question_tokens = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat))
+        question_tokens = sum(
+            q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat)
+        )
         by_reply = self.output_tokens / output if self.output_tokens else 1.0
         history = tokens - question_tokens / len(prompts) - self.system_tokens
         wanted = (self.input_tokens or tokens) - self.system_tokens - history * by_reply
         by_question = wanted * len(prompts) / question_tokens
-        return [[(max(1, round(q * by_question)), max(1, round(r * by_reply))) for q, r in c] for c in chats]
+        return [
+            [(max(1, round(q * by_question)), max(1, round(r * by_reply))) for q, r in c]
+            for c in chats
+        ]
 
     def _draw_chat(self, rng: Random) -> Chat:
         turns = self.turns + int(rng.expovariate(1 / self.more_turns))
@@ -78,8 +84,8 @@ class ChatKind:
 class Demand(Struct, frozen=True):
     """How much of a workload: `requests` turns together, with pauses of `think_s` seconds on average.
 
-    Workloads whose prefixes are shared have more of them where there are more `endpoints`. Those that have
-    arrivals of their own make `rps` requests per second of them.
+    Workloads whose prefixes are shared have more of them where there are more `endpoints`. Those
+    that have arrivals of their own make `rps` requests per second of them.
     """
 
     requests: int
@@ -106,6 +112,8 @@ def take_turns(
     """Yields the turns of questions and replies of these lengths, with exponential pauses between them."""
     pause_s = 0.0
     for place, (question, reply) in enumerate(chat):
-        turn = script.then("user", f"{name}.q{place}", question).ask(f"{name}.a{place}", reply, pause_s)
+        turn = script.then("user", f"{name}.q{place}", question).ask(
+            f"{name}.a{place}", reply, pause_s
+        )
         yield turn
         script, pause_s = script.after(turn), rng.expovariate(1 / think_s) if think_s else 0.0

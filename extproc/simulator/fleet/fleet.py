@@ -29,10 +29,10 @@ from extproc.simulator.peers.signals import CallSignals, Signals, SignalScraper
 class Setup:
     """One run: how many `endpoints`, how they are routed to, what is sent to them, what happens to them.
 
-    `profiles` are given out in turns, so that one is enough where all endpoints are alike. What comes
-    before `warmup_s` is not measured. With `scaling`, `endpoints` are those at the start. A request is
-    good if its first token came within `slo_ttft_s` of when it was due. Another number of `ties` draws anew
-    what strategies leave to chance: which of equal endpoints takes a request.
+    `profiles` are given out in turns, so that one is enough where all endpoints are alike. What
+    comes before `warmup_s` is not measured. With `scaling`, `endpoints` are those at the start. A
+    request is good if its first token came within `slo_ttft_s` of when it was due. Another number
+    of `ties` draws anew what strategies leave to chance: which of equal endpoints takes a request.
     """
 
     profiles: Sequence[Profile]
@@ -73,7 +73,9 @@ Watch = Callable[[float], None]
 _FIFTIETHS: Final = 50
 
 
-def simulate_fleet(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None) -> FleetRun:
+def simulate_fleet(
+    setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None
+) -> FleetRun:
     """Runs the sessions. Deterministic: the same setup and sessions give the same run.
 
     Raises `SettingsError` for a strategy, an option, a change or an autoscaler that cannot be.
@@ -82,7 +84,9 @@ def simulate_fleet(setup: Setup, sessions: Sequence[PlannedSession], watch: Watc
 
 
 class _Fleet:
-    def __init__(self, setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None) -> None:
+    def __init__(
+        self, setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None
+    ) -> None:
         check_changes(setup.changes, setup.endpoints)
         _check_scaling(setup)
         self._setup = setup
@@ -92,7 +96,9 @@ class _Fleet:
         self._flights: list[Flight] = []
         self._picks: dict[int, Pick] = {}
         self._gaps = Gaps()
-        self._longest = max(turn.prompt_tokens + turn.output_tokens for s in sessions for turn in s.turns)
+        self._longest = max(
+            turn.prompt_tokens + turn.output_tokens for s in sessions for turn in s.turns
+        )
         # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
         self._client = SessionClient(
             sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send
@@ -100,15 +106,21 @@ class _Fleet:
         self._names = EndpointNames(self._draw("names"))
         self._keep_s: float | None = None
         self._past: list[Node] = []
-        self._nodes = {self._names[place].name: self._build_node(place) for place in range(setup.endpoints)}
+        self._nodes = {
+            self._names[place].name: self._build_node(place) for place in range(setup.endpoints)
+        }
         self._ready = [self._names[place] for place in range(setup.endpoints)]
         gateways = setup.routing.gateways
         ties = f".{setup.ties}" if setup.ties else ""
-        outsides = [Outside(self._draw(f"ties {place}{ties}"), self._now) for place in range(gateways)]
+        outsides = [
+            Outside(self._draw(f"ties {place}{ties}"), self._now) for place in range(gateways)
+        ]
         self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
         self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
-        self._strangers = Routing("round_robin").build_gateways(self._ready, outsides[:1], scrapes[:1])
+        self._strangers = Routing("round_robin").build_gateways(
+            self._ready, outsides[:1], scrapes[:1]
+        )
         self._foreign = 0.0
         self._numbers = count(setup.endpoints)
         self._starting: list[int] = []
@@ -128,7 +140,9 @@ class _Fleet:
         if self._watch and self._setup.traffic.until_s < inf:
             for count in range(1, _FIFTIETHS):
                 self._timeline.at(
-                    self._setup.traffic.until_s * count / _FIFTIETHS, self._watch, count / _FIFTIETHS
+                    self._setup.traffic.until_s * count / _FIFTIETHS,
+                    self._watch,
+                    count / _FIFTIETHS,
                 )
         for change in steps_of(self._setup.changes):
             self._timeline.at(change.at_s, self._change, change)
@@ -150,7 +164,9 @@ class _Fleet:
             return CallSignals(lambda name: self._nodes[name].signal_for(self._flights[-1]))
         self._keep_signals(every_s)
         rng, nodes = self._draw(f"scrapes {gateway}"), self._nodes
-        return SignalScraper(every_s, rng, self._now, lambda name, at_s: nodes[name].signal_at(at_s))
+        return SignalScraper(
+            every_s, rng, self._now, lambda name, at_s: nodes[name].signal_at(at_s)
+        )
 
     def _keep_signals(self, seconds: float) -> None:
         self._keep_s = max(self._keep_s or 0.0, seconds)
@@ -167,7 +183,12 @@ class _Fleet:
             raise SettingsError(f"a request has {self._longest} tokens: {fault}") from None
         read = self._client.read if self._setup.traffic.ceiling else None
         node = Node(
-            self._names[number].name, profile, self._timeline, self._ended, gaps=self._gaps, read=read
+            self._names[number].name,
+            profile,
+            self._timeline,
+            self._ended,
+            gaps=self._gaps,
+            read=read,
         )
         if self._keep_s is not None:
             node.keep_signals(self._keep_s)
@@ -175,7 +196,11 @@ class _Fleet:
 
     def _send(self, flight: Flight) -> None:
         self._flights.append(flight)
-        if self._watch and self._setup.traffic.until_s == inf and not len(self._flights) % self._every:
+        if (
+            self._watch
+            and self._setup.traffic.until_s == inf
+            and not len(self._flights) % self._every
+        ):
             self._watch(len(self._flights) / self._turns)
         if self._gateway_count > 1:
             flight.gateway = self._spread.randrange(self._gateway_count)
@@ -268,7 +293,9 @@ class _Fleet:
 
     def _look(self, scaling: Scaling, autoscaler: Autoscaler) -> None:
         now = self._timeline.now
-        said = {each.name: self._nodes[each.name].read_metric(scaling.metric) for each in self._ready}
+        said = {
+            each.name: self._nodes[each.name].read_metric(scaling.metric) for each in self._ready
+        }
         self._timeline.at(now + scaling.lag_s, self._scale, scaling, autoscaler, said)
         self._timeline.at(now + scaling.every_s, self._look, scaling, autoscaler)
 
@@ -314,4 +341,6 @@ def _check_scaling(setup: Setup) -> None:
             "an autoscaler needs a measured time: a number of requests has no end to wait for"
         )
     if moved := [change for change in setup.changes if change.kind not in {Kind.SLOW, Kind.FLUSH}]:
-        raise SettingsError(f"{moved[0].kind}: where an autoscaler decides who is there, nobody else does")
+        raise SettingsError(
+            f"{moved[0].kind}: where an autoscaler decides who is there, nobody else does"
+        )

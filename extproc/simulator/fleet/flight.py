@@ -10,7 +10,8 @@ class Flight:
     """A request; times in virtual seconds, `-1.0` where it did not come to that.
 
     `due_at` is when the client wanted to send it, `sent_at` when it did. `endpoint`, `reason` and
-    `gateway` describe the routing, `cached_tokens` what the first admission found in the prefix cache.
+    `gateway` describe the routing, `cached_tokens` what the first admission found in the prefix
+    cache.
     """
 
     number: int

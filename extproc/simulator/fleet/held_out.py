@@ -15,7 +15,15 @@ from typing import Final
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from extproc.simulator.fleet.chats import Demand, Draw, Sessions, Talk, draw_talks, lognormal, take_turns
+from extproc.simulator.fleet.chats import (
+    Demand,
+    Draw,
+    Sessions,
+    Talk,
+    draw_talks,
+    lognormal,
+    take_turns,
+)
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 _QUESTION: Final = lognormal(150, 0.6, 4)
@@ -31,7 +39,9 @@ def _pause(think_s: float, turn: int, rng: Random) -> float:
 
 
 def _chat(head: Transcript, name: str, think_s: float, turns: int, rng: Random) -> Turns:
-    return take_turns(head, name, think_s, rng, [(_QUESTION(rng), _SHORT(rng)) for _ in range(turns)])
+    return take_turns(
+        head, name, think_s, rng, [(_QUESTION(rng), _SHORT(rng)) for _ in range(turns)]
+    )
 
 
 def _by_zipf(items: int, exponent: float) -> Callable[[Random], int]:
@@ -76,7 +86,9 @@ def _call_tools(blank: Transcript, name: str, think_s: float, rng: Random) -> Tu
 
 def _talk_long(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     turns = 1 + int(rng.expovariate(1 / 1.2))
-    chat = [(min(60_000, rng.lognormvariate(log(3_700), 1.2)), _LONG_REPLY(rng)) for _ in range(turns)]
+    chat = [
+        (min(60_000, rng.lognormvariate(log(3_700), 1.2)), _LONG_REPLY(rng)) for _ in range(turns)
+    ]
     return take_turns(blank, name, think_s, rng, chat)
 
 
@@ -106,7 +118,9 @@ def _small(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
 
 
 def _plain(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
-    return _chat(blank.then("system", "head", 600), name, think_s, 5 + int(rng.expovariate(1 / 4)), rng)
+    return _chat(
+        blank.then("system", "head", 600), name, think_s, 5 + int(rng.expovariate(1 / 4)), rng
+    )
 
 
 def _reason(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
@@ -134,9 +148,12 @@ def _clock(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     """A clock stands before a tenant's system prompt; for half of the tenants each request has another."""
     tenant, minute = rng.randrange(40), rng.randrange(6)
     clocks = [
-        f"{name} {turn}" if tenant % 2 else f"{minute + turn // 3}" for turn in range(rng.randint(3, 8))
+        f"{name} {turn}" if tenant % 2 else f"{minute + turn // 3}"
+        for turn in range(rng.randint(3, 8))
     ]
-    heads = [blank.then("system", f"{clock}", 12).then("", f"tenant {tenant}", 800) for clock in clocks]
+    heads = [
+        blank.then("system", f"{clock}", 12).then("", f"tenant {tenant}", 800) for clock in clocks
+    ]
     return _behind(heads, name, think_s, rng)
 
 
@@ -156,7 +173,9 @@ def _read(
 def _lay_out(blank: Transcript, documents: Iterable[int]) -> Transcript:
     script = blank.then("system", "head", 200)
     for document in documents:
-        script = script.then("", f"document {document}", _length(f"document {document}", 250, 1_400))
+        script = script.then(
+            "", f"document {document}", _length(f"document {document}", 250, 1_400)
+        )
     return script
 
 
@@ -194,7 +213,9 @@ def _mix(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterable[
 
 def _generate_code(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     script = blank.then("system", f"{name}.repository", rng.triangular(3_000, 100_000, 62_000))
-    return take_turns(script, name, think_s, rng, [(1_500, 800)] * min(20, 2 + int(rng.expovariate(1 / 4.5))))
+    return take_turns(
+        script, name, think_s, rng, [(1_500, 800)] * min(20, 2 + int(rng.expovariate(1 / 4.5)))
+    )
 
 
 TALKS: Final[Mapping[str, Talk]] = MappingProxyType(
@@ -240,7 +261,8 @@ def draw_zipf_tenants(demand: Demand, rng: Random) -> Sessions:
 def draw_trees(demand: Demand, rng: Random) -> Sessions:
     """Trees of thought: 16 requests at once behind a new prefix of 3,000 tokens, then three levels of 4 by 4.
 
-    Each of the 16 sends its next level when its own answer is there; the thought it builds on is its beam's.
+    Each of the 16 sends its next level when its own answer is there; the thought it builds on is
+    its beam's.
     """
     blank = Transcript(rng.getrandbits(63))
     for tree, start_s in enumerate(_arrivals(demand, 64, rng)):
@@ -266,7 +288,9 @@ def draw_jobs(demand: Demand, rng: Random) -> Sessions:
 
 def _job(blank: Transcript, job: int, at_s: float, rng: Random) -> Sequence[PlannedSession]:
     task = blank.then("system", f"job {job}.task", rng.uniform(1_500, 5_000))
-    variants = [task.then("user", f"job {job}.variant {one}", rng.uniform(300, 1_200)) for one in range(3)]
+    variants = [
+        task.then("user", f"job {job}.variant {one}", rng.uniform(300, 1_200)) for one in range(3)
+    ]
     found = []
     for item in range(rng.randint(120, 380)):
         question = rng.choice(variants).then("", f"job {job}.item {item}", rng.uniform(40, 200))
@@ -283,7 +307,9 @@ def _arrivals(demand: Demand, requests: int, rng: Random) -> Iterator[float]:
         at_s += rng.expovariate(demand.rps / requests)
 
 
-def _draw_at(weight: Callable[[float], float], mean: float, demand: Demand, rng: Random) -> Sessions:
+def _draw_at(
+    weight: Callable[[float], float], mean: float, demand: Demand, rng: Random
+) -> Sessions:
     """Plain chats that begin at a rate which follows `weight`, whose mean over a period is `mean`."""
     at_s, turns = 0.0, 5 + 1 / (exp(1 / 4) - 1)
     for session in draw_talks(_plain, demand, rng):
@@ -295,9 +321,7 @@ draw_bursts: Final = partial(_draw_at, lambda at_s: 10.0 if at_s % 150 < 30 else
 draw_days: Final = partial(_draw_at, lambda at_s: 3 - 2 * cos(2 * pi * at_s / 600), 3.0)
 
 
-_STEPS: Final = (
-    "15x50 3x20 10x20 15x20 20x38 22x34 25x30 30x25 35x21 40x38 43x36 46x33 49x30 52x29 55x27 57x26 60x25"
-)
+_STEPS: Final = "15x50 3x20 10x20 15x20 20x38 22x34 25x30 30x25 35x21 40x38 43x36 46x33 49x30 52x29 55x27 57x26 60x25"
 
 
 def draw_ladder(_demand: Demand, rng: Random) -> Sessions:
@@ -307,8 +331,12 @@ def draw_ladder(_demand: Demand, rng: Random) -> Sessions:
     """
     blank = Transcript(rng.getrandbits(63))
     for step, (rate, seconds) in enumerate(map(int, each.split("x")) for each in _STEPS.split()):
-        for number, at_s in enumerate(sorted(rng.random() * seconds for _ in range(rate * seconds))):
+        for number, at_s in enumerate(
+            sorted(rng.random() * seconds for _ in range(rate * seconds))
+        ):
             place = rng.randrange(750)
-            head = blank.then("system", f"group {place // 5}", 6_000).then("user", f"question {place}", 1_200)
+            head = blank.then("system", f"group {place // 5}", 6_000).then(
+                "user", f"question {place}", 1_200
+            )
             turn = head.ask(f"answer {step} {number}", 1_000)
             yield PlannedSession(10_000 * step + number, (turn,), 1_000 * step + at_s)

@@ -1,7 +1,7 @@
 """A matrix: every combination of arms, workloads, loads, sizes and seeds, on all cores, resumable.
 
-Each cell's figures are one line of a file in the matrix's folder, written when it is done: what is there
-is not run again. A row is a cell and its figures, flat.
+Each cell's figures are one line of a file in the matrix's folder, written when it is done: what is
+there is not run again. A row is a cell and its figures, flat.
 """
 
 import gc
@@ -21,7 +21,17 @@ from extproc.simulator.fleet.report import flatten, lay_out
 
 CELLS: Final = "cells.jsonl"
 _CASE: Final = (
-    *("workload", "load", "rate", "users", "trace_speed", "scenario", "endpoints", "gateways", "profiles"),
+    *(
+        "workload",
+        "load",
+        "rate",
+        "users",
+        "trace_speed",
+        "scenario",
+        "endpoints",
+        "gateways",
+        "profiles",
+    ),
     *("share_delay_ms", "share_loss", "share_fault"),
 )
 # What most matrices have in common goes without saying.
@@ -74,7 +84,10 @@ def run_matrix(
     missing = [cell for cell in cells if cell.digest not in done]
     work, worked = sum(cell.requests_about for cell in missing), 0
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / CELLS).open("ab") as file, ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
+    with (
+        (folder / CELLS).open("ab") as file,
+        ProcessPoolExecutor(workers, initializer=gc.disable) as pool,
+    ):
         # A line that was cut off must not swallow the next one.
         file.write(b"\n")
         futures = {pool.submit(run_cell, cell, version): cell for cell in missing}
@@ -94,7 +107,8 @@ def run_cell(cell: MatrixCell, version: str) -> Row:
     summary = cell.run()
     figures = orjson.loads(orjson.dumps(flatten(summary)))
     fields = orjson.loads(orjson.dumps(cell))
-    # A run drops nothing before its end, so that looking for garbage in it finds none and costs a tenth.
+    # A run drops nothing before its end, so that looking for garbage in it finds none and costs a
+    # tenth.
     gc.collect()
     return {
         **fields,
@@ -110,9 +124,9 @@ def run_cell(cell: MatrixCell, version: str) -> Row:
 def render_rows(rows: Iterable[Row]) -> str:
     """One table for each case: medians over the seeds, of the TTFT also the range; milliseconds.
 
-    `to best other` is the geometric mean over the seeds of an arm's mean TTFT as a share of the best other
-    arm's in the same seed, `worst seed` the highest of these. `warned` counts the seeds that were not
-    offered, or did not serve, the scheduled load.
+    `to best other` is the geometric mean over the seeds of an arm's mean TTFT as a share of the
+    best other arm's in the same seed, `worst seed` the highest of these. `warned` counts the seeds
+    that were not offered, or did not serve, the scheduled load.
     """
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -127,7 +141,9 @@ def values(rows: Iterable[Row], name: str) -> list[float]:
 
 def _name_case(row: Row) -> str:
     named = ((name, _word(row.get(name))) for name in _CASE)
-    return ", ".join(f"{name} {word}" for name, word in named if word not in {"None", _USUAL.get(name)})
+    return ", ".join(
+        f"{name} {word}" for name, word in named if word not in {"None", _USUAL.get(name)}
+    )
 
 
 def _word(value: object) -> str:
@@ -176,7 +192,9 @@ def compare_to_best(
                 if other != arm and value > 0:
                     lowest[row["seed"]] = min(value, lowest.get(row["seed"], value))
     mine = {row["seed"]: value for row in arms[arm] for value in values([row], figure)}
-    return {seed: value / lowest[seed] for seed, value in mine.items() if value > 0 and seed in lowest}
+    return {
+        seed: value / lowest[seed] for seed, value in mine.items() if value > 0 and seed in lowest
+    }
 
 
 def _warned(rows: Iterable[Row]) -> str:

@@ -18,7 +18,8 @@ from extproc.simulator.peers.signals import Signal
 class Gaps:
     """Inter-token latencies of all endpoints while it is open: how long, and how many requests saw it.
 
-    In a quiet stretch the steps grow by microseconds each, so the stretch's mean stands for all of them.
+    In a quiet stretch the steps grow by microseconds each, so the stretch's mean stands for all of
+    them.
     """
 
     def __init__(self) -> None:
@@ -81,8 +82,13 @@ class Node:
         plan = flight.plan
         path = flight.session.path(flight.turn, self._healthy.block_size)
         cached, used = self._engine.cached_tokens(path, plan.prompt_tokens)
-        self._missing[name], self._queued[name] = plan.prompt_tokens - cached, plan.prompt_tokens - used
-        self._engine.add_hashed(name, plan.prompt_tokens, path, plan.output_tokens, now=self._timeline.now)
+        self._missing[name], self._queued[name] = (
+            plan.prompt_tokens - cached,
+            plan.prompt_tokens - used,
+        )
+        self._engine.add_hashed(
+            name, plan.prompt_tokens, path, plan.output_tokens, now=self._timeline.now
+        )
         if self._quiet_steps:
             self._cut()
         elif not self._is_busy:
@@ -118,17 +124,23 @@ class Node:
         if self._quiet_steps and at_s > self._quiet_from and self._signals:
             done = self._steps_within(at_s - self._quiet_from) - 1
             return self._signal(done, self._signals[-1][1].waiting)
-        return next((said for since_s, said in reversed(self._signals or ()) if since_s <= at_s), Signal())
+        return next(
+            (said for since_s, said in reversed(self._signals or ()) if since_s <= at_s), Signal()
+        )
 
     def signal_for(self, flight: Flight) -> Signal:
         """What is true now, of an endpoint that a request may be sent to. Quiet steps count when they end."""
         prompt, used = flight.plan.prompt_tokens, self._engine.counters.kv_usage
         path = flight.session.path(flight.turn, self._healthy.block_size)
         cached, shared = self._engine.cached_tokens(path, prompt)
-        active = round(used * self._healthy.kv_tokens) + sum(self._queued.values()) + prompt - shared
+        active = (
+            round(used * self._healthy.kv_tokens) + sum(self._queued.values()) + prompt - shared
+        )
         waiting, pending = len(self._queued), sum(self._missing.values())
         text = flight.plan.text_share(cached and cached + self._healthy.block_size)
-        return Signal(self.in_flight - waiting, waiting, used, prompt, cached, pending, active, text)
+        return Signal(
+            self.in_flight - waiting, waiting, used, prompt, cached, pending, active, text
+        )
 
     def slow_down(self, factor: float) -> None:
         """Makes every step take `factor` times as long as a healthy endpoint's, from the next one on."""
@@ -178,7 +190,9 @@ class Node:
 
     def _signal(self, steps: int, waiting: int | None = None) -> Signal:
         counters = self._engine.counters_after(steps)
-        return Signal(counters.running, counters.waiting if waiting is None else waiting, counters.kv_usage)
+        return Signal(
+            counters.running, counters.waiting if waiting is None else waiting, counters.kv_usage
+        )
 
     def _cut(self) -> None:
         """Ends a quiet stretch with the step that runs now."""
@@ -195,7 +209,11 @@ class Node:
         more = two - 2 * one
         first = one - more / 2
         # Rounding makes the root a step wrong at most.
-        root = (sqrt(first * first + 2 * more * elapsed_s) - first) / more if more > 0 else elapsed_s / one
+        root = (
+            (sqrt(first * first + 2 * more * elapsed_s) - first) / more
+            if more > 0
+            else elapsed_s / one
+        )
         steps = max(1, int(root))
         while steps > 1 and self._engine.decode_s(steps - 1) >= elapsed_s:
             steps -= 1
@@ -224,7 +242,9 @@ class Node:
             if admission.is_first:
                 flight = self._flights[admission.request_id]
                 del self._queued[admission.request_id]
-                self._missing[admission.request_id] = flight.plan.prompt_tokens - admission.cached_tokens
+                self._missing[admission.request_id] = (
+                    flight.plan.prompt_tokens - admission.cached_tokens
+                )
                 flight.admitted_at, flight.cached_tokens = now, admission.cached_tokens
         for name in result.preempted:
             self.preemptions += 1

@@ -32,24 +32,35 @@ def render_summaries(summaries: Sequence[Summary]) -> str:
     first, firsts = summaries[0], {run.seed: run for run in reversed(summaries)}
     tables = (
         [_RESULT, *map(_result, summaries)],
-        [("latency, ms", "seed", *_LATENCIES), *(_latencies(run, firsts[run.seed]) for run in summaries)],
+        [
+            ("latency, ms", "seed", *_LATENCIES),
+            *(_latencies(run, firsts[run.seed]) for run in summaries),
+        ],
         [_CACHE, *map(_cache, summaries)],
         *([[_ELASTIC, *map(_take, summaries)]] if first.elastic else []),
     )
-    window = f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
+    window = (
+        f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
+    )
     return (
-        window + "\n".join(map(lay_out, tables)) + "".join(f"\nWARNING  {line}\n" for line in warn(summaries))
+        window
+        + "\n".join(map(lay_out, tables))
+        + "".join(f"\nWARNING  {line}\n" for line in warn(summaries))
     )
 
 
 def warn(summaries: Sequence[Summary]) -> list[str]:
     """Returns what makes these runs less than they look."""
-    found = [f"{run.strategy}, seed {run.seed}: {fault}" for run in summaries for fault in run.warnings]
+    found = [
+        f"{run.strategy}, seed {run.seed}: {fault}" for run in summaries for fault in run.warnings
+    ]
     # Where turns follow answers, a slow strategy is offered less: its latencies flatter it.
     for seed in dict.fromkeys(run.seed for run in summaries):
         offered = [run.offered_rps for run in summaries if run.seed == seed]
         if max(offered) > (1 + TOLERANCE) * min(offered):
-            found.append(f"seed {seed}: the offered loads differ by more than 3 %: latencies do not compare")
+            found.append(
+                f"seed {seed}: the offered loads differ by more than 3 %: latencies do not compare"
+            )
     return found
 
 
@@ -71,7 +82,9 @@ def flatten(summary: Summary) -> dict[str, object]:
 def _flat(summary: Summary) -> Iterator[tuple[str, object]]:
     for name, value in ((field.name, getattr(summary, field.name)) for field in fields(summary)):
         if isinstance(value, Latency | Elastic):
-            yield from ((f"{name}_{field.name}", getattr(value, field.name)) for field in fields(value))
+            yield from (
+                (f"{name}_{field.name}", getattr(value, field.name)) for field in fields(value)
+            )
         elif name == "reasons":
             yield name, " ".join(f"{reason}={count}" for reason, count in summary.reasons.items())
         elif name != "elastic":
@@ -82,14 +95,22 @@ def lay_out(rows: Sequence[Sequence[str]]) -> str:
     """Aligns columns: the first to the left, the others to the right; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(cells))
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(cells)
+        )
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
     return "".join(f"{line.rstrip()}\n" for line in (lines[0], "-" * len(lines[0]), *lines[1:]))
 
 
 def _result(run: Summary) -> Sequence[str]:
-    rates = (run.asked_rps, run.offered_rps, run.served_rps, run.output_tok_per_s, run.total_tok_per_s)
+    rates = (
+        run.asked_rps,
+        run.offered_rps,
+        run.served_rps,
+        run.output_tok_per_s,
+        run.total_tok_per_s,
+    )
     counts = (str(run.seed), str(run.requests), str(run.failed))
     return (run.strategy, *counts, *(f"{rate:.2f}" for rate in rates))
 
@@ -117,7 +138,10 @@ def _take(run: Summary) -> Sequence[str]:
         run.strategy,
         str(run.seed),
         str(took.least) if took.least == took.most else f"{took.least}-{took.most}",
-        *("-" if seconds is None else f"{seconds:.0f}" for seconds in (took.reaction_s, took.recovery_s)),
+        *(
+            "-" if seconds is None else f"{seconds:.0f}"
+            for seconds in (took.reaction_s, took.recovery_s)
+        ),
         str(took.slo_seconds_missed),
         *(f"{seconds:.0f}" for seconds in (took.ready_seconds, took.held_seconds)),
         *(f"{value:.2f}" for value in (run.ttft_due.mean_ms, run.ttft_due.p95_ms)),

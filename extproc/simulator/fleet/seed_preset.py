@@ -68,7 +68,9 @@ def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterato
     """Simulates all cells from one workload, with the same constants for each."""
     sessions = draw_sessions("replay", Demand(_REQUESTS), seed)
     for published in read_published_cells():
-        traffic = Traffic(rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None)
+        traffic = Traffic(
+            rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None
+        )
         routing = Routing(_ARMS[published.strategy])
         run = simulate_fleet(Setup([profile], 8, routing, traffic, seed=seed), sessions)
         # vLLM's script reports all of a run, its first request and its last.
@@ -101,7 +103,9 @@ def _row(seeds: Sequence[PublishedCell]) -> Sequence[str]:
 
 def _compare(simulated: Iterable[float], published: float) -> tuple[str, str, str]:
     value = median(simulated)
-    return f"{value:.0f}", *((f"{published:.0f}", f"{value / published:.2f}") if published else ("-", "-"))
+    return f"{value:.0f}", *(
+        (f"{published:.0f}", f"{value / published:.2f}") if published else ("-", "-")
+    )
 
 
 def list_rows(cells: Iterable[PublishedCell]) -> list[Mapping[str, object]]:
@@ -118,7 +122,8 @@ def _row_of(cell: PublishedCell, run: Summary) -> Mapping[str, object]:
         "strategy": cell.published.strategy,
         "requests": run.requests - run.failed,
         "duration_s": duration_s,
-        "input_tokens": round(run.total_tok_per_s * duration_s) - round(run.output_tok_per_s * duration_s),
+        "input_tokens": round(run.total_tok_per_s * duration_s)
+        - round(run.output_tok_per_s * duration_s),
         "output_tokens": round(run.output_tok_per_s * duration_s),
         "req_per_s": run.served_rps,
         "dataset": "published client's ceiling" if cell.has_ceiling else "client on time",
@@ -139,8 +144,12 @@ class ThreadsPreset(Struct, frozen=True):
 
 THREADS: Final[Mapping[str, ThreadsPreset]] = MappingProxyType(
     {
-        "seed-002": ThreadsPreset("h100-llama70b-fp8", 8, 320, {"least_load": 405.39, "prefix_hash": 361.07}),
-        "seed-004": ThreadsPreset("l4-llama8b-fp8-22k", 2, 80, {"least_load": 712.11, "prefix_hash": 469.34}),
+        "seed-002": ThreadsPreset(
+            "h100-llama70b-fp8", 8, 320, {"least_load": 405.39, "prefix_hash": 361.07}
+        ),
+        "seed-004": ThreadsPreset(
+            "l4-llama8b-fp8-22k", 2, 80, {"least_load": 712.11, "prefix_hash": 469.34}
+        ),
     }
 )
 _THREADS_REQUESTS: Final = 7340
@@ -149,14 +158,24 @@ _THREADS_REQUESTS: Final = 7340
 def render_threads(preset: ThreadsPreset, profile: Profile, seeds: Sequence[int]) -> str:
     """Lays out the time per token of all requests as k6 counts it: each answer's time over its tokens.
 
-    The second of two runs is published, with caches that are warm; here the first fifth is left out.
+    The second of two runs is published, with caches that are warm; here the first fifth is left
+    out.
     """
-    found: dict[str, list[float]] = {strategy: [] for strategy in (*preset.published, "prefix_cache")}
+    found: dict[str, list[float]] = {
+        strategy: [] for strategy in (*preset.published, "prefix_cache")
+    }
     for strategy, seed in product(found, seeds):
         sessions = draw_sessions("k6-chat", Demand(_THREADS_REQUESTS), seed)
-        setup = Setup([profile], preset.endpoints, Routing(strategy), Traffic(users=preset.users), seed=seed)
-        flights = [flight for flight in simulate_fleet(setup, sessions).flights if flight.is_answered]
-        times = [1000 * flight.e2e_s / flight.plan.output_tokens for flight in flights[len(flights) // 5 :]]
+        setup = Setup(
+            [profile], preset.endpoints, Routing(strategy), Traffic(users=preset.users), seed=seed
+        )
+        flights = [
+            flight for flight in simulate_fleet(setup, sessions).flights if flight.is_answered
+        ]
+        times = [
+            1000 * flight.e2e_s / flight.plan.output_tokens
+            for flight in flights[len(flights) // 5 :]
+        ]
         found[strategy].append(fmean(times))
     rows = [
         (name, *_compare(each, preset.published.get(name, 0.0)), f"{min(each):.0f}-{max(each):.0f}")

@@ -1,6 +1,7 @@
 """Sessions: what one simulated client sends, turn by turn, and which text it has in common with others.
 
-An engine sees paths of named texts, a router chat bodies with texts of known lengths and of no meaning.
+An engine sees paths of named texts, a router chat bodies with texts of known lengths and of no
+meaning.
 """
 
 from functools import lru_cache
@@ -24,8 +25,8 @@ _LETTERS: Final = bytes(b"etaoin shrdlu "[byte % 14] for byte in range(256))
 class PlannedMessage(Struct, frozen=True, gc=False):
     """What one speaker says: `tokens` for the engine, `chars` for a router, which sees no tokens.
 
-    `name` is that of its own text; `text` names it and all before it, as a cache sees it. Without a `role` it
-    goes on with the message before.
+    `name` is that of its own text; `text` names it and all before it, as a cache sees it. Without a
+    `role` it goes on with the message before.
     """
 
     role: str
@@ -70,13 +71,19 @@ class Transcript(Struct, frozen=True):
     def then(self, role: str, name: str, tokens: float) -> "Transcript":
         """Returns the script with one message more.
 
-        `name` begins with whose text it is, up to a dot: all of it has as many characters per token.
+        `name` begins with whose text it is, up to a dot: all of it has as many characters per
+        token.
         """
-        before, count = self.messages[-1].text if self.messages else self.seed, max(1, round(tokens))
+        before, count = (
+            self.messages[-1].text if self.messages else self.seed,
+            max(1, round(tokens)),
+        )
         own, text = (xxh3_64_intdigest(name.encode(), seed) for seed in (self.seed, before))
         error = xxh3_64_intdigest(name.partition(".")[0].encode(), self.seed) / 2**63 - 1
         chars = round(count * CHARS_PER_TOKEN * (1 + _ERROR * error))
-        return Transcript(self.seed, (*self.messages, PlannedMessage(role, own, text, count, chars)))
+        return Transcript(
+            self.seed, (*self.messages, PlannedMessage(role, own, text, count, chars))
+        )
 
     def ask(self, answer: str, tokens: float, think_s: float = 0.0) -> PlannedTurn:
         """Returns the request with this prompt, whose answer has this name and so many tokens."""
@@ -99,7 +106,9 @@ class PlannedSession(Struct, frozen=True):
         """Returns the full blocks of a turn's prompt and output."""
         messages = self.turns[turn].messages
         ends = accumulate(message.tokens for message in messages)
-        return Path([(message.text, end // block_size) for message, end in zip(messages, ends, strict=True)])
+        return Path(
+            [(message.text, end // block_size) for message, end in zip(messages, ends, strict=True)]
+        )
 
 
 def write_body(turn: PlannedTurn) -> bytes:
@@ -107,7 +116,9 @@ def write_body(turn: PlannedTurn) -> bytes:
     said: list[bytes] = []
     for message in turn.messages[:-1]:
         if message.role:
-            said.append(b'%b{"role":"%b","content":"' % (b'"},' if said else b"", message.role.encode()))
+            said.append(
+                b'%b{"role":"%b","content":"' % (b'"},' if said else b"", message.role.encode())
+            )
         said.append(make_text(b"%x" % message.name, message.chars))
     return b'{"messages":[%b"}]}' % b"".join(said)
 

@@ -55,8 +55,9 @@ def _quantile(values: Sequence[float], ends: Sequence[int], share: float) -> flo
 class Elastic:
     """How the fleet took a changing load, or changed itself; by the benchmark's own rules.
 
-    `ready_seconds` counts endpoints that were ready, `held_seconds` also those that started or drained:
-    what is paid for. `reaction_s` and `recovery_s` are of the spike, as `pages.elasticity` defines them.
+    `ready_seconds` counts endpoints that were ready, `held_seconds` also those that started or
+    drained: what is paid for. `reaction_s` and `recovery_s` are of the spike, as `pages.elasticity`
+    defines them.
     """
 
     slo_seconds_missed: int
@@ -72,11 +73,11 @@ class Elastic:
 class Summary:
     """What was due between `start_s` and `end_s`: after the warm-up, while sessions still started.
 
-    Latencies count from the sending of a request, `ttft_due` from when it was due. `served_rps` and the
-    tokens per second count what ended in the window, `offered_rps` what was due in it, `asked_rps` what
-    the schedule has; NaN without a rate. `itl` is over all gaps, `tpot` over
-    requests of more than one token. Failed requests count in `requests` and `failed` only. `elastic` is
-    there where the load had a spike or the fleet an autoscaler.
+    Latencies count from the sending of a request, `ttft_due` from when it was due. `served_rps` and
+    the tokens per second count what ended in the window, `offered_rps` what was due in it,
+    `asked_rps` what the schedule has; NaN without a rate. `itl` is over all gaps, `tpot` over
+    requests of more than one token. Failed requests count in `requests` and `failed` only.
+    `elastic` is there where the load had a spike or the fleet an autoscaler.
     """
 
     strategy: str
@@ -111,7 +112,9 @@ class Summary:
         # Two standard deviations of a count are chance, of however few requests.
         tolerated = max(TOLERANCE, 2 / sqrt(self.requests))
         if self.offered_rps < (1 - tolerated) * self.asked_rps:
-            found.append(f"asked for {self.asked_rps:.2f} requests/s, offered {self.offered_rps:.2f}")
+            found.append(
+                f"asked for {self.asked_rps:.2f} requests/s, offered {self.offered_rps:.2f}"
+            )
         if abs(self.served_rps - self.offered_rps) > tolerated * self.offered_rps:
             found.append(f"offered {self.offered_rps:.2f} requests/s, served {self.served_rps:.2f}")
         if self.failed:
@@ -150,7 +153,9 @@ def summarize(run: FleetRun, label: str = "", *, is_whole: bool = False) -> Summ
         hit_rate=_hit_rate(done),
         preemptions=sum(node.preemptions for node in run.nodes),
         reasons=dict(sorted(Counter(flight.reason for flight in due if flight.reason).items())),
-        elastic=_elastic(run, due, start_s, end_s) if setup.scaling or setup.traffic.spike else None,
+        elastic=_elastic(run, due, start_s, end_s)
+        if setup.scaling or setup.traffic.spike
+        else None,
     )
 
 

@@ -1,9 +1,9 @@
 """Traces of real traffic in Mooncake's format, replayed at their own times.
 
-One JSON object per line: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and
-`hash_ids`, a name for each 512 tokens of the prompt and for its rest; equal names after equal names are equal
-text. A model's answer has no name there, so no prompt can be seen to contain an earlier answer, and
-who said what is unknown too: a prompt is one message of a user.
+One JSON object per line: `timestamp` in milliseconds, `input_length` and `output_length` in tokens,
+and `hash_ids`, a name for each 512 tokens of the prompt and for its rest; equal names after equal
+names are equal text. A model's answer has no name there, so no prompt can be seen to contain an
+earlier answer, and who said what is unknown too: a prompt is one message of a user.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

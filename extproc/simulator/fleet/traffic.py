@@ -71,16 +71,18 @@ def parse_spike(text: str) -> LoadSpike:
 class Traffic:
     """How a client sends its sessions.
 
-    Open loop: sessions start at random, so many that their turns would arrive at `rate` requests per
-    second: Poisson, but with the same number in each minute, or two runs of ten minutes would differ by
-    as many per cent. `None` starts all at once. Closed loop: `users` sessions at a time. A turn
-    follows its answer either way. Sessions that have a start of their own start then, `speed` times as fast.
-    `cap` limits the requests in flight. Everything ends when all that was due until `until_s` is answered;
-    until then the load goes on. In a `spike` more of an open loop's sessions start.
+    Open loop: sessions start at random, so many that their turns would arrive at `rate` requests
+    per second: Poisson, but with the same number in each minute, or two runs of ten minutes would
+    differ by as many per cent. `None` starts all at once. Closed loop: `users` sessions at a time.
+    A turn follows its answer either way. Sessions that have a start of their own start then,
+    `speed` times as fast. `cap` limits the requests in flight. Everything ends when all that was
+    due until `until_s` is answered; until then the load goes on. In a `spike` more of an open
+    loop's sessions start.
 
-    `ceiling` models a client that is a single event loop, as vLLM's old benchmark script is: sending
-    requests and reading their chunks costs it so much that it can do this many per second. It notices
-    nothing while it is busy, and it sleeps between sends, so that every delay shifts all later sends.
+    `ceiling` models a client that is a single event loop, as vLLM's old benchmark script is:
+    sending requests and reading their chunks costs it so much that it can do this many per second.
+    It notices nothing while it is busy, and it sleeps between sends, so that every delay shifts all
+    later sends.
     """
 
     rate: float | None = None
@@ -97,7 +99,11 @@ class Traffic:
             return nan
         if not self.spike or end_s <= start_s:
             return self.rate
-        return self.rate * (self.spike.load_until(end_s) - self.spike.load_until(start_s)) / (end_s - start_s)
+        return (
+            self.rate
+            * (self.spike.load_until(end_s) - self.spike.load_until(start_s))
+            / (end_s - start_s)
+        )
 
 
 class SessionClient:
@@ -217,4 +223,6 @@ class SessionClient:
             self.in_flight += 1
             if self._send_s:
                 self._work(self._send_s)
-            self._send(Flight(next(self._numbers), session, turn, due_at, sent_at=self._timeline.now))
+            self._send(
+                Flight(next(self._numbers), session, turn, due_at, sent_at=self._timeline.now)
+            )

@@ -15,7 +15,14 @@ from extproc.documents import parse_document, suggest_name
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE
 from extproc.simulator.fleet import held_out
-from extproc.simulator.fleet.chats import ChatKind, Demand, Sessions, draw_talks, lognormal, take_turns
+from extproc.simulator.fleet.chats import (
+    ChatKind,
+    Demand,
+    Sessions,
+    draw_talks,
+    lognormal,
+    take_turns,
+)
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 SHAREGPT: Final = ChatKind(
@@ -50,7 +57,8 @@ Draw = Callable[[Demand, Random], Sessions]
 class FleetWorkload(Struct, frozen=True):
     """A kind of load, by its name and its letter. The fields are those of `workloads.yaml`.
 
-    `profile` is what its endpoints are, `scenario` what happens to them, unless a cell names others.
+    `profile` is what its endpoints are, `scenario` what happens to them, unless a cell names
+    others.
     """
 
     letter: str
@@ -67,10 +75,14 @@ class FleetWorkload(Struct, frozen=True):
 
 def find_workload(name: str) -> FleetWorkload:
     """Returns the workload with this name or letter; raises `SettingsError`."""
-    found = WORKLOADS.get(name) or next((one for one in WORKLOADS.values() if one.letter == name), None)
+    found = WORKLOADS.get(name) or next(
+        (one for one in WORKLOADS.values() if one.letter == name), None
+    )
     if found is None:
         names = ", ".join(f"{one.name} ({one.letter})" for one in WORKLOADS.values())
-        raise SettingsError(f"{name!r} is no workload: choose from {names}{suggest_name(name, WORKLOADS)}")
+        raise SettingsError(
+            f"{name!r} is no workload: choose from {names}{suggest_name(name, WORKLOADS)}"
+        )
     return found
 
 
@@ -125,9 +137,13 @@ def _tenants(role: str) -> Draw:
     def draw(demand: Demand, rng: Random) -> Sessions:
         tenants = max(1, round(TENANTS_PER_ENDPOINT * demand.endpoints))
 
-        def talk(blank: Transcript, name: str, _think_s: float, rng: Random) -> Iterator[PlannedTurn]:
+        def talk(
+            blank: Transcript, name: str, _think_s: float, rng: Random
+        ) -> Iterator[PlannedTurn]:
             script = blank.then(role, f"tenant {rng.randrange(tenants)}", TENANT_TOKENS)
-            script = script.then("user" if role == "system" else "", f"{name}.asked", _QUESTION(rng))
+            script = script.then(
+                "user" if role == "system" else "", f"{name}.asked", _QUESTION(rng)
+            )
             yield script.ask(f"{name}.said", _ANSWER(rng))
 
         return draw_talks(talk, demand, rng)
@@ -186,7 +202,10 @@ _DRAWS: Final[Mapping[str, Draw]] = {
 def _read_workloads() -> dict[str, FleetWorkload]:
     text = files("extproc.simulator.fleet").joinpath("workloads.yaml").read_text("utf-8")
     tree = parse_document(text, "workloads.yaml").tree
-    return {name: msgspec.convert({"name": name, **fields}, FleetWorkload) for name, fields in tree.items()}
+    return {
+        name: msgspec.convert({"name": name, **fields}, FleetWorkload)
+        for name, fields in tree.items()
+    }
 
 
 WORKLOADS: Final[Mapping[str, FleetWorkload]] = MappingProxyType(_read_workloads())

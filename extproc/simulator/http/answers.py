@@ -40,9 +40,9 @@ class Script:
 class Author:
     """Writes answers in words that tokenise as themselves: the same answer to the same prompt, every time.
 
-    `mean_tokens` is the mean of their natural lengths; 0: they have none. An answer without a natural
-    length goes on to the client's `max_tokens`, as random weights do, or to 256 tokens. One with a natural
-    length stops there, unless the client sets `ignore_eos`.
+    `mean_tokens` is the mean of their natural lengths; 0: they have none. An answer without a
+    natural length goes on to the client's `max_tokens`, as random weights do, or to 256 tokens. One
+    with a natural length stops there, unless the client sets `ignore_eos`.
     """
 
     def __init__(self, tokenizer: Tokenizer, mean_tokens: int = 0) -> None:
@@ -53,7 +53,9 @@ class Author:
     def write(self, request: ApiRequest, prompt: Sequence[int], room: int, variant: int) -> Script:
         """Returns answer number `variant` to one of the request's prompts; `room` is all that fits."""
         tail = array("Q", prompt[-DECISIVE_TOKENS:]).tobytes()
-        number = xxhash.xxh3_64_intdigest(tail, (request.seed * 31 + variant) & 0xFFFF_FFFF_FFFF_FFFF)
+        number = xxhash.xxh3_64_intdigest(
+            tail, (request.seed * 31 + variant) & 0xFFFF_FFFF_FFFF_FFFF
+        )
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         length = max(self._natural_length(request, number), request.min_tokens)
         tokens = self._compose(number, min(length, limit))
@@ -119,7 +121,9 @@ class Answering:
         """Returns all answers when the last one is complete."""
         while not self.is_finished:
             await self._next()
-        return [FinishedAnswer(one.script.text, one.script.reason, one.echo) for one in self.strands]
+        return [
+            FinishedAnswer(one.script.text, one.script.reason, one.echo) for one in self.strands
+        ]
 
     async def stream(self, frames: Frames) -> AsyncIterator[bytes]:
         """Yields what is ready to send after each step that brought this request something."""

@@ -9,9 +9,9 @@ from typing import Any
 class ApiRequest:
     """One or more prompts (in tokens), each answered `n` times.
 
-    `is_text`: the prompt came as text, not as tokens. `model` is None if the
-    request names none, `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its
-    API calls that number. `repeated` holds fields of the request that its answer repeats.
+    `is_text`: the prompt came as text, not as tokens. `model` is None if the request names none,
+    `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its API calls that
+    number. `repeated` holds fields of the request that its answer repeats.
     """
 
     prompts: Sequence[Sequence[int]]

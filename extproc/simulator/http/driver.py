@@ -39,8 +39,8 @@ class Job:
     """One prompt and the answer that the engine will take its time for.
 
     `reason` is vLLM's `finish_reason`: `stop` if the answer ends by itself, `length` if it is cut.
-    `n` is how many answers the client wants of the prompt. Jobs of different adapters or cache salts
-    share no prefixes.
+    `n` is how many answers the client wants of the prompt. Jobs of different adapters or cache
+    salts share no prefixes.
     """
 
     id: str
@@ -53,15 +53,19 @@ class Job:
 
     @property
     def extra_key(self) -> str:
-        return f"{self.adapter}{KEY_SEPARATOR}{self.cache_salt}" if self.adapter or self.cache_salt else ""
+        return (
+            f"{self.adapter}{KEY_SEPARATOR}{self.cache_salt}"
+            if self.adapter or self.cache_salt
+            else ""
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
     """What the engine has made of a job so far; `wake` is set whenever that changes.
 
-    Times are the engine's seconds. `cached_tokens` counts from the first admission, as vLLM does. Where
-    `is_late` the engine fell behind its schedule, so that these times mean nothing.
+    Times are the engine's seconds. `cached_tokens` counts from the first admission, as vLLM does.
+    Where `is_late` the engine fell behind its schedule, so that these times mean nothing.
     """
 
     job: Job
@@ -91,8 +95,8 @@ class EngineObserver(Protocol):
 class Driver:
     """Owns an engine and its requests. `run` is the only place where the engine steps.
 
-    `cached_tokens_total` counts the cached tokens of prompts that have been computed; `after_step` is
-    called when a step's outcome has been delivered.
+    `cached_tokens_total` counts the cached tokens of prompts that have been computed; `after_step`
+    is called when a step's outcome has been delivered.
     """
 
     def __init__(

@@ -47,8 +47,8 @@ class SimulatedEndpoint:
     """Takes requests and answers them at its engine's pace; `run` must be running.
 
     `faults` may be replaced at any time. `load` counts the requests to serving APIs that are here.
-    `epoch_s()` is the time of day. Request ids and the draws of faults come from `name`, so endpoints
-    differ and a run repeats.
+    `epoch_s()` is the time of day. Request ids and the draws of faults come from `name`, so
+    endpoints differ and a run repeats.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class SimulatedEndpoint:
         self.random = Random(name)  # noqa: S311, faults need no secrets
         self._distributions = Distributions(self.registry, options.models[0], options.profile)
         engine = Engine(options.profile, sink=publisher.collect if publisher else None)
-        self.driver = Driver(engine, clock, self._distributions, publisher.flush if publisher else None)
+        self.driver = Driver(
+            engine, clock, self._distributions, publisher.flush if publisher else None
+        )
         self.publisher = publisher
         self._author = Author(options.tokenizer, options.answer_tokens)
         self.is_alive = True
@@ -106,7 +108,9 @@ class SimulatedEndpoint:
 
     def head(self, request: ApiRequest, prefix: str) -> AnswerHead:
         """Returns how an answer begins; raises `UnknownName`."""
-        return AnswerHead(self.name_request(prefix), self.find_model(request.model), int(self.epoch_s()))
+        return AnswerHead(
+            self.name_request(prefix), self.find_model(request.model), int(self.epoch_s())
+        )
 
     def begin(self, request: ApiRequest, head: AnswerHead) -> Answering:
         """Queues a request's prompts; raises `VllmRefusal`, as vLLM does, before any of them is queued."""
@@ -115,7 +119,9 @@ class SimulatedEndpoint:
         rooms = [self._find_room(request, prompt) for prompt in request.prompts]
         wake = asyncio.Event()
         strands = list(self._start(request, rooms, head, wake))
-        return Answering(request, strands, wake, self.driver, shows_cached=self.options.shows_cached)
+        return Answering(
+            request, strands, wake, self.driver, shows_cached=self.options.shows_cached
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks; returns whether it could: not while requests run."""
@@ -141,11 +147,11 @@ class SimulatedEndpoint:
         room = limit - tokens
         allowed = room if request.max_tokens is None else min(request.max_tokens, room)
         if allowed < 1:
-            raise refuse_value(f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed)
-        if request.min_tokens > allowed:
-            message = (
-                f"min_tokens must be less than or equal to max_tokens={allowed}, got {request.min_tokens}."
+            raise refuse_value(
+                f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed
             )
+        if request.min_tokens > allowed:
+            message = f"min_tokens must be less than or equal to max_tokens={allowed}, got {request.min_tokens}."
             raise VllmRefusal(message)
         return room
 
@@ -154,7 +160,9 @@ class SimulatedEndpoint:
     ) -> Iterator[Strand]:
         adapter = head.model if head.model in self.options.adapters else ""
         prompts = zip(request.prompts, rooms, strict=True)
-        variants = [(prompt, room, variant) for prompt, room in prompts for variant in range(request.n)]
+        variants = [
+            (prompt, room, variant) for prompt, room in prompts for variant in range(request.n)
+        ]
         for number, (prompt, room, variant) in enumerate(variants):
             answer = self._author.write(request, prompt, room, variant)
             job = Job(
@@ -174,7 +182,9 @@ class SimulatedEndpoint:
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
         model, profile = self.options.models[0], self.options.profile
-        self.registry.register(EndpointCollector(model, profile, self._read, self.epoch_s(), self.epoch_s))
+        self.registry.register(
+            EndpointCollector(model, profile, self._read, self.epoch_s(), self.epoch_s)
+        )
 
     def _read(self) -> EndpointReading:
         counters = self.driver.engine.counters

@@ -1,7 +1,7 @@
 """vLLM 0.32.0's `/metrics`: gauges and counters read off the engine, and distributions of requests.
 
-Names, labels and buckets are its own. Times are the engine's seconds, so that `--speed` does not change
-what is measured.
+Names, labels and buckets are its own. Times are the engine's seconds, so that `--speed` does not
+change what is measured.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,25 @@ from extproc.simulator.engine.records import StepResult
 from extproc.simulator.http.driver import Generation
 
 _HELP = "As vLLM's metric of this name."
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+TOKENS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+)
 ITERATION_TOKENS = tuple(2**power for power in (0, *range(3, 15)))
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 # fmt: off
@@ -50,7 +68,12 @@ FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 # a KV connector.
 ABSENT = (
     *("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu"),
-    *("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"),
+    *(
+        "external_prefix_cache_queries",
+        "external_prefix_cache_hits",
+        "mm_cache_queries",
+        "mm_cache_hits",
+    ),
 )
 # The cache's labels in a CPU build of 0.32.0; the sizes are filled in from the profile.
 CACHE_CONFIG_LABELS = """
@@ -119,7 +142,13 @@ class EndpointCollector(Collector):
             "local_cache_hit": reading.cached_tokens,
             "external_kv_transfer": 0,
         }
-        tiers = {"device": reading.prefix_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
+        tiers = {
+            "device": reading.prefix_hits,
+            "host": 0,
+            "p2p": 0,
+            "disk": 0,
+            "external_unspecified": 0,
+        }
         plain = {
             **dict.fromkeys(ABSENT, 0),
             "prefix_cache_queries": reading.prefix_queries,
@@ -134,7 +163,9 @@ class EndpointCollector(Collector):
         yield self._family(CounterMetricFamily, "prompt_tokens_by_source", sources, "source")
         yield self._family(CounterMetricFamily, "prompt_tokens_cached_by_source", tiers, "source")
         yield self._family(CounterMetricFamily, "request_success", reading.ended, "finished_reason")
-        rejections = CounterMetricFamily("vllm:admission_rejections", _HELP, labels=["model_name", "reason"])
+        rejections = CounterMetricFamily(
+            "vllm:admission_rejections", _HELP, labels=["model_name", "reason"]
+        )
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
             rejections.add_metric([self.model, reason], 0, created=self.started_at)
         yield rejections
@@ -194,9 +225,9 @@ class Distributions:
         buckets_of |= {f"request_{phase}_time_seconds": REQUEST_S for phase in PHASES}
         labels = ["model_name", "engine"]
         self._histograms = {
-            name: Histogram(f"vllm:{name}", _HELP, labels, buckets=buckets, registry=registry).labels(
-                model, "0"
-            )
+            name: Histogram(
+                f"vllm:{name}", _HELP, labels, buckets=buckets, registry=registry
+            ).labels(model, "0")
             for name, buckets in buckets_of.items()
         }
         # These two are read for every token.
@@ -205,7 +236,9 @@ class Distributions:
         self.ended = dict.fromkeys(FINISHED_REASONS, 0)
 
     def stepped(self, result: StepResult) -> None:
-        self._histograms["iteration_tokens_total"].observe(result.prefill_tokens + len(result.emitted))
+        self._histograms["iteration_tokens_total"].observe(
+            result.prefill_tokens + len(result.emitted)
+        )
 
     def emitted(self, since_last_s: float, *, is_first: bool) -> None:
         (self._first_token if is_first else self._between).observe(since_last_s)

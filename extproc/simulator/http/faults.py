@@ -25,10 +25,11 @@ class Fate:
 class Faults(BaseModel):
     """What goes wrong. Rates are shares of the requests to a serving API; times are real seconds.
 
-    `delay_s` passes before a request is read; an error is answered with `error_status`; a request that
-    hangs is accepted and never answered; one that is closed loses its connection after `close_after`
-    pieces of its stream (of a whole answer: before any byte). With `slow_start_s` the port opens that
-    long after the process started, as if a model was loading; `is_sick` lets `/health` answer 503.
+    `delay_s` passes before a request is read; an error is answered with `error_status`; a request
+    that hangs is accepted and never answered; one that is closed loses its connection after
+    `close_after` pieces of its stream (of a whole answer: before any byte). With `slow_start_s` the
+    port opens that long after the process started, as if a model was loading; `is_sick` lets
+    `/health` answer 503.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

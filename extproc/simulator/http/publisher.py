@@ -53,7 +53,9 @@ class Publisher:
     `endpoint` is the address where `socket` publishes, for `/kv_event_sources`.
     """
 
-    def __init__(self, socket: Socket, endpoint: str, topic: str, epoch_s: Callable[[], float]) -> None:
+    def __init__(
+        self, socket: Socket, endpoint: str, topic: str, epoch_s: Callable[[], float]
+    ) -> None:
         self.endpoint = endpoint
         self.topic = topic
         self._socket = socket

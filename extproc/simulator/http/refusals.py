@@ -21,7 +21,12 @@ class VllmRefusal(ExtprocError):
     """The simulated server answers a request with an error object instead of tokens."""
 
     def __init__(
-        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "BadRequestError",
+        param: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -32,7 +37,12 @@ class VllmRefusal(ExtprocError):
     def describe(self) -> dict[str, Any]:
         """Returns the body: OpenAI's error object with vLLM's type names and the status as code."""
         return {
-            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.status,
+            }
         }
 
 
@@ -94,7 +104,9 @@ def _describe(error: ErrorDetails) -> dict[str, Any]:
 
 def _locate(error: ErrorDetails) -> str:
     # A union's branches (`list[int]`, `str`) are pydantic's business and no field of the request.
-    fields = [str(part) for part in error["loc"] if "[" not in str(part) and part not in {"str", "int"}]
+    fields = [
+        str(part) for part in error["loc"] if "[" not in str(part) and part not in {"str", "int"}
+    ]
     return ".".join(["body", *fields])
 
 
@@ -134,12 +146,18 @@ UNSUPPORTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "logprobs": (_is_set, _NO_SCORES.replace("{kind}", "sample")),
     "top_logprobs": (bool, _NO_SCORES.replace("{kind}", "sample")),
     "prompt_logprobs": (_is_set, _NO_SCORES.replace("{kind}", "prompt")),
-    "include": (lambda value: "message.output_text.logprobs" in str(value), "logprobs are not supported"),
+    "include": (
+        lambda value: "message.output_text.logprobs" in str(value),
+        "logprobs are not supported",
+    ),
     "response_format": (_is_form, _NO_FORMS),
     "structured_outputs": (bool, _NO_FORMS),
     "text": (_has_form, _NO_FORMS),
     "output_config": (_has_form, _NO_FORMS),
-    "tool_choice": (_is_demand, '`tool_choice` must be "auto" or "none": the simulator answers with text'),
+    "tool_choice": (
+        _is_demand,
+        '`tool_choice` must be "auto" or "none": the simulator answers with text',
+    ),
     "background": (bool, _NO_STORE),
 }
 
@@ -168,7 +186,9 @@ async def read_json(request: web.Request) -> Any:
 def decode_body(body: bytes, content_type: str) -> Any:
     """Returns the JSON value of a body, which is never null; raises `VllmRefusal`."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
-        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        message = (
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        )
         raise VllmRefusal(message, kind=INVALID)
     value = _decode(body) if body else None
     if value is None:
@@ -176,7 +196,9 @@ def decode_body(body: bytes, content_type: str) -> Any:
     return value
 
 
-def send_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def send_json(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     body = orjson.dumps(value)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
@@ -194,7 +216,11 @@ def _decode_slowly(body: bytes) -> Any:
         return json.loads(body)
     except json.JSONDecodeError as fault:
         invalid = ErrorDetails(
-            type="json_invalid", loc=(fault.pos,), msg="JSON decode error", input={}, ctx={"error": fault.msg}
+            type="json_invalid",
+            loc=(fault.pos,),
+            msg="JSON decode error",
+            input={},
+            ctx={"error": fault.msg},
         )
         raise refuse_shape([invalid]) from None
     except (ValueError, RecursionError):

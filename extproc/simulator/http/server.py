@@ -98,5 +98,6 @@ async def serve_endpoints(
     except* SettingsError as faults:
         refused += faults.exceptions
     if refused:
-        # One port is enough to name. Raised here: Python 3.11.2 wraps in a group what `except*` raises.
+        # One port is enough to name. Raised here: Python 3.11.2 wraps in a group what `except*`
+        # raises.
         raise refused[0]

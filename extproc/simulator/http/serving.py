@@ -23,7 +23,8 @@ from extproc.simulator.http.refusals import (
     send_json,
 )
 
-# The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
+# The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was
+# sent.
 BODY_HEADER = "x-simulated-body-xxh3"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
@@ -93,7 +94,9 @@ class ServingRoute:
         if fate.hangs:
             await asyncio.Event().wait()
         if fate.fails:
-            raise VllmRefusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
+            raise VllmRefusal(
+                "A fault on purpose.", status=faults.error_status, kind="InternalServerError"
+            )
         return fate.closes
 
 

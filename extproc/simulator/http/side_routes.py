@@ -81,7 +81,9 @@ class SideRoutes:
     async def count_tokens(self, request: web.Request) -> web.Response:
         model, tokens = count_tokens(await read_json(request), self._options.tokenizer)
         self._endpoint.find_model(model)
-        return send_json({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
+        return send_json(
+            {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
+        )
 
     async def embeddings(self, request: web.Request) -> web.Response:
         call = read_embedding(await read_json(request), self._options.tokenizer)
@@ -155,14 +157,21 @@ def read_embedding(body: object, tokenizer: Tokenizer) -> ApiRequest:
         model=request.model,
         max_tokens=1,
         cache_salt=request.cache_salt or "",
-        repeated={"dimensions": _check_dimensions(request), "encoding_format": request.encoding_format},
+        repeated={
+            "dimensions": _check_dimensions(request),
+            "encoding_format": request.encoding_format,
+        },
     )
 
 
 def describe_embeddings(request: ApiRequest, head: AnswerHead) -> dict[str, Any]:
     dimensions, form = request.repeated["dimensions"], request.repeated["encoding_format"]
     data = [
-        {"index": index, "object": "embedding", "embedding": _encode(embed(prompt, dimensions), form)}
+        {
+            "index": index,
+            "object": "embedding",
+            "embedding": _encode(embed(prompt, dimensions), form),
+        }
         for index, prompt in enumerate(request.prompts)
     ]
     usage = {
@@ -185,7 +194,8 @@ def describe_embeddings(request: ApiRequest, head: AnswerHead) -> dict[str, Any]
 def embed(prompt: Sequence[int], dimensions: int = DIMENSIONS) -> list[float]:
     """Returns a vector of length one that depends on the prompt alone.
 
-    A shorter one points where the head of a longer one does, as in models that are trained for that.
+    A shorter one points where the head of a longer one does, as in models that are trained for
+    that.
     """
     draw = Random(xxhash.xxh3_64_intdigest(array("Q", prompt).tobytes()))  # noqa: S311, no secret
     vector = [draw.gauss(0, 1) for _ in range(dimensions)]

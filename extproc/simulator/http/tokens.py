@@ -100,7 +100,9 @@ def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+        message = (
+            "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+        )
         raise VllmRefusal(message) from None
 
 

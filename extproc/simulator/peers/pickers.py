@@ -23,11 +23,11 @@ _MOST_BLOCKS: Final = 200_000
 class Gie(WholePrompt[Sequence[int]]):
     """The highest weighted sum of three scores wins, ties at random.
 
-    The rules of the Gateway API Inference Extension's `prefix-cache-scorer`, with its approximate indexer,
-    `kv-cache-utilization-scorer`, `queue-scorer` and `max-score-picker`. Their weights: of the share of the
-    prompt's blocks that the endpoint was sent before, of the free share of its KV cache, of its queue
-    between the longest and the shortest. What was sent is remembered in one LRU of `lru_blocks` for each
-    endpoint, whatever its cache has room for.
+    The rules of the Gateway API Inference Extension's `prefix-cache-scorer`, with its approximate
+    indexer, `kv-cache-utilization-scorer`, `queue-scorer` and `max-score-picker`. Their weights: of
+    the share of the prompt's blocks that the endpoint was sent before, of the free share of its KV
+    cache, of its queue between the longest and the shortest. What was sent is remembered in one LRU
+    of `lru_blocks` for each endpoint, whatever its cache has room for.
     """
 
     name = "gie"
@@ -67,7 +67,9 @@ class Gie(WholePrompt[Sequence[int]]):
         queues = _queue_scores({name: signal.waiting for name, signal in signals.items()})
         by_prefix, by_kv, by_queue = self._weights
         scores = {
-            name: by_prefix * matches[name] + by_kv * (1 - signal.kv_usage) + by_queue * queues[name]
+            name: by_prefix * matches[name]
+            + by_kv * (1 - signal.kv_usage)
+            + by_queue * queues[name]
             for name, signal in signals.items()
         }
         names.sort(key=scores.__getitem__, reverse=True)
@@ -140,16 +142,22 @@ class LlmdExact(Gie):
 class AibrixPrefixCache(WholePrompt[Sequence[int]]):
     """The best match with at most a mean load and `deviations` standard deviations; else the least loaded.
 
-    AIBrix's algorithms/prefix_cache.go. Blocks of `size` characters, for each endpoint as many as for all.
-    Where the highest load is above `factor` times (the mean + 1), and `gap` above the lowest, only matches of
-    the least loaded count.
+    AIBrix's algorithms/prefix_cache.go. Blocks of `size` characters, for each endpoint as many as
+    for all. Where the highest load is above `factor` times (the mean + 1), and `gap` above the
+    lowest, only matches of the least loaded count.
     """
 
     name = "aibrix"
     reasons = (PREFIX, LEAST_LOAD)
 
     def __init__(
-        self, outside: Outside, *, deviations: float = 1.0, factor: float = 2.0, gap: int = 8, size: int = 128
+        self,
+        outside: Outside,
+        *,
+        deviations: float = 1.0,
+        factor: float = 2.0,
+        gap: int = 8,
+        size: int = 128,
     ) -> None:
         self._rng, self._size = outside.rng, size
         self._deviations, self._factor, self._gap = deviations, factor, gap
@@ -180,8 +188,8 @@ class AibrixPrefixCache(WholePrompt[Sequence[int]]):
 class Dynamo(WholePrompt[None]):
     """The least `overlap` · prefill + decode wins, ties at random: Dynamo's scheduling/selector.rs.
 
-    Prefill is what the prompt lacks in an endpoint's cache and what others sent there still lack, decode
-    what would be in use in its cache; in blocks there, in tokens here.
+    Prefill is what the prompt lacks in an endpoint's cache and what others sent there still lack,
+    decode what would be in use in its cache; in blocks there, in tokens here.
     """
 
     name = "dynamo"

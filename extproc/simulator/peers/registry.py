@@ -18,7 +18,9 @@ from extproc.simulator.peers.signals import Scrape
 Build = Callable[..., Strategy]
 
 
-def _gie(outside: Outside, scrape: Scrape, *, scrape_s: float = 0.05, **options: object) -> Strategy:
+def _gie(
+    outside: Outside, scrape: Scrape, *, scrape_s: float = 0.05, **options: object
+) -> Strategy:
     if scrape_s <= 0:
         raise ValueError(f"scrape_s: {scrape_s} is no time to wait")
     return Gie(outside, scrape(scrape_s), **options)  # type: ignore[arg-type]  # options are checked there
@@ -45,7 +47,9 @@ PEERS: Final[Mapping[str, Build]] = MappingProxyType(
 )
 
 
-def build_peer(name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape) -> Strategy:
+def build_peer(
+    name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape
+) -> Strategy:
     """Raises `SettingsError` for an option that there is not."""
     try:
         return PEERS[name](outside, scrape, **options)

@@ -1,6 +1,7 @@
 """After SGLang's router (sgl-router 0.2, October 2025), its policy `cache_aware`, its command's defaults.
 
-Its tree's eviction is left out: it begins at 67 million characters an endpoint, which no run here reaches.
+Its tree's eviction is left out: it begins at 67 million characters an endpoint, which no run here
+reaches.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +17,10 @@ from extproc.simulator.peers.whole import WholePrompt
 class SglangCacheAware(WholePrompt[str]):
     """Follows the longest match while loads are balanced, and the shortest queue while they are not.
 
-    Unbalanced: the most loaded endpoint has more than `balance_abs` requests more than the least loaded,
-    and more than `balance_rel` times as many. Otherwise, where more than `cache_threshold` of the text
-    was sent before, one of those goes that were sent it, whichever the map has first; else the endpoint
-    with the smallest tree.
+    Unbalanced: the most loaded endpoint has more than `balance_abs` requests more than the least
+    loaded, and more than `balance_rel` times as many. Otherwise, where more than `cache_threshold`
+    of the text was sent before, one of those goes that were sent it, whichever the map has first;
+    else the endpoint with the smallest tree.
     """
 
     name = "sglang_cache_aware"
@@ -51,7 +52,9 @@ class SglangCacheAware(WholePrompt[str]):
 
     def rank(self, seen: str, candidates: Candidates) -> tuple[Iterable[str], Reason]:
         first, reason = self._first(seen, candidates)
-        return chain([first], (name for name in candidates.least_loaded(self._rng) if name != first)), reason
+        return chain(
+            [first], (name for name in candidates.least_loaded(self._rng) if name != first)
+        ), reason
 
     def _first(self, text: str, candidates: Candidates) -> tuple[str, Reason]:
         least = next(candidates.least_loaded(self._rng))

@@ -10,9 +10,10 @@ from msgspec import Struct
 class Signal(Struct, frozen=True):
     """What an endpoint's metrics say: requests that run and wait, and the share of its KV cache in use.
 
-    What no metric says is there for those that read without delay, in tokens: of the `prompt` that is routed
-    `cached` ones are in the cache, `pending` ones of others are not prefilled yet, and with it `active` ones
-    would be in use. `text` is the share of its characters that is cached, to one block.
+    What no metric says is there for those that read without delay, in tokens: of the `prompt` that
+    is routed `cached` ones are in the cache, `pending` ones of others are not prefilled yet, and
+    with it `active` ones would be in use. `text` is the share of its characters that is cached, to
+    one block.
     """
 
     running: int = 0
@@ -59,7 +60,9 @@ class SignalScraper:
     It reads when somebody looks, as of when it would have read: what nobody looks at costs nothing.
     """
 
-    def __init__(self, every_s: float, rng: Random, clock: Callable[[], float], read_at: ReadAt) -> None:
+    def __init__(
+        self, every_s: float, rng: Random, clock: Callable[[], float], read_at: ReadAt
+    ) -> None:
         self._every_s = every_s
         self._rng, self._clock, self._read_at = rng, clock, read_at
         self._read: dict[str, Signal] = {}
@@ -72,7 +75,10 @@ class SignalScraper:
             next_s = now + self._rng.random() * self._every_s
             last_s = next_s - self._every_s
         while next_s <= now:
-            last_s, next_s = next_s, next_s + self._every_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+            last_s, next_s = (
+                next_s,
+                next_s + self._every_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER),
+            )
         self._next_s[name] = next_s
         if last_s >= 0:
             self._read[name] = self._read_at(name, last_s)

@@ -1,7 +1,7 @@
 """Envoy Gateway 1.5: gateway.envoyproxy.io/v1alpha1, the four kinds that the overlays have.
 
-Read in envoyproxy/gateway: its API reference of v1.5, and its types for limits. The rules between fields are
-the API server's too.
+Read in envoyproxy/gateway: its API reference of v1.5, and its types for limits. The rules between
+fields are the API server's too.
 """
 
 from typing import Final
@@ -18,7 +18,11 @@ def targets(*kinds: str) -> dict[str, w.Schema]:
     kind, group = w.one_of(*kinds), w.one_of("gateway.networking.k8s.io")
     target = w.record("group kind name", group=group, kind=kind, name=w.NAME)
     selector = w.record("kind", group=group, kind=kind, matchLabels=w.LABELS)
-    return {"targetRef": target, "targetRefs": w.some(target, 16), "targetSelectors": w.some(selector)}
+    return {
+        "targetRef": target,
+        "targetRefs": w.some(target, 16),
+        "targetSelectors": w.some(selector),
+    }
 
 
 ATTACHED: Final = {
@@ -27,8 +31,15 @@ ATTACHED: Final = {
 
 # --- How Envoy speaks to a backend, be it a route's, the picker or an access log's receiver.
 
-REFERENCE: Final = {"group": w.GROUP, "kind": w.KIND, "name": w.NAME, "namespace": w.NAME, "port": w.PORT}
-# The picker and an access log's receiver are Services, or Backends; a Service is named with its port.
+REFERENCE: Final = {
+    "group": w.GROUP,
+    "kind": w.KIND,
+    "name": w.NAME,
+    "namespace": w.NAME,
+    "port": w.PORT,
+}
+# The picker and an access log's receiver are Services, or Backends; a Service is named with its
+# port.
 SERVED: Final = REFERENCE | {
     "kind": w.one_of("Service", "Backend"),
     "group": w.one_of("", "gateway.envoyproxy.io"),
@@ -74,7 +85,9 @@ CLUSTER: Final = {
 
 # --- EnvoyExtensionPolicy
 
-SIDE: Final = w.record("", body=w.one_of("Streamed", "Buffered", "FullDuplexStreamed", "BufferedPartial"))
+SIDE: Final = w.record(
+    "", body=w.one_of("Streamed", "Buffered", "FullDuplexStreamed", "BufferedPartial")
+)
 _DUPLEX: Final = {"properties": {"body": {"const": "FullDuplexStreamed"}}, "required": ["body"]}
 EXT_PROC: Final = w.record(
     "backendRefs",
@@ -89,7 +102,8 @@ EXT_PROC: Final = w.record(
         "properties": {
             "processingMode": {
                 "anyOf": [
-                    {"properties": {side: _DUPLEX}, "required": [side]} for side in ("request", "response")
+                    {"properties": {side: _DUPLEX}, "required": [side]}
+                    for side in ("request", "response")
                 ]
             }
         },
@@ -149,7 +163,10 @@ SINK: Final = w.record(
     file=w.record("path", path=w.TEXT),
 ) | w.union("type", ALS="als", File="file", OpenTelemetry="openTelemetry")
 LOG: Final = w.record(
-    "sinks", matches=w.any_number(w.STRING, 10), sinks=w.some(SINK, 50), type=w.one_of("Listener", "Route")
+    "sinks",
+    matches=w.any_number(w.STRING, 10),
+    sinks=w.some(SINK, 50),
+    type=w.one_of("Listener", "Route"),
 )
 CONTAINER: Final = w.record("", image=w.STRING, imageRepository=w.STRING) | w.at_most_one(
     "image", "imageRepository"

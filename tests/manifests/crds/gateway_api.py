@@ -1,7 +1,7 @@
 """Gateway API 1.4, standard channel: gateway.networking.k8s.io/v1.
 
-Read in kubernetes-sigs/gateway-api. Filters, TLS and who may attach, which no manifest of ours has, are not
-looked into.
+Read in kubernetes-sigs/gateway-api. Filters, TLS and who may attach, which no manifest of ours has,
+are not looked into.
 """
 
 from typing import Final
@@ -14,12 +14,18 @@ CONTROLLER: Final[words.Schema] = {
     "type": "string",
     "pattern": "^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9/._~%!$&'()*+,;=:-]+$",
 }
-HEADER: Final[words.Schema] = {"type": "string", "pattern": "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", "maxLength": 256}
+HEADER: Final[words.Schema] = {
+    "type": "string",
+    "pattern": "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$",
+    "maxLength": 256,
+}
 
 PARAMETERS: Final = words.record(
     "group kind name", group=words.GROUP, kind=words.KIND, name=words.NAME, namespace=words.NAME
 )
-GATEWAY_CLASS: Final = words.record("controllerName", controllerName=CONTROLLER, parametersRef=PARAMETERS)
+GATEWAY_CLASS: Final = words.record(
+    "controllerName", controllerName=CONTROLLER, parametersRef=PARAMETERS
+)
 LISTENER: Final = words.record(
     "name port protocol",
     name=words.NAME,
@@ -35,7 +41,9 @@ GATEWAY: Final = words.record(
     infrastructure=words.record(
         "",
         annotations=words.STRINGS | {"maxProperties": 8},
-        parametersRef=words.record("group kind name", group=words.GROUP, kind=words.KIND, name=words.NAME),
+        parametersRef=words.record(
+            "group kind name", group=words.GROUP, kind=words.KIND, name=words.NAME
+        ),
     ),
 )
 
@@ -47,10 +55,17 @@ MATCH: Final = words.record(
         type=words.one_of("Exact", "PathPrefix", "RegularExpression"),
         value={"type": "string", "pattern": "^/", "maxLength": 1_024},
     ),
-    headers=words.any_number(words.record("name value", type=MATCH_TYPES, name=HEADER, value=words.TEXT), 16),
+    headers=words.any_number(
+        words.record("name value", type=MATCH_TYPES, name=HEADER, value=words.TEXT), 16
+    ),
 )
 BACKEND: Final = words.record(
-    "name", group=words.GROUP, kind=words.KIND, name=words.NAME, namespace=words.NAME, port=words.PORT
+    "name",
+    group=words.GROUP,
+    kind=words.KIND,
+    name=words.NAME,
+    namespace=words.NAME,
+    port=words.PORT,
 ) | {
     # A Service is named with its port.
     "if": {"properties": {"group": {"const": ""}, "kind": {"const": "Service"}}},
@@ -67,7 +82,12 @@ HTTP_ROUTE: Final = words.record(
     "",
     parentRefs=words.any_number(
         words.record(
-            "name", group=words.GROUP, kind=words.KIND, name=words.NAME, namespace=words.NAME, port=words.PORT
+            "name",
+            group=words.GROUP,
+            kind=words.KIND,
+            name=words.NAME,
+            namespace=words.NAME,
+            port=words.PORT,
         ),
         32,
     ),

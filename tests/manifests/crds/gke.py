@@ -5,7 +5,17 @@ Read in GoogleCloudPlatform/gke-gateway-api, which has no releases.
 
 from typing import Final
 
-from tests.manifests.crds.words import GROUP, KIND, NAME, PORT, Schema, between, one_of, record, resource
+from tests.manifests.crds.words import (
+    GROUP,
+    KIND,
+    NAME,
+    PORT,
+    Schema,
+    between,
+    one_of,
+    record,
+    resource,
+)
 
 TARGET: Final = record("group kind name", group=GROUP, kind=KIND, name=NAME, namespace=NAME)
 URL_PATH: Final[Schema] = {
@@ -19,7 +29,9 @@ HEALTH_CHECK: Final = record(
     "type", type=one_of("HTTP", "HTTPS", "HTTP2", "GRPC", "TCP"), httpHealthCheck=HTTP_CHECK
 ) | {"if": {"required": ["httpHealthCheck"]}, "then": {"properties": {"type": {"const": "HTTP"}}}}
 HEALTH_CHECK_POLICY: Final = record(
-    "targetRef", targetRef=TARGET, default=record("", timeoutSec=between(1, 300), config=HEALTH_CHECK)
+    "targetRef",
+    targetRef=TARGET,
+    default=record("", timeoutSec=between(1, 300), config=HEALTH_CHECK),
 )
 GCP_BACKEND_POLICY: Final = record(
     "targetRef", targetRef=TARGET, default=record("", timeoutSec=between(1, 2_147_483_647))

@@ -1,12 +1,24 @@
 """The Inference Extension 1.x: inference.networking.k8s.io/v1 and …x-k8s.io/v1alpha2, llm-d.ai/v1alpha2.
 
-Whole kinds, read in kubernetes-sigs/gateway-api-inference-extension, and in llm-d/llm-d-router of 2026, which
-took objectives over. 1.0 itself allows one target port; up to 8, and `appProtocol`, came after it.
+Whole kinds, read in kubernetes-sigs/gateway-api-inference-extension, and in llm-d/llm-d-router of
+2026, which took objectives over. 1.0 itself allows one target port; up to 8, and `appProtocol`,
+came after it.
 """
 
 from typing import Final
 
-from tests.manifests.crds.words import GROUP, INT32, KIND, LABELS, NAME, PORT, one_of, record, resource, some
+from tests.manifests.crds.words import (
+    GROUP,
+    INT32,
+    KIND,
+    LABELS,
+    NAME,
+    PORT,
+    one_of,
+    record,
+    resource,
+    some,
+)
 
 POOL: Final = record(
     "selector targetPorts endpointPickerRef",

@@ -30,7 +30,9 @@ DETECTION: Final = w.record(
 TLS: Final = w.record(
     "", mode=w.one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"), insecureSkipVerify=w.FLAG
 )
-POLICY: Final = w.record("", connectionPool=w.record("", http=HTTP_POOL), outlierDetection=DETECTION, tls=TLS)
+POLICY: Final = w.record(
+    "", connectionPool=w.record("", http=HTTP_POOL), outlierDetection=DETECTION, tls=TLS
+)
 DESTINATION_RULE: Final = w.record("host", host=w.TEXT, trafficPolicy=POLICY)
 
 FILTER: Final = w.record("", name=w.STRING, subFilter=w.record("", name=w.STRING))
@@ -47,7 +49,14 @@ PATCH: Final = w.record(
     "",
     applyTo=w.one_of(
         *("LISTENER", "FILTER_CHAIN", "NETWORK_FILTER", "HTTP_FILTER", "ROUTE_CONFIGURATION"),
-        *("VIRTUAL_HOST", "HTTP_ROUTE", "CLUSTER", "EXTENSION_CONFIG", "BOOTSTRAP", "LISTENER_FILTER"),
+        *(
+            "VIRTUAL_HOST",
+            "HTTP_ROUTE",
+            "CLUSTER",
+            "EXTENSION_CONFIG",
+            "BOOTSTRAP",
+            "LISTENER_FILTER",
+        ),
     ),
     match=PATCH_MATCH,
     patch=w.record(

@@ -1,8 +1,8 @@
 """Every custom resource that the manifests use, by API version and kind.
 
-Each module beside this one is a project's: which release, and from where. Its trees are written after the
-project's CustomResourceDefinitions, and have the fields that our manifests use. Another field is refused, as
-is a misspelt one: who uses it adds it here.
+Each module beside this one is a project's: which release, and from where. Its trees are written
+after the project's CustomResourceDefinitions, and have the fields that our manifests use. Another
+field is refused, as is a misspelt one: who uses it adds it here.
 """
 
 from typing import Final

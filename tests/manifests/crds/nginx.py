@@ -19,7 +19,9 @@ CLIENT_SETTINGS_POLICY: Final = record(
     "targetRef", targetRef=TARGET, body=record("", maxSize=SIZE, timeout=DURATION)
 )
 PROXY_SETTINGS_POLICY: Final = record(
-    "targetRefs", targetRefs=some(TARGET, 16) | {"uniqueItems": True}, buffering=record("", disable=FLAG)
+    "targetRefs",
+    targetRefs=some(TARGET, 16) | {"uniqueItems": True},
+    buffering=record("", disable=FLAG),
 )
 
 SCHEMAS: Final = {

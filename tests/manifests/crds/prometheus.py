@@ -9,7 +9,9 @@ from tests.manifests.crds import words as w
 
 DURATION: Final[w.Schema] = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d|w|y))+$"}
 SELECTOR: Final = w.record("", matchLabels=w.LABELS)
-SCRAPES: Final = w.some(w.record("port", port=w.NAME, path=w.TEXT, interval=DURATION, honorLabels=w.FLAG))
+SCRAPES: Final = w.some(
+    w.record("port", port=w.NAME, path=w.TEXT, interval=DURATION, honorLabels=w.FLAG)
+)
 # `for` is a word of Python's.
 RULE: Final = w.record(
     "expr",
@@ -21,7 +23,8 @@ RULE: Final = w.record(
     **{"for": DURATION},
 ) | w.exactly_one("alert", "record")
 RULES: Final = w.record(
-    "groups", groups=w.some(w.record("name rules", name=w.TEXT, interval=DURATION, rules=w.some(RULE)))
+    "groups",
+    groups=w.some(w.record("name rules", name=w.TEXT, interval=DURATION, rules=w.some(RULE))),
 )
 
 SCHEMAS: Final = {

@@ -4,13 +4,28 @@ from typing import Any, Final
 
 Schema = dict[str, Any]
 
-NAME: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 253}
-GROUP: Final[Schema] = {"type": "string", "pattern": r"^$|^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
-KIND: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", "maxLength": 63}
+NAME: Final[Schema] = {
+    "type": "string",
+    "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+    "maxLength": 253,
+}
+GROUP: Final[Schema] = {
+    "type": "string",
+    "pattern": r"^$|^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+    "maxLength": 253,
+}
+KIND: Final[Schema] = {
+    "type": "string",
+    "pattern": "^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$",
+    "maxLength": 63,
+}
 STRING: Final[Schema] = {"type": "string"}
 TEXT: Final[Schema] = {"type": "string", "minLength": 1}
 FLAG: Final[Schema] = {"type": "boolean"}
-LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 63}}
+LABELS: Final[Schema] = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "maxLength": 63},
+}
 STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 # An object that its own project does not look into, or one of Kubernetes' own types.
 FREE: Final[Schema] = {"type": "object"}
@@ -75,4 +90,6 @@ def union(tag: str, **arms: str) -> Schema:
 
 def resource(spec: Schema) -> Schema:
     metadata = record("name", name=NAME, namespace=NAME, labels=LABELS, annotations=STRINGS)
-    return record("apiVersion kind metadata spec", apiVersion=TEXT, kind=KIND, metadata=metadata, spec=spec)
+    return record(
+        "apiVersion kind metadata spec", apiVersion=TEXT, kind=KIND, metadata=metadata, spec=spec
+    )

@@ -1,7 +1,8 @@
 """A small Kubernetes API server for objects of a few kinds, with a history and a script of faults.
 
-It keeps the API's promises about resourceVersion (a list's version is where a watch goes on, a version
-out of the history answers 410, one from the future 504) unless a test tells it to break one.
+It keeps the API's promises about resourceVersion (a list's version is where a watch goes on, a
+version out of the history answers 410, one from the future 504) unless a test tells it to break
+one.
 """
 
 import asyncio
@@ -43,7 +44,9 @@ class Watcher:
         """What leaves a selector is deleted for who watches by it, as what enters is added."""
         _, before, after = change
         was, is_ = (entry is not None and matches(entry, self.query) for entry in (before, after))
-        kind = {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get((was, is_))
+        kind = {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get(
+            (was, is_)
+        )
         if kind:
             self.lines.put_nowait(line(kind, after or before or {}))
 
@@ -58,7 +61,8 @@ class Collection:
         self.queries: list[dict[str, str]] = []
         self.script: dict[str, deque[Handler]] = {"list": deque(), "watch": deque()}
         self.rests: dict[str, list[Object]] = {}
-        # What a server answers to every request for this kind: 404 without the CRD, 403 without a Role.
+        # What a server answers to every request for this kind: 404 without the CRD, 403 without a
+        # Role.
         self.refusal: int | None = None
 
     @property
@@ -89,7 +93,8 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.url = ""
-        # Other tokens are answered `refusal`; 403 is what a server says that does not know its Roles yet.
+        # Other tokens are answered `refusal`; 403 is what a server says that does not know its
+        # Roles yet.
         self.tokens = {"token-1"}
         self.refusal = 401
         self.version = 100
@@ -214,7 +219,9 @@ def matches(object_: Object, query: Mapping[str, str]) -> bool:
     wanted = [term.partition("=") for term in query.get("labelSelector", "").split(",") if term]
     named = query.get("fieldSelector", "").removeprefix("metadata.name=")
     # A term without a value asks whether there is such a label.
-    is_selected = all(labels.get(key) == value if sign else key in labels for key, sign, value in wanted)
+    is_selected = all(
+        labels.get(key) == value if sign else key in labels for key, sign, value in wanted
+    )
     return is_selected and named in ("", object_["metadata"]["name"])
 
 
@@ -223,7 +230,13 @@ def line(kind: str, object_: Object) -> bytes:
 
 
 def status_object(code: int, message: str) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": message,
+        "code": code,
+    }
 
 
 def status(code: int, message: str = "scripted") -> web.Response:

@@ -38,7 +38,9 @@ def delays() -> list[float]:
 
 
 @pytest.fixture
-def access(server: ApiServer, token: Path, tmp_path: Path, delays: list[float]) -> Callable[..., KubeAccess]:
+def access(
+    server: ApiServer, token: Path, tmp_path: Path, delays: list[float]
+) -> Callable[..., KubeAccess]:
     async def nap(delay_s: float) -> None:
         delays.append(delay_s)
         await asyncio.sleep(0.001)

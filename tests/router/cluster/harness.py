@@ -48,7 +48,9 @@ class RecordingSink:
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         self.lacking.append((why, reason))
 
-    async def until(self, claim: Callable[["RecordingSink"], object], limit_s: float = LIMIT_S) -> None:
+    async def until(
+        self, claim: Callable[["RecordingSink"], object], limit_s: float = LIMIT_S
+    ) -> None:
         await until(lambda: claim(self), lambda: vars(self), limit_s)
 
 
@@ -73,8 +75,8 @@ def has(*names: str) -> Callable[[RecordingSink], bool]:
 class Kube:
     """A scripted API server, and a source that follows it.
 
-    `delays` are the back-offs that it chose; the sleeps themselves are short. `token` is the file of its
-    credential.
+    `delays` are the back-offs that it chose; the sleeps themselves are short. `token` is the file
+    of its credential.
     """
 
     server: ApiServer
@@ -94,7 +96,9 @@ class Kube:
             yield
 
     async def until_watched(self, *kinds: str) -> None:
-        kinds = kinds or tuple(kind for kind, known in self.server.collections.items() if known.objects)
+        kinds = kinds or tuple(
+            kind for kind, known in self.server.collections.items() if known.objects
+        )
         await self.until(lambda _: all(self.server.of(kind).watchers for kind in kinds))
 
     async def until(self, claim: Callable[[RecordingSink], object]) -> None:

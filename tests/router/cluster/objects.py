@@ -23,7 +23,12 @@ def pod(
     entry: Object = {"addresses": list(addresses), "nodeName": "node-1"}
     entry["conditions"] = {"ready": ready, "serving": serving, "terminating": terminating}
     if name:
-        entry["targetRef"] = {"kind": "Pod", "namespace": "default", "name": name, "uid": f"uid-{name}"}
+        entry["targetRef"] = {
+            "kind": "Pod",
+            "namespace": "default",
+            "name": name,
+            "uid": f"uid-{name}",
+        }
     if zone:
         entry["zone"] = zone
     return entry
@@ -34,7 +39,11 @@ def draining_pod(name: str, address: str) -> Object:
 
 
 def slice_object(
-    name: str, *pods: Object, family: str = "IPv4", ports: list[Object] | None = None, service: str = "vllm"
+    name: str,
+    *pods: Object,
+    family: str = "IPv4",
+    ports: list[Object] | None = None,
+    service: str = "vllm",
 ) -> Object:
     labels = {"kubernetes.io/service-name": service}
     return {

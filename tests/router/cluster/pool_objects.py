@@ -22,7 +22,11 @@ def pool_object(
         "spec": {
             "selector": {"matchLabels": LABELS if labels is None else labels},
             "targetPorts": [{"number": port} for port in ports],
-            "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}, "failureMode": "FailOpen"},
+            "endpointPickerRef": {
+                "name": "extproc",
+                "port": {"number": 9002},
+                "failureMode": "FailOpen",
+            },
         },
         "status": {"parents": []},
     }
@@ -35,7 +39,8 @@ def objective(
         "apiVersion": api,
         "kind": "InferenceObjective",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"poolRef": {"name": pool, **ref}} | ({} if priority is None else {"priority": priority}),
+        "spec": {"poolRef": {"name": pool, **ref}}
+        | ({} if priority is None else {"priority": priority}),
     }
 
 
@@ -48,7 +53,11 @@ def running_pod(
     labels: dict[str, str] | None = None,
 ) -> Object:
     """A pod; `ready` is the status of its condition Ready, `None` without one."""
-    metadata: Object = {"name": name, "namespace": "default", "labels": LABELS if labels is None else labels}
+    metadata: Object = {
+        "name": name,
+        "namespace": "default",
+        "labels": LABELS if labels is None else labels,
+    }
     if deleted:
         metadata["deletionTimestamp"] = "2026-11-22T05:00:00Z"
     status: Object = {"phase": phase, "hostIP": "192.0.2.1", "qosClass": "Burstable"}
@@ -58,7 +67,11 @@ def running_pod(
     if addresses:
         status["podIP"] = addresses[0]
         status["podIPs"] = [{"ip": address} for address in addresses]
-    spec = {"containers": [{"name": "vllm", "image": "vllm", "env": [{"name": "A", "value": "b" * 100}]}]}
+    spec = {
+        "containers": [
+            {"name": "vllm", "image": "vllm", "env": [{"name": "A", "value": "b" * 100}]}
+        ]
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 

@@ -26,10 +26,16 @@ class Asked:
     delays: list[float] = field(default_factory=list)
 
     def build(self, target: str = "vllm:8000", **options: object) -> DnsSource:
-        arguments = {"rng": Random(7), "sleep": self._nap, "open_resolver": self.server.resolver} | options
+        arguments = {
+            "rng": Random(7),
+            "sleep": self._nap,
+            "open_resolver": self.server.resolver,
+        } | options
         return DnsSource(target, **arguments)  # type: ignore[arg-type]  # options of the test
 
-    def running(self, target: str = "vllm:8000", **options: object) -> AbstractAsyncContextManager[object]:
+    def running(
+        self, target: str = "vllm:8000", **options: object
+    ) -> AbstractAsyncContextManager[object]:
         return running(self.build(target, **options), self.sink)
 
     async def _nap(self, delay_s: float) -> None:
@@ -44,7 +50,9 @@ async def at(sink: RecordingSink) -> AsyncIterator[Asked]:
 
 
 @pytest.mark.parametrize("target", ["vllm:8000", "vllm.default.svc.cluster.local:8000"])
-async def test_a_name_in_full_or_short_becomes_its_addresses_in_their_order(at: Asked, target: str) -> None:
+async def test_a_name_in_full_or_short_becomes_its_addresses_in_their_order(
+    at: Asked, target: str
+) -> None:
     async with at.running(target):
         await at.sink.until(lambda sink: len(sink.lists) >= 2)
 
@@ -106,7 +114,9 @@ def fall_silent(server: DnsServer) -> None:
     ],
     ids=["no such name", "no address", "a failure", "silence"],
 )
-async def test_a_failure_keeps_the_list(at: Asked, *, break_: Callable[[DnsServer], None], why: str) -> None:
+async def test_a_failure_keeps_the_list(
+    at: Asked, *, break_: Callable[[DnsServer], None], why: str
+) -> None:
     async with at.running():
         await at.sink.until(lambda sink: sink.lists)
         break_(at.server)
@@ -137,7 +147,9 @@ async def test_a_missing_resolver_configuration_is_a_failure_like_others(at: Ask
     assert at.sink.restarts == ["dns_failure", "dns_failure"]
 
 
-async def test_a_cancellation_that_the_library_swallows_ends_the_source_all_the_same(at: Asked) -> None:
+async def test_a_cancellation_that_the_library_swallows_ends_the_source_all_the_same(
+    at: Asked,
+) -> None:
     """As `asyncio.wait_for` of Python 3.11 does where the answer comes at that moment."""
     asked = asyncio.Event()
 
@@ -148,7 +160,9 @@ async def test_a_cancellation_that_the_library_swallows_ends_the_source_all_the_
                 await asyncio.Event().wait()
             return await at.server.resolver().resolve(*arguments, **options)
 
-    task = asyncio.create_task(at.build(open_resolver=lambda: Swallowing(configure=False)).run(at.sink))
+    task = asyncio.create_task(
+        at.build(open_resolver=lambda: Swallowing(configure=False)).run(at.sink)
+    )
     await asked.wait()
     task.cancel()
 

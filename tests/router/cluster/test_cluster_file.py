@@ -59,18 +59,30 @@ def test_entries_become_endpoints_named_by_their_name_or_address() -> None:
         (b"- {address: 10.0.0.1, po", "endpoints:1: not YAML"),
         (ONE + b"\xff\xfe\x00", "endpoints:2: not UTF-8"),
         (b"[" * 500, "endpoints:1: nested too deeply"),
-        (ONE + b"- {address: 10.0.0.1, port: 8000, name: 2026-13-45}", "endpoints:2: not YAML: month must"),
-        (ONE + b'- {address: 10.0.0.2, port: 8000, name: "a\\0b"}', "endpoints:2: 1: 'a\\x00b' holds NUL"),
+        (
+            ONE + b"- {address: 10.0.0.1, port: 8000, name: 2026-13-45}",
+            "endpoints:2: not YAML: month must",
+        ),
+        (
+            ONE + b'- {address: 10.0.0.2, port: 8000, name: "a\\0b"}',
+            "endpoints:2: 1: 'a\\x00b' holds NUL",
+        ),
         (ONE + b"- {address: 10.0.0.2, port: 8000, name: a\0b}", "endpoints:2: not YAML"),
         (b"endpoints: []", "expected a list"),
         (b"- {address: 10.0.0.1}", "0.port: is missing"),
         (b"- {address: 10.0.0.1, port: '8000'}", "0.port: "),
         (b"- {address: 10.0.0.1, port: 8000, weight: 3}", "0.weight: "),
-        (ONE + b"- {address: vllm-0.vllm, port: 8000}", "endpoints:2: 1: 'vllm-0.vllm' is not an IP address"),
+        (
+            ONE + b"- {address: vllm-0.vllm, port: 8000}",
+            "endpoints:2: 1: 'vllm-0.vllm' is not an IP address",
+        ),
         (b"- {address: 10.0.0.1, port: 70000}", "is not a port"),
         (b"- {address: 10.0.0.1, port: 8000, name: ''}", "0.name: "),
         (ONE + ONE, "endpoints:2: name given twice: 10.0.0.1:8000"),
-        (TWO + b"- {address: 10.0.0.2, port: 8000, name: third}", "address given twice: 10.0.0.2:8000"),
+        (
+            TWO + b"- {address: 10.0.0.2, port: 8000, name: third}",
+            "address given twice: 10.0.0.2:8000",
+        ),
     ],
 )
 def test_a_faulty_file_is_refused_and_the_fault_named(content: bytes, fault: str) -> None:
@@ -116,7 +128,9 @@ async def test_a_half_written_file_is_not_taken(path: Path, sink: RecordingSink)
     assert (len(sink.lists), sink.restarts) == (1, [])
 
 
-async def test_a_swapped_link_of_a_mounted_configmap_is_a_change(tmp_path: Path, sink: RecordingSink) -> None:
+async def test_a_swapped_link_of_a_mounted_configmap_is_a_change(
+    tmp_path: Path, sink: RecordingSink
+) -> None:
     for version, content in (("v1", ONE), ("v2", TWO)):
         (tmp_path / version).mkdir()
         (tmp_path / version / "endpoints.yaml").write_bytes(content)
@@ -132,7 +146,9 @@ async def test_a_swapped_link_of_a_mounted_configmap_is_a_change(tmp_path: Path,
         await change_until_two(swap, sink)
 
 
-async def test_polling_finds_what_the_directory_does_not_show(tmp_path: Path, sink: RecordingSink) -> None:
+async def test_polling_finds_what_the_directory_does_not_show(
+    tmp_path: Path, sink: RecordingSink
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     here = tmp_path / "here"
     elsewhere.mkdir()
@@ -146,7 +162,9 @@ async def test_polling_finds_what_the_directory_does_not_show(tmp_path: Path, si
         await sink.until(lambda sink: len(sink.addresses) == 2)
 
 
-async def test_a_bad_or_deleted_file_leaves_the_list_and_counts_once(path: Path, sink: RecordingSink) -> None:
+async def test_a_bad_or_deleted_file_leaves_the_list_and_counts_once(
+    path: Path, sink: RecordingSink
+) -> None:
     async with running(FileSource(path, poll_s=0.02), sink):
         await sink.until(lambda sink: sink.lists)
         replace_file(path, b"- {address: 10.0.0.1, po")
@@ -167,7 +185,9 @@ async def test_a_bad_or_deleted_file_leaves_the_list_and_counts_once(path: Path,
     assert f"{path}:1: not YAML" in str(sink.reasons[0])
 
 
-async def test_a_missing_file_is_waited_for_and_then_confirmed(tmp_path: Path, sink: RecordingSink) -> None:
+async def test_a_missing_file_is_waited_for_and_then_confirmed(
+    tmp_path: Path, sink: RecordingSink
+) -> None:
     path = tmp_path / "later" / "endpoints.yaml"
     async with running(FileSource(path, poll_s=0.02), sink):
         await sink.until(lambda sink: sink.restarts)

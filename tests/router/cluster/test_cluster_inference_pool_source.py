@@ -61,7 +61,9 @@ async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(kube
         await kube.until(lambda sink: [e.is_ready for e in sink.lists[-1]] == [False, True, True])
         kube.server.delete("a", PODS)
         await kube.until(has("b", "c"))
-        kube.server.put(running_pod("b", "10.0.0.2", labels=OTHERS))  # taken out of the pool by its labels
+        kube.server.put(
+            running_pod("b", "10.0.0.2", labels=OTHERS)
+        )  # taken out of the pool by its labels
         await kube.until(has("c"))
         kube.server.put(running_pod("y", "10.0.9.2", labels=OTHERS))
         kube.server.put(pool_object("another", labels=OTHERS))
@@ -72,17 +74,23 @@ async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(kube
         kube.server.put(pool_object(ports=[9000]))
         await kube.until(lambda sink: sink.addresses == ["10.0.0.3:9000", "10.0.0.4:9000"])
 
-    assert not {"default/x", "default/y"} & {each.name for listed in kube.sink.lists for each in listed}
+    assert not {"default/x", "default/y"} & {
+        each.name for listed in kube.sink.lists for each in listed
+    }
     assert len(kube.server.of(PODS).lists) == 1
 
 
-async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begins_anew(kube: Kube) -> None:
+async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begins_anew(
+    kube: Kube,
+) -> None:
     for number in range(230):
         kube.server.put(running_pod(f"p{number}", f"10.1.{number}.1"))
     listed = kube.server.list_objects
 
     async def too_late(request: object) -> object:
-        await until(lambda: kube.server.of(POOLS).watchers)  # else the pool's watch would be late, too
+        await until(
+            lambda: kube.server.of(POOLS).watchers
+        )  # else the pool's watch would be late, too
         kube.server.compact()
         return await listed(request)  # type: ignore[arg-type]  # the scripted form of an answer
 
@@ -97,7 +105,9 @@ async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begin
     assert (len(kube.sink.lists), kube.sink.restarts, kube.delays) == (1, ["expired"], [0])
 
 
-async def test_another_selector_lists_its_pods_and_keeps_what_is_known_meanwhile(kube: Kube) -> None:
+async def test_another_selector_lists_its_pods_and_keeps_what_is_known_meanwhile(
+    kube: Kube,
+) -> None:
     async with kube.watching():
         kube.server.of(PODS).answer_next("list", refuses(500), refuses(500))
         kube.server.put(pool_object(labels=OTHERS, ports=[9000]))
@@ -117,7 +127,9 @@ async def test_another_selector_lists_its_pods_and_keeps_what_is_known_meanwhile
     assert all(listed for listed in kube.sink.lists)
 
 
-async def test_a_deleted_pool_has_no_endpoints_and_comes_back_when_it_is_made_again(kube: Kube) -> None:
+async def test_a_deleted_pool_has_no_endpoints_and_comes_back_when_it_is_made_again(
+    kube: Kube,
+) -> None:
     async with kube.watching():
         kube.server.delete("vllm", POOLS)
         await kube.until(lambda sink: sink.lacking)
@@ -153,7 +165,9 @@ async def test_a_pool_that_was_never_there_is_lacking_and_not_empty(kube: Kube) 
 @pytest.mark.parametrize(
     ("pool", "why"), [(pool_object(labels={}), "no_selector"), (pool_object(ports=[]), "no_port")]
 )
-async def test_a_pool_that_selects_nothing_is_lacking(kube: Kube, pool: dict[str, object], why: str) -> None:
+async def test_a_pool_that_selects_nothing_is_lacking(
+    kube: Kube, pool: dict[str, object], why: str
+) -> None:
     async with kube.watching():
         kube.server.put(pool)
         await kube.until(lambda sink: sink.lacking)
@@ -177,7 +191,9 @@ async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(kube: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_list_or_watch_that_fails_is_tried_again_and_takes_nothing(kube: Kube, kind: str) -> None:
+async def test_a_list_or_watch_that_fails_is_tried_again_and_takes_nothing(
+    kube: Kube, kind: str
+) -> None:
     """What may fail of them, and how they start again, is in `test_cluster_watch_faults`."""
     fault = streams(b'{"metadata": {"resourceVersion": "1"}, "items": [7]}')
     kube.server.of(kind).answer_next("list", fault, fault)
@@ -226,7 +242,9 @@ async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(kube: Kube
         await kube.until(lambda sink: sink.confirmed_total >= 1)
 
 
-async def test_a_pod_with_a_wrong_address_is_said_once(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pod_with_a_wrong_address_is_said_once(
+    kube: Kube, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     kube.server.put(running_pod("c", "10.0.0"))
     async with kube.watching():

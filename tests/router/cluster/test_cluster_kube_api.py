@@ -57,12 +57,23 @@ def test_any_bytes_are_an_event_or_unreadable(type_: type[KubeObject], data: byt
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3)
+    ),
     max_leaves=8,
 )
 FIELDS = [
     *("poolRef", "name", "kind", "priority", "selector", "matchLabels", "targetPorts", "number"),
-    *("targetPortNumber", "parents", "parent", "conditions", "parentRef", "status", "phase", "podIP"),
+    *(
+        "targetPortNumber",
+        "parents",
+        "parent",
+        "conditions",
+        "parentRef",
+        "status",
+        "phase",
+        "podIP",
+    ),
     *("podIPs", "ip", "type", "reason"),
 ]
 OBJECTS = st.dictionaries(
@@ -70,7 +81,8 @@ OBJECTS = st.dictionaries(
     st.recursive(
         JSON,
         lambda below: (
-            st.dictionaries(st.sampled_from(FIELDS), below, max_size=4) | st.lists(below, max_size=2)
+            st.dictionaries(st.sampled_from(FIELDS), below, max_size=4)
+            | st.lists(below, max_size=2)
         ),
         max_leaves=8,
     ),

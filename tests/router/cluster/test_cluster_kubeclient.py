@@ -110,7 +110,9 @@ async def test_a_kubeconfig_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> Non
     assert "secret" not in str(caught.value)
 
 
-async def test_a_kubeconfig_goes_before_the_service_account(tmp_path: Path, server: ApiServer) -> None:
+async def test_a_kubeconfig_goes_before_the_service_account(
+    tmp_path: Path, server: ApiServer
+) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", "https://red.example", tmp_path / "token")
     (tmp_path / "token").write_text("token-red")
     clients = KubeClients(str(tmp_path / "kubeconfig"), environment=environment(server))

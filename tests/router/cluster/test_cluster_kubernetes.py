@@ -45,7 +45,8 @@ NO_SERVICE = "Service default/vllm has no EndpointSlice: is there such a Service
 
 
 @pytest.mark.parametrize(
-    ("before", "why", "reason"), [(None, "no_service", NO_SERVICE), (OTHER_PORT, "no_port", NO_PORT)]
+    ("before", "why", "reason"),
+    [(None, "no_service", NO_SERVICE), (OTHER_PORT, "no_port", NO_PORT)],
 )
 async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as_empty(
     kube: Kube, *, before: Object | None, why: str, reason: str
@@ -63,7 +64,9 @@ async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as
         assert (kube.sink.lists, kube.sink.confirmed_total) == ([], 0)
 
         kube.server.put(slice_object("s1", ports=[]))
-        await kube.until(lambda sink: sink.lists == [[]])  # scaled to nothing: empty, and not lacking
+        await kube.until(
+            lambda sink: sink.lists == [[]]
+        )  # scaled to nothing: empty, and not lacking
         kube.server.put(slice_object("s1", A, B))
         await kube.until(has("a", "b"))
 
@@ -93,7 +96,9 @@ async def test_those_that_all_turn_not_ready_at_once_are_picked_all_the_same(kub
     ]
 
 
-async def test_a_burst_is_told_once_and_a_pod_that_moves_between_slices_never_goes(kube: Kube) -> None:
+async def test_a_burst_is_told_once_and_a_pod_that_moves_between_slices_never_goes(
+    kube: Kube,
+) -> None:
     async with kube.watching(settle_s=0.5):
         kube.server.put(slice_object("s1", A))  # the controller's updates come in any order
         for number in range(10, 30):
@@ -104,7 +109,9 @@ async def test_a_burst_is_told_once_and_a_pod_that_moves_between_slices_never_go
     assert len(kube.sink.lists) == 2
 
 
-async def test_a_slice_without_the_port_is_logged_once(kube: Kube, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slice_without_the_port_is_logged_once(
+    kube: Kube, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     kube.server.put(slice_object("s2", C, ports=[]))
     async with kube.watching():

@@ -57,7 +57,9 @@ class Asking:
             return web.Response(**self.answer)
         return web.json_response({"object": "list", "data": self.cards})
 
-    def running(self, source: Source, pace: ModelsPace = QUICK) -> AbstractAsyncContextManager[object]:
+    def running(
+        self, source: Source, pace: ModelsPace = QUICK
+    ) -> AbstractAsyncContextManager[object]:
         return running(ModelsSource(source, pace=pace, rng=Random(7), sleep=self._nap), self.sink)
 
     async def _nap(self, delay_s: float) -> None:
@@ -81,7 +83,11 @@ async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(at: Ask
     [before], [after] = at.sink.lists
     assert before == at.endpoint
     assert (after.models, after.adapters) == (frozenset({"llama"}), frozenset({"sql-lora"}))
-    assert (after.name, after.address, after.is_ready) == (at.endpoint.name, at.endpoint.address, True)
+    assert (after.name, after.address, after.is_ready) == (
+        at.endpoint.name,
+        at.endpoint.address,
+        True,
+    )
 
 
 async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(at: Asking) -> None:
@@ -123,7 +129,9 @@ async def test_an_answer_of_no_use_keeps_what_is_known(at: Asking, answer: dict[
     assert at.sink.lists[-1][0].models == {"llama"}
 
 
-async def test_a_silent_endpoint_is_asked_again_later(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_silent_endpoint_is_asked_again_later(
+    at: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     at.delay_s = 0.5
     async with at.running(FixedSource(at.endpoint), ModelsPace(timeout_s=0.1)):
@@ -135,9 +143,13 @@ async def test_a_silent_endpoint_is_asked_again_later(at: Asking, caplog: pytest
     assert caplog.messages == [f"{at.endpoint.address} does not list its models: TimeoutError"]
 
 
-async def test_one_that_cannot_be_asked_stops_no_other(at: Asking, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_cannot_be_asked_stops_no_other(
+    at: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
     """An address that no URL can hold: what is raised is none of a request's own errors."""
-    caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test
+    caplog.set_level(
+        logging.CRITICAL
+    )  # what pytest captures has to be UTF-8 where several processes test
     broken = Endpoint("default/broken", "[::1]x:80\ud800")
     async with at.running(FixedSource(broken, at.endpoint)):
         await at.sink.until(lambda sink: sink.lists[-1:] and sink.lists[-1][1].models == {"llama"})
@@ -180,7 +192,9 @@ async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(at: Asking) -
     assert at.sink.lists[-1] == []
 
 
-async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_through(at: Asking) -> None:
+async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_through(
+    at: Asking,
+) -> None:
     source = FixedSource(at.endpoint)
     async with at.running(source):
         await at.sink.until(lambda sink: len(sink.lists) >= 2)
@@ -189,7 +203,10 @@ async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_
         source.sink.confirm()
         source.sink.restarted("expired")
 
-    assert (at.sink.lists[-1][0].is_ready, at.sink.lists[-1][0].models) == (False, frozenset({"llama"}))
+    assert (at.sink.lists[-1][0].is_ready, at.sink.lists[-1][0].models) == (
+        False,
+        frozenset({"llama"}),
+    )
     assert (at.sink.confirmed_total, at.sink.restarts) == (1, ["expired"])
 
 

@@ -130,7 +130,9 @@ async def test_a_missing_role_is_said_once_and_what_is_known_stays(
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, [], True])
-async def test_an_object_that_no_schema_allows_changes_nothing(sink: Sink, priority: object) -> None:
+async def test_an_object_that_no_schema_allows_changes_nothing(
+    sink: Sink, priority: object
+) -> None:
     sink.server.put(objective("batch", -1))
     async with sink.following():
         await sink.until_last(batch=-1)
@@ -153,7 +155,9 @@ async def test_half_a_line_is_heard_whole_in_the_next_watch(sink: Sink) -> None:
     assert sink.restarts == ["connection"]
 
 
-async def test_llm_ds_go_first_and_the_age_is_of_the_group_confirmed_longest_ago(sink: Sink) -> None:
+async def test_llm_ds_go_first_and_the_age_is_of_the_group_confirmed_longest_ago(
+    sink: Sink,
+) -> None:
     """1. Both are listed. 2. Time goes by. 3. A bookmark of one, an object of the other. 4. One goes."""
     sink.server.of(LLM_D).refusal = None
     for each in (objective("a", 2), objective("a", 1, api=APIS[1])):

@@ -30,7 +30,9 @@ async def test_gateways_find_each_other_by_their_service_or_its_name(kube: Kube,
     ports = [{"name": "http", "port": port, "protocol": "TCP"}]
 
     def find(ips: Sequence[str]) -> None:
-        kube.server.put(slice_object("s1", *(pod(f"extproc-{ip}", ip) for ip in ips), ports=[*ports]))
+        kube.server.put(
+            slice_object("s1", *(pod(f"extproc-{ip}", ip) for ip in ips), ports=[*ports])
+        )
         dns.records = {NAME: [*ips]}
 
     def build() -> Source:
@@ -46,7 +48,10 @@ async def test_gateways_find_each_other_by_their_service_or_its_name(kube: Kube,
 
     async with serving_dns(dns), AsyncExitStack() as stack:
         find(IPS[:2])
-        two = [await stack.enter_async_context(gateway(me, ip).running()) for me, ip in enumerate(IPS[:2])]
+        two = [
+            await stack.enter_async_context(gateway(me, ip).running())
+            for me, ip in enumerate(IPS[:2])
+        ]
         await until(lambda: [1, 1] == [one.neighbours.prompt for one in two])
         pick = two[0].pick()
         await until(lambda: two[1].pool.book.total == 1)

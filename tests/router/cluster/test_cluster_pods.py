@@ -6,7 +6,13 @@ from extproc.router.cluster.pods import ZONE_LABEL, PodBook, read_pod
 from extproc.router.cluster.slices import AddressFamily, read_slice
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.objects import Object, parsed, pod, slice_object
-from tests.router.cluster.pool_objects import LABELS, parsed_pod, parsed_pool, pool_object, running_pod
+from tests.router.cluster.pool_objects import (
+    LABELS,
+    parsed_pod,
+    parsed_pool,
+    pool_object,
+    running_pod,
+)
 from tests.tables import table
 
 IP = "10.0.0.1"
@@ -29,7 +35,9 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
     ("pod_", "endpoints"),
     [
         (pod_a(IP), READY),
-        *((pod_a(IP, ready=ready), []) for ready in ("False", "Unknown", None)),  # its node is lost, not yet
+        *(
+            (pod_a(IP, ready=ready), []) for ready in ("False", "Unknown", None)
+        ),  # its node is lost, not yet
         *((pod_a(IP, phase=phase), []) for phase in ("Pending", "Succeeded", "Failed", "Unknown")),
         (pod_a(), []),  # no address yet
         ({**pod_a(), "status": {}}, []),
@@ -40,7 +48,9 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
         ({**pod_a(), "status": {**pod_a()["status"], "podIP": IP}}, READY),  # without podIPs
     ],
 )
-def test_a_running_ready_pod_is_an_endpoint(pod_: Object, endpoints: list[tuple[str, str, bool]]) -> None:
+def test_a_running_ready_pod_is_an_endpoint(
+    pod_: Object, endpoints: list[tuple[str, str, bool]]
+) -> None:
     assert brief(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
 
 
@@ -71,7 +81,10 @@ def test_each_port_of_a_pod_is_an_endpoint_with_a_name_of_its_own() -> None:
         ("default/b:8001", "10.0.0.2:8001", True),
     ]
     book.use_ports((9000,))
-    assert [address for _, address, _ in brief(book.endpoints())] == ["10.0.0.1:9000", "10.0.0.2:9000"]
+    assert [address for _, address, _ in brief(book.endpoints())] == [
+        "10.0.0.1:9000",
+        "10.0.0.2:9000",
+    ]
 
 
 @table("ports", [(8000,), (8000, 8001)])
@@ -103,7 +116,9 @@ def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
         (pool_object(labels={"z": "1", "a.b/c": ""}), "a.b/c=,z=1", (8000,)),
     ],
 )
-def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tuple[int, ...]) -> None:
+def test_a_pool_is_a_selector_and_ports(
+    pool: Object, selector: str, ports: tuple[int, ...]
+) -> None:
     terms = parsed_pool(pool).terms
 
     assert (terms.selector, terms.ports, terms.fault) == (selector, ports, None)
@@ -124,5 +139,7 @@ NO_PORT = ("no_port", "has no target port")
         (ours | {"spec": {"selector": {"matchLabels": {"app": "x"}}}}, NO_PORT),
     ],
 )
-def test_a_pool_that_selects_nothing_is_at_fault_not_all_pods(pool: Object, fault: tuple[str, str]) -> None:
+def test_a_pool_that_selects_nothing_is_at_fault_not_all_pods(
+    pool: Object, fault: tuple[str, str]
+) -> None:
     assert parsed_pool(pool).terms.fault == fault

@@ -87,7 +87,9 @@ async def test_a_source_is_always_run_again(
     assert len(naps.delays) == 2
 
 
-async def test_a_source_that_fails_at_once_is_backed_off_from_not_one_that_lived(sink: RecordingSink) -> None:
+async def test_a_source_that_fails_at_once_is_backed_off_from_not_one_that_lived(
+    sink: RecordingSink,
+) -> None:
     naps = Naps()
 
     def lives() -> None:
@@ -113,7 +115,9 @@ async def test_cancelling_it_ends_it(sink: RecordingSink) -> None:
     assert sink.restarts == []
 
 
-async def test_a_static_source_tells_its_list_once_and_then_confirms_it(sink: RecordingSink) -> None:
+async def test_a_static_source_tells_its_list_once_and_then_confirms_it(
+    sink: RecordingSink,
+) -> None:
     endpoints = [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.2:8000")]
     async with running(StaticSource(endpoints, confirm_s=0.001), sink):
         await sink.until(lambda sink: sink.confirmed_total >= 3)

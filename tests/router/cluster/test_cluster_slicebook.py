@@ -25,20 +25,32 @@ def listed(book: SliceBook) -> list[tuple[str, str, bool]]:
 
 one, two = partial(slice_object, "s1"), partial(slice_object, "s2")
 STALE, FRESH = one(draining_pod("a", OLD)), two(pod("a", OLD, ready=True))
-DUAL = [one(pod("a", OLD), pod("four", NEW)), two(pod("a", "fd00::1"), pod("six", "fd00::6"), family="IPv6")]
+DUAL = [
+    one(pod("a", OLD), pod("four", NEW)),
+    two(pod("a", "fd00::1"), pod("six", "fd00::6"), family="IPv6"),
+]
 SIX = ("six", "[fd00::6]", True)
 
 
 @table(
     ("slices", "expected"),
     [
-        ([one(pod("b", NEW)), two(pod("a", OLD))], [("a", OLD, True), ("b", NEW, True)]),  # by their names
+        (
+            [one(pod("b", NEW)), two(pod("a", OLD))],
+            [("a", OLD, True), ("b", NEW, True)],
+        ),  # by their names
         ([STALE, FRESH], [("a", OLD, True)]),  # in two slices: ready if one says so
         ([FRESH, STALE], [("a", OLD, True)]),
         ([one(draining_pod("a", OLD), pod("a", NEW, ready=True))], [("a", NEW, True)]),  # restarted
-        ([one(draining_pod("old", OLD)), two(pod("new", OLD))], [("new", OLD, True)]),  # one address
+        (
+            [one(draining_pod("old", OLD)), two(pod("new", OLD))],
+            [("new", OLD, True)],
+        ),  # one address
         (DUAL, [("a", OLD, True), ("four", NEW, True), SIX]),
-        ([STALE, DUAL[1]], [("a", OLD, False), SIX]),  # dual stack, and draining: it keeps its address
+        (
+            [STALE, DUAL[1]],
+            [("a", OLD, False), SIX],
+        ),  # dual stack, and draining: it keeps its address
     ],
 )
 def test_a_pod_is_listed_once(slices: list[Object], expected: list[tuple[str, str, bool]]) -> None:
@@ -104,7 +116,9 @@ events = st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), s
 
 
 @given(events)
-def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(script: list[tuple[str, Object]]) -> None:
+def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(
+    script: list[tuple[str, Object]],
+) -> None:
     followed = SliceBook(("http",))
     final: dict[str, Object] = {}
     for kind, slice_ in script:

@@ -1,6 +1,12 @@
 from functools import partial
 
-from extproc.router.cluster.slices import EndpointConditions, EndpointPort, find_port, is_ready, read_slice
+from extproc.router.cluster.slices import (
+    EndpointConditions,
+    EndpointPort,
+    find_port,
+    is_ready,
+    read_slice,
+)
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.objects import Object, parsed, pod, slice_object
 from tests.tables import table
@@ -17,10 +23,16 @@ OTHER_PORT = [{"name": "http", "port": 9000}]
 @table(
     ("slice_", "endpoint"),
     [
-        (one(pod("v", IP, zone="eu-1a", ready=True)), Endpoint("default/v", f"{IP}:8000", zone="eu-1a")),
+        (
+            one(pod("v", IP, zone="eu-1a", ready=True)),
+            Endpoint("default/v", f"{IP}:8000", zone="eu-1a"),
+        ),
         (one(pod(None, IP)), Endpoint(f"{IP}:8000", f"{IP}:8000")),  # no pod: named by its address
         (one(pod("v", "fd00:0:0::1"), family="IPv6"), Endpoint("default/v", "[fd00::1]:8000")),
-        (one(pod("v", IP, "10.0.0.9")), Endpoint("default/v", f"{IP}:8000")),  # the first address counts
+        (
+            one(pod("v", IP, "10.0.0.9")),
+            Endpoint("default/v", f"{IP}:8000"),
+        ),  # the first address counts
         (one(pod("v", IP), ports=OTHER_PORT), Endpoint("default/v", f"{IP}:9000")),
     ],
 )
@@ -78,7 +90,9 @@ HTTP_PORT = EndpointPort("http", 8000)
         *(([], 8000, 8000), ([EndpointPort("any", None)], 8000, 8000)),
     ],
 )
-def test_port_is_found_however_named(ports: list[EndpointPort], port: int | str, number: int | None) -> None:
+def test_port_is_found_however_named(
+    ports: list[EndpointPort], port: int | str, number: int | None
+) -> None:
     assert find_port(ports, port) == number
 
 
@@ -126,11 +140,15 @@ def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None
     assert [endpoint.zone for endpoint in endpoints] == ["eu-1a", "eu-1a", None, None]
 
 
-def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_one_endpoint() -> None:
+def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_one_endpoint() -> (
+    None
+):
     slice_ = parsed(one(pod("a", IP), ports=RANKS[:1]))
     reading = read_slice(slice_, ("rank-0", "rank-1"))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]
     assert reading.fault == "has no TCP port 'rank-1', only rank-0=8000/TCP"
     assert not reading.lacks_port
-    assert [each.name for each in read_slice(slice_, ("rank-0", 8000)).endpoints] == ["default/a:8000"]
+    assert [each.name for each in read_slice(slice_, ("rank-0", 8000)).endpoints] == [
+        "default/a:8000"
+    ]

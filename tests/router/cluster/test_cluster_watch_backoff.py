@@ -52,7 +52,11 @@ async def test_back_off_starts_over_once_a_watch_has_said_something(kube: Kube) 
 
 @pytest.mark.parametrize(
     ("answer", "lists", "waits_at_once", "reason"),
-    [(streams(), 1, True, None), (refuses(403), 40, True, "403: scripted"), (refuses(410), 40, False, None)],
+    [
+        (streams(), 1, True, None),
+        (refuses(403), 40, True, "403: scripted"),
+        (refuses(410), 40, False, None),
+    ],
     ids=["ends every watch", "a Role without the verb watch", "calls every version expired"],
 )
 async def test_a_server_whose_watches_all_fail_is_backed_off_from(
@@ -97,10 +101,15 @@ async def test_a_server_says_when_to_come_back(kube: Kube, *, call: str, code: i
     ("text", "read_s"),
     [
         *(("1", 1), ("120", 120), ("999999999", 120)),
-        *((text, None) for text in ("0", "", "-1", "1.5", "²", "9" * 5_000, "Wed, 21 Oct 2026 07:28:00 GMT")),
+        *(
+            (text, None)
+            for text in ("0", "", "-1", "1.5", "²", "9" * 5_000, "Wed, 21 Oct 2026 07:28:00 GMT")
+        ),
     ],
 )
-def test_a_retry_after_is_whole_seconds_and_no_more_than_two_minutes(text: str, read_s: int | None) -> None:
+def test_a_retry_after_is_whole_seconds_and_no_more_than_two_minutes(
+    text: str, read_s: int | None
+) -> None:
     assert read_retry_after(text) == read_s
 
 

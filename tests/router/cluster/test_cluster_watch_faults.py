@@ -15,7 +15,9 @@ from tests.router.cluster.api_server import drops, line, refuses, stalls, status
 from tests.router.cluster.harness import IMPATIENT, PATIENT, Kube, has, running
 from tests.router.cluster.objects import C, slice_object
 
-ADDED = line("ADDED", slice_object("s2", C) | {"metadata": {"name": "s2", "resourceVersion": "150"}})
+ADDED = line(
+    "ADDED", slice_object("s2", C) | {"metadata": {"name": "s2", "resourceVersion": "150"}}
+)
 MARK = line("BOOKMARK", {"metadata": {"resourceVersion": "160"}})
 RENAMED = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
 GONE = line("ERROR", status_object(410, "too old resource version"))
@@ -62,7 +64,9 @@ async def test_lines_are_read_however_they_are_cut(kube: Kube, chunks: tuple[byt
     assert kube.sink.restarts == ["closed"]
 
 
-async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(kube: Kube) -> None:
+async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(
+    kube: Kube,
+) -> None:
     """No bookmark comes before etcd notifies of its progress, which by default is every ten minutes."""
     async with kube.running(patience=Patience(silence_s=0.05)):
         await kube.until(lambda sink: sink.confirmed_total >= 5)
@@ -95,11 +99,15 @@ async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) 
         *(pytest.param(refuses(code), why, True, id=why) for code, why in REFUSALS),
         pytest.param(streams(b"not json\n"), "garbled", True, id="not JSON"),
         pytest.param(streams(b'{"type": "ADDED"}\n'), "garbled", True, id="no object"),
-        pytest.param(streams(b'{"type": "ADDED", "object": 7}\n'), "garbled", True, id="wrong object"),
+        pytest.param(
+            streams(b'{"type": "ADDED", "object": 7}\n'), "garbled", True, id="wrong object"
+        ),
         pytest.param(streams(b"\xff\xfe\n"), "garbled", True, id="not UTF-8"),
         pytest.param(streams(b'{"object":' + b"[" * 100_000 + b"\n"), "garbled", True, id="deep"),
         pytest.param(streams(ADDED[:30]), "connection", False, id="ended within a line"),
-        pytest.param(streams(ADDED[:30], then_cut=True), "connection", False, id="cut within a line"),
+        pytest.param(
+            streams(ADDED[:30], then_cut=True), "connection", False, id="cut within a line"
+        ),
         pytest.param(streams(then_cut=True), "connection", False, id="cut"),
         pytest.param(stalls(after_headers=False), "stalled", False, id="no head"),
         pytest.param(stalls(after_headers=True), "silent", False, id="silent"),
@@ -124,7 +132,10 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        *(pytest.param(refuses(code), why, id=why) for code, why in (*REFUSALS, (500, "server_error"))),
+        *(
+            pytest.param(refuses(code), why, id=why)
+            for code, why in (*REFUSALS, (500, "server_error"))
+        ),
         pytest.param(streams(b'{"items": [{"metadata"'), "garbled", id="half a list"),
         pytest.param(streams(b"[]"), "garbled", id="wrong JSON"),
         pytest.param(streams(b'{"items":' + b"[" * 100_000), "garbled", id="deep JSON"),
@@ -165,13 +176,16 @@ async def test_what_no_client_should_raise_is_survived_and_names_no_credential(k
 
     async with running(Restarting(kube.build(), rng=Random(7), sleep=nap), kube.sink):
         await kube.until(lambda sink: len(sink.restarts) > 2)
-        # In one step, as the kubelet does it: a token half written would be refused for another reason.
+        # In one step, as the kubelet does it: a token half written would be refused for another
+        # reason.
         await asyncio.to_thread(kube.token.with_suffix(".new").write_text, "token-1")
         await asyncio.to_thread(kube.token.with_suffix(".new").replace, kube.token)
         await kube.until(has("a", "b"))
 
     assert set(kube.sink.restarts) == {"internal"}
-    assert all(reason and "Error at " in reason and "token" not in reason for reason in kube.sink.reasons)
+    assert all(
+        reason and "Error at " in reason and "token" not in reason for reason in kube.sink.reasons
+    )
 
 
 async def test_broken_credentials_are_tried_again(kube: Kube, tmp_path: Path) -> None:
@@ -205,7 +219,12 @@ def endless(written: list[int], first: bytes) -> Handler:
 @pytest.mark.parametrize(
     ("call", "first", "most_mib", "reason"),
     [
-        ("list", b'{"metadata":{"resourceVersion":"100"},', 64, "a list of more than 67108864 bytes"),
+        (
+            "list",
+            b'{"metadata":{"resourceVersion":"100"},',
+            64,
+            "a list of more than 67108864 bytes",
+        ),
         ("watch", b'{"type": "ADDED",', 8, "an event of more than 8388608 bytes"),
     ],
 )

@@ -18,7 +18,14 @@ CLEARED = {"type": "AllBlocksCleared"}
 def stored(blocks: int, **more: Any) -> dict[str, Any]:
     names = [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(1, blocks + 1)]
     fields = {"block_hashes": names, "parent_block_hash": None, "token_ids": [7] * 16 * blocks}
-    return {"type": "BlockStored", **fields, "block_size": 16, "lora_id": None, "medium": "GPU", **more}
+    return {
+        "type": "BlockStored",
+        **fields,
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        **more,
+    }
 
 
 def removed(blocks: int, **more: Any) -> dict[str, Any]:
@@ -36,7 +43,10 @@ class Publisher:
         self.ports, self.address, self.number, self.asked = ports, f"127.0.0.1:{ports[2]}", 0, 0
         self.kept: list[tuple[bytes, bytes]] = []
         self.context = zmq.asyncio.Context()
-        self.publishing, self._replaying = self.context.socket(zmq.PUB), self.context.socket(zmq.ROUTER)
+        self.publishing, self._replaying = (
+            self.context.socket(zmq.PUB),
+            self.context.socket(zmq.ROUTER),
+        )
         self.publishing.bind(f"tcp://127.0.0.1:{ports[0]}")
         self._replaying.bind(f"tcp://127.0.0.1:{ports[1]}")
         self._replay_endpoint = f"tcp://*:{ports[1]}" if replays else None

@@ -26,10 +26,25 @@ def told(*messages: tuple[int, bytes]) -> EventLog:
     [
         ([STORED_ROW, ["BlockRemoved", [1], "GPU"]], 32),
         ([STORED_ROW[:5], ["AllBlocksCleared"], STORED_ROW], 48),
-        ([stored(5), stored(70, **CPU), removed(3, **CPU), stored(9, **GROUP), removed(1, **GROUP)], 80),
+        (
+            [
+                stored(5),
+                stored(70, **CPU),
+                removed(3, **CPU),
+                stored(9, **GROUP),
+                removed(1, **GROUP),
+            ],
+            80,
+        ),
         ([stored(5), {"type": "NewInAnotherRelease", "block_hashes": [1]}], 80),
         ([stored(2, session_id="x", block_hashes=[None, {"a": 1}])], 32),
-        ([stored(3, block_hashes=[5, 5, -1.5], parent_block_hash=5), stored(1, parent_block_hash=[{}])], 64),
+        (
+            [
+                stored(3, block_hashes=[5, 5, -1.5], parent_block_hash=5),
+                stored(1, parent_block_hash=[{}]),
+            ],
+            64,
+        ),
     ],
 )
 def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens: int) -> None:
@@ -37,7 +52,10 @@ def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens:
 
 
 def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> None:
-    blocks, clocks = stored(0, block_hashes=[None] * 200_000), (0.0, float("nan"), float("-inf"), 1e300, -5.0)
+    blocks, clocks = (
+        stored(0, block_hashes=[None] * 200_000),
+        (0.0, float("nan"), float("-inf"), 1e300, -5.0),
+    )
     messages = [msgspec.msgpack.encode([clock, [blocks], 0]) for clock in clocks * 10]
 
     assert told(*enumerate(messages)).cached_tokens == 10_000_000 * 16
@@ -47,7 +65,13 @@ def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     log = EventLog(0.0)
     said: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
 
-    assert [log.take(at, payload(*events), 1.0) for at, events in said] == [False, True, False, True, False]
+    assert [log.take(at, payload(*events), 1.0) for at, events in said] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert (log.emptied, log.cached_tokens, log.why) == (2, 32, "")
     log = told((7, payload(stored(1))))
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 0)
@@ -55,13 +79,20 @@ def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
 
 
-def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> None:
+def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> (
+    None
+):
     log = told((0, payload(stored(4))), (1, payload()))
     assert [log.due(number) for number in (2, 5, 1, 0, -1)] == [None, 1, 0, None, None]
 
     log.take(5, payload(stored(1)), 10.0)
     said = describe_logs([log], 15.0, 1_600)
-    assert (said["state"], said["why"], said["for_s"], said["missed"]) == ("degraded", "gap", 5.0, 3)
+    assert (said["state"], said["why"], said["for_s"], said["missed"]) == (
+        "degraded",
+        "gap",
+        5.0,
+        3,
+    )
     assert (said["cached_tokens"], said["cached_share"]) == (None, None)
     log.take(6, payload(CLEARED, stored(5)), 60.0)
     assert (log.why, log.cached_tokens) == ("gap", 80)
@@ -85,10 +116,24 @@ TIME = msgspec.msgpack.encode(1.5)
 BAD = [
     *(b"", b"\x93", b"\xc1" * 40, b"\x92" + TIME, payload(stored(3))[:-9], b"\x91" * 100_000),
     b"\x92" + TIME + b"\xdd\x00\x98\x96\x80" + b"\xc0" * 100_000,  # ten million events
-    b"\x92" + TIME + b"\x91\x82\xa4type\xabBlockStored\xacblock_hashes\xdd\x00\x98\x96\x80",  # as many blocks
-    *(payload(*[{"type": ""}] * 4_097), payload(stored(1, token_ids=[7] * MAX_BYTES)), payload(7, [])),
-    *(payload({"type": 1}), payload({"type": "BlockStored", "block_hashes": 7}), payload(["BlockStored", 7])),
-    *(payload(["BlockStored", 7, None, [], 16]), payload({"block_hashes": [1]}), payload([[["x"]]])),
+    b"\x92"
+    + TIME
+    + b"\x91\x82\xa4type\xabBlockStored\xacblock_hashes\xdd\x00\x98\x96\x80",  # as many blocks
+    *(
+        payload(*[{"type": ""}] * 4_097),
+        payload(stored(1, token_ids=[7] * MAX_BYTES)),
+        payload(7, []),
+    ),
+    *(
+        payload({"type": 1}),
+        payload({"type": "BlockStored", "block_hashes": 7}),
+        payload(["BlockStored", 7]),
+    ),
+    *(
+        payload(["BlockStored", 7, None, [], 16]),
+        payload({"block_hashes": [1]}),
+        payload([[["x"]]]),
+    ),
 ]
 
 
@@ -101,7 +146,11 @@ def test_a_message_that_is_not_vllms_is_noted_and_the_next_one_counts(message: b
 
 
 EVENTS = st.lists(
-    st.one_of(st.builds(stored, st.integers(0, 40)), st.builds(removed, st.integers(0, 40)), st.just(CLEARED))
+    st.one_of(
+        st.builds(stored, st.integers(0, 40)),
+        st.builds(removed, st.integers(0, 40)),
+        st.just(CLEARED),
+    )
 )
 
 

@@ -61,7 +61,9 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
     )
     return HttpAccessLogEntry(
         common_properties=common,
-        request=HttpRequestProperties(path="/v1/chat/completions?secret", request_id="mine", user_agent="x"),
+        request=HttpRequestProperties(
+            path="/v1/chat/completions?secret", request_id="mine", user_agent="x"
+        ),
         response=HttpResponseProperties(response_code=status, response_headers=dict(headers)),
     )
 

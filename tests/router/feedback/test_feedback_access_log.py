@@ -23,7 +23,11 @@ from tests.tables import table
 
 FAULTS = {
     **dict.fromkeys(
-        ("downstream_connection_termination", "downstream_protocol_error", "downstream_remote_reset"),
+        (
+            "downstream_connection_termination",
+            "downstream_protocol_error",
+            "downstream_remote_reset",
+        ),
         EndpointFault.CLIENT,
     ),
     **{
@@ -37,7 +41,12 @@ FAULTS = {
         )
     },
 }
-OTHERS = ("no_healthy_upstream", "upstream_overflow", "no_route_found", "upstream_retry_limit_exceeded")
+OTHERS = (
+    "no_healthy_upstream",
+    "upstream_overflow",
+    "no_route_found",
+    "upstream_retry_limit_exceeded",
+)
 
 milliseconds = st.integers(0, 10**7)
 ips = st.ip_addresses(v=4).map(str)
@@ -50,7 +59,9 @@ class Heard:
         self.outcomes: list[Outcome] = []
         self.faults: list[str] = []
         self.client = Client()
-        logs = AccessLogs(lambda each: self.outcomes.extend(outcomes(each, 0.0)), self.faults.append)
+        logs = AccessLogs(
+            lambda each: self.outcomes.extend(outcomes(each, 0.0)), self.faults.append
+        )
         self.stream = logs.routes()[METHOD](self.client)
 
 
@@ -74,7 +85,9 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
 ) -> None:
     headers = {"x-other": "1"} | ({} if retry_after is None else {"retry-after": retry_after})
     (exchange,) = read_entries(message(entry(**fields, headers=headers)))
-    address, status, first_byte_ms = (fields[name] for name in ("address", "status", "first_byte_ms"))
+    address, status, first_byte_ms = (
+        fields[name] for name in ("address", "status", "first_byte_ms")
+    )
 
     assert exchange.duration_s == pytest.approx(fields["duration_ms"] / 1e3)
     assert (exchange.first_byte_s or 0) == pytest.approx((first_byte_ms or 0) / 1e3)

@@ -21,7 +21,13 @@ from extproc.router.feedback.feedback_metrics import FeedbackCollector
 from extproc.router.feedback.outcome import Outcome, Verdict
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober, probe_health
-from extproc.router.feedback.scraper import MAX_PAGE_BYTES, ScrapePlan, Scraper, fetch_signals, read_signals
+from extproc.router.feedback.scraper import (
+    MAX_PAGE_BYTES,
+    ScrapePlan,
+    Scraper,
+    fetch_signals,
+    read_signals,
+)
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.parse import parse
@@ -59,7 +65,9 @@ async def scrape(address: str, timeout_s: float = 5.0) -> EndpointSignals | None
 
 async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     async def tell(_: web.Request) -> web.Response:
-        return web.Response(body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n')
+        return web.Response(
+            body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n'
+        )
 
     async with hosting({"GET /metrics": tell}) as address:
         feedback = build(address)
@@ -167,7 +175,9 @@ def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     registry.register(FeedbackCollector(lambda: [feedback]))
 
     def told(family: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"extproc_{family}_tokens_total", {"pool": "llama", **labels})
+        return registry.get_sample_value(
+            f"extproc_{family}_tokens_total", {"pool": "llama", **labels}
+        )
 
     assert told("predicted", reason="cold", cached="yes") == 0
     assert told("predicted", reason="cold", cached="no") == 500
@@ -175,7 +185,9 @@ def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     saved_s = registry.get_sample_value(
         "extproc_saved_prefill_seconds_total", {"pool": "llama", "reason": "prefix"}
     )
-    assert saved_s == pytest.approx(256 * ENGINES[DEFAULT_ENGINE].prefill_ms_per_token / 1000, rel=0.2)
+    assert saved_s == pytest.approx(
+        256 * ENGINES[DEFAULT_ENGINE].prefill_ms_per_token / 1000, rel=0.2
+    )
     assert told("measured", endpoint="e0", cached="yes") == 400
     assert told("measured", endpoint="e0", cached="no") == 600
 
@@ -235,7 +247,9 @@ def test_every_figure_is_found_in_its_place_and_names_that_begin_alike_are_other
         "e2e_request_latency_seconds_sum": 11,
     }
     named = figures | {"num_requests_waiting_by_reason": 9, "prompt_tokens_total_more": 9}
-    page = b"".join(f"# HELP vllm:{name} Text.\n".encode() + labelled(name, named[name]) for name in named)
+    page = b"".join(
+        f"# HELP vllm:{name} Text.\n".encode() + labelled(name, named[name]) for name in named
+    )
 
     assert read_signals(page + b"process_start_time_seconds 8.0\n") == EndpointSignals(
         1, 2, None, 30, 4, 50, 6, 0.7, 8, 0, 9, 11, 0.5, 12, 1.3
@@ -245,7 +259,10 @@ def test_every_figure_is_found_in_its_place_and_names_that_begin_alike_are_other
 def test_engines_of_one_server_are_added_up() -> None:
     config = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="100"} 1.0\n'
     page = (
-        labelled("num_requests_running", 3) + labelled("num_requests_running", 4, 1) + config % 0 + config % 1
+        labelled("num_requests_running", 3)
+        + labelled("num_requests_running", 4, 1)
+        + config % 0
+        + config % 1
     )
     usage = labelled("kv_cache_usage_perc", 0.25) + labelled("kv_cache_usage_perc", 0.5, 1)
 

@@ -28,14 +28,18 @@ class Bench:
     def wait(self, seconds: float) -> None:
         self.clock.now_s += seconds
 
-    def hear(self, name: str, verdict: Verdict, duration_s: float = 0.01, **fields: float) -> Change | None:
+    def hear(
+        self, name: str, verdict: Verdict, duration_s: float = 0.01, **fields: float
+    ) -> Change | None:
         outcome = Outcome(name, verdict, duration_s=duration_s, **fields)  # type: ignore[arg-type]  # floats
         return self.cooling.observe(name, outcome)
 
     def fail(self, name: str, times: int = 3, duration_s: float = 0.01) -> Change | None:
         return [self.hear(name, Verdict.FAILED, duration_s) for _ in range(times)][-1]
 
-    def answer(self, name: str, duration_s: float = 0.01, first_byte_s: float = 0.01) -> Change | None:
+    def answer(
+        self, name: str, duration_s: float = 0.01, first_byte_s: float = 0.01
+    ) -> Change | None:
         return self.hear(name, Verdict.ANSWERED, duration_s, first_byte_s=first_byte_s)
 
     def put_on_trial(self, name: str, after_s: float = 2.0) -> None:
@@ -55,7 +59,9 @@ class Bench:
         *((story, False) for story in ("ff", "ffa" * 10, "a" * 100, "b" * 100, "u" * 100)),
     ],
 )
-def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(story: str, cools: bool) -> None:
+def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(
+    story: str, cools: bool
+) -> None:
     """Of `l`, a long answer that began before the failures, each open stream has one: it ends no row."""
     verdicts = {"f": Verdict.FAILED, "b": Verdict.BUSY, "u": Verdict.UNKNOWN, "x": Verdict.BROKEN}
     bench = Bench()
@@ -67,7 +73,9 @@ def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(story: str
     ]
 
     assert changes == [None] * (len(story) - 1) + [Change.COOLED if cools else None]
-    assert (bench.open(), bench.cooling.shut()) == (("bcd", {"a": Why.COOLING}) if cools else ("abcd", {}))
+    assert (bench.open(), bench.cooling.shut()) == (
+        ("bcd", {"a": Why.COOLING}) if cools else ("abcd", {})
+    )
     assert bench.cooling.cooled_for_s("a") == (pytest.approx(2) if cools else 0)
 
 
@@ -173,7 +181,9 @@ def test_an_endpoint_that_fails_again_soon_cools_longer_and_a_calm_one_is_forgiv
 
 
 @table(("size", "shut"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (9, 4)])
-def test_never_more_than_the_smaller_half_is_shut_and_the_first_to_fail_are(size: int, shut: int) -> None:
+def test_never_more_than_the_smaller_half_is_shut_and_the_first_to_fail_are(
+    size: int, shut: int
+) -> None:
     names = tuple(map(str, reversed(range(size))))
     bench = Bench(names=names[::-1])
     for name in names[: size - 1] or names:
@@ -348,7 +358,9 @@ class AnyOrder(RuleBasedStateMachine):
         duration_s=st.floats(0, 50),
         retry_after_s=st.floats(0, 100),
     )
-    def hear(self, name: str, verdict: Verdict, times: int, duration_s: float, retry_after_s: float) -> None:
+    def hear(
+        self, name: str, verdict: Verdict, times: int, duration_s: float, retry_after_s: float
+    ) -> None:
         for _ in range(times):
             outcome = Outcome(
                 name, verdict, duration_s=duration_s, first_byte_s=0.1, retry_after_s=retry_after_s
@@ -399,7 +411,9 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.booleans()), max_size=40))
-def test_the_view_is_the_same_whether_it_was_looked_at_before_or_not(steps: list[tuple[float, bool]]) -> None:
+def test_the_view_is_the_same_whether_it_was_looked_at_before_or_not(
+    steps: list[tuple[float, bool]],
+) -> None:
     """What is remembered between two looks changes nothing: one bench is looked at all the time."""
     watched, unwatched = Bench(), Bench()
     for seconds, is_well in steps:

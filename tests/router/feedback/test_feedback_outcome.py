@@ -52,7 +52,10 @@ silent = partial(answered, first_byte_s=None)
         (answered(200, EndpointFault.ENDPOINT), Verdict.BROKEN, "broken"),
         (answered(700), Verdict.FAILED, "unknown"),
         # The status is Envoy's own here, and so is its header.
-        *((silent(status, EndpointFault.ENDPOINT), Verdict.FAILED, "none") for status in (503, 504)),
+        *(
+            (silent(status, EndpointFault.ENDPOINT), Verdict.FAILED, "none")
+            for status in (503, 504)
+        ),
         (silent(503, EndpointFault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
         (silent(0, EndpointFault.CLIENT), Verdict.UNKNOWN, "unknown"),
         *((silent(status), Verdict.UNKNOWN, "unknown") for status in (413, 503)),
@@ -72,7 +75,9 @@ def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str
         ("0", 0),
         (" 12 ", 12),
         ("9" * 400, 999_999_999),
-        *((odd, 1) for odd in ("-1", "1.5", "soon", "", "١٢")),  # the last are digits, but not HTTP's
+        *(
+            (odd, 1) for odd in ("-1", "1.5", "soon", "", "١٢")
+        ),  # the last are digits, but not HTTP's
         ("Wed, 21 Oct 2026 07:28:00 GMT", 20),
         ("Wednesday, 21-Oct-26 07:28:00 GMT", 20),
         ("Wed Oct 21 07:28:00 2026", 20),
@@ -105,7 +110,9 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
 def test_who_failed_before_the_last_try_is_blamed_where_it_is_certain(
     address: str, attempts: int, told: list[str], blamed: list[str]
 ) -> None:
-    found = list(outcomes(Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S))
+    found = list(
+        outcomes(Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S)
+    )
 
     assert [outcome.address for outcome in found if outcome.verdict is Verdict.FAILED] == blamed
     assert (found[-1].address, found[-1].verdict) == (address, Verdict.ANSWERED)
@@ -129,7 +136,9 @@ def test_nobody_is_judged_where_no_endpoint_was_reached() -> None:
     )
 )
 def test_a_clients_doing_never_blames_the_endpoint_it_was_sent_to(exchange: Exchange) -> None:
-    last = [outcome for outcome in outcomes(exchange, NOW_S) if outcome.address == exchange.address][-1:]
+    last = [
+        outcome for outcome in outcomes(exchange, NOW_S) if outcome.address == exchange.address
+    ][-1:]
     blamed: list[Outcome] = [outcome for outcome in last if outcome.verdict is Verdict.FAILED]
     is_answer = exchange.first_byte_s is not None
 

@@ -37,7 +37,9 @@ def pick(pool: Pool, **fields: Any) -> Pick:
     return pool.pick(pool.strategy.read(None, {}, ""), **fields)
 
 
-def said(endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: float = 0.1) -> Outcome:
+def said(
+    endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: float = 0.1
+) -> Outcome:
     return Outcome(endpoint.address, verdict, status, duration_s, 0.05)
 
 
@@ -84,11 +86,16 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"extproc_{name}", {"pool": "llama", **labels})
 
-    answers = [value("answers_total", endpoint="e1", **{"class": name}) for name in ("5xx", "4xx", "none")]
+    answers = [
+        value("answers_total", endpoint="e1", **{"class": name}) for name in ("5xx", "4xx", "none")
+    ]
     assert (answers, value("endpoint_coolings_total", endpoint="e1")) == ([3, 1, 1], 1)
     failed, answered = ({"zone": "", "class": name} for name in ("5xx", "4xx"))
     assert [value("first_byte_seconds_count", **labels) for labels in (failed, answered)] == [3, 1]
-    assert [value("first_byte_seconds_bucket", le=le, **failed) for le in ("0.05", "0.025")] == [3, 0]
+    assert [value("first_byte_seconds_bucket", le=le, **failed) for le in ("0.05", "0.025")] == [
+        3,
+        0,
+    ]
     assert value("first_byte_seconds_sum", **failed) == pytest.approx(0.15)
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     cooled_s = told[0][1].split()[-2]
@@ -101,7 +108,9 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
 
 def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
     feedback = build()
-    feedback.pool.replace([Endpoint(at, ENDPOINTS[n].address, zone=at) for n, at in enumerate("ab")])
+    feedback.pool.replace(
+        [Endpoint(at, ENDPOINTS[n].address, zone=at) for n, at in enumerate("ab")]
+    )
     for _ in range(3):
         feedback.observe(said(BAD, Verdict.ANSWERED))
     registry = CollectorRegistry()
@@ -109,7 +118,9 @@ def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
     labels = [{"pool": "llama", "zone": zone, "class": "2xx"} for zone in "ab"]
 
     # A zone without an answer yet is shown, so that `increase()` sees the first one.
-    counts = [registry.get_sample_value("extproc_first_byte_seconds_count", each) for each in labels]
+    counts = [
+        registry.get_sample_value("extproc_first_byte_seconds_count", each) for each in labels
+    ]
     assert counts == [3, 0]
 
 
@@ -139,7 +150,9 @@ def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> N
     assert feedback.counters.answers == {}
 
 
-def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_there_is_one() -> None:
+def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_there_is_one() -> (
+    None
+):
     feedback = build()
     endpoint = ENDPOINTS[0]
     feedback.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))

@@ -27,14 +27,23 @@ OBJECTIVE, CLIENT = "x-gateway-inference-objective", "x-gateway-inference-fairne
 
 def full_pool(limit: int, endpoints: int = 1, *, shares: bool = False) -> Pool:
     built = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit)
-    built.replace([Endpoint(f"e{number}", f"10.0.0.{number + 1}:80") for number in range(endpoints)])
+    built.replace(
+        [Endpoint(f"e{number}", f"10.0.0.{number + 1}:80") for number in range(endpoints)]
+    )
     built.admission = Admission(PRIORITIES, has_shares=shares)
     return built
 
 
-def send(pool: Pool, objective: str = "", client: str = "", subset: Sequence[str] | None = None) -> Pick:
+def send(
+    pool: Pool, objective: str = "", client: str = "", subset: Sequence[str] | None = None
+) -> Pick:
     headers = {OBJECTIVE: objective, CLIENT: client}
-    ask = Query("GET", "/v1/models", {name: value for name, value in headers.items() if value}, subset=subset)
+    ask = Query(
+        "GET",
+        "/v1/models",
+        {name: value for name, value in headers.items() if value},
+        subset=subset,
+    )
     return Picker([Route(pool)]).pick(ask).pick
 
 
@@ -59,7 +68,9 @@ def is_let_in(pool: Pool, objective: str = "", client: str = "") -> bool:
         (["batch"] * 4 + ["usual"], set()),  # at the ceiling
     ],
 )
-def test_a_full_pool_refuses_negative_priorities_first(in_flight: list[str], let_in: set[str]) -> None:
+def test_a_full_pool_refuses_negative_priorities_first(
+    in_flight: list[str], let_in: set[str]
+) -> None:
     pool = full_pool(4)
     for objective in in_flight:
         send(pool, objective)
@@ -94,12 +105,19 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
             ("2.s", 2),
             ("7µs", 7e-6),
         ],
-        *[(wrong, None) for wrong in ("", "2", "s", ".s", "-1s", "0s", "2 s", "2sx", "x2s", "1e3s", "٢s")],
+        *[
+            (wrong, None)
+            for wrong in ("", "2", "s", ".s", "-1s", "0s", "2 s", "2sx", "x2s", "1e3s", "٢s")
+        ],
         ("9" * 1_000 + "s", None),
     ],
 )
-def test_how_long_a_request_may_wait_is_a_duration_as_go_writes_it(told: str, seconds: float | None) -> None:
-    assert ttl_s({"x-llm-d-inference-ttl": told}) == (None if seconds is None else pytest.approx(seconds))
+def test_how_long_a_request_may_wait_is_a_duration_as_go_writes_it(
+    told: str, seconds: float | None
+) -> None:
+    assert ttl_s({"x-llm-d-inference-ttl": told}) == (
+        None if seconds is None else pytest.approx(seconds)
+    )
 
 
 @table(
@@ -236,7 +254,12 @@ def check_order(pool: Pool, client: str, subset: Sequence[str] | None) -> None:
         let_in[name, who] = pick is not None
         if pick is not None:
             pick.release()
-    for low, high in [("batch", "usual"), ("later", "usual"), ("usual", "premium"), ("batch", "premium")]:
+    for low, high in [
+        ("batch", "usual"),
+        ("later", "usual"),
+        ("usual", "premium"),
+        ("batch", "premium"),
+    ]:
         anyone = any(let_in[low, who] for who in clients)
         assert not anyone or all(let_in[high, who] for who in clients), (low, high, let_in)
 
@@ -338,7 +361,9 @@ def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> N
     assert 0 <= cliff.refused <= 1
 
 
-def test_over_the_cliff_new_conversations_are_refused_until_those_that_go_on_find_theirs_again() -> None:
+def test_over_the_cliff_new_conversations_are_refused_until_those_that_go_on_find_theirs_again() -> (
+    None
+):
     over = fleet()
     overgrow(over)
     assert refused(over, 50) >= 40

@@ -15,7 +15,11 @@ def test_without_a_path_the_fields_tell() -> None:
     "path",
     [
         *("/v1/chat/completions?api-version=1", "/llama/v1/chat/completions"),
-        *("/a/v1/b/v1/chat/completions/", "//v1//chat/completions", "/v2/chat/completions?next=/v1/models"),
+        *(
+            "/a/v1/b/v1/chat/completions/",
+            "//v1//chat/completions",
+            "/v2/chat/completions?next=/v1/models",
+        ),
     ],
 )
 def test_what_stands_around_the_route_does_not_matter(path: str) -> None:
@@ -25,12 +29,18 @@ def test_what_stands_around_the_route_does_not_matter(path: str) -> None:
 @table(
     ("reads", "methods", "paths"),
     [
-        (True, ["POST", "post"], ["/v1/chat/completions", "/tokenize", "/unknown", "/v1/audio/translations"]),
+        (
+            True,
+            ["POST", "post"],
+            ["/v1/chat/completions", "/tokenize", "/unknown", "/v1/audio/translations"],
+        ),
         (False, ["GET", "HEAD", "OPTIONS", "DELETE", "CONNECT", ""], ["/v1/chat/completions"]),
         (False, ["POST"], ["/ping", "/health", "/v1/responses/resp_1/cancel", "/v1/models?x=1"]),
     ],
 )
-def test_posted_bodies_are_read_for_their_model(reads: bool, methods: list[str], paths: list[str]) -> None:
+def test_posted_bodies_are_read_for_their_model(
+    reads: bool, methods: list[str], paths: list[str]
+) -> None:
     assert {reads_body(method, path) for method in methods for path in paths} == {reads}
 
 
@@ -51,5 +61,7 @@ def test_posted_bodies_are_read_for_their_model(reads: bool, methods: list[str],
         ("", ""),
     ],
 )
-def test_an_operation_has_the_conventions_word_where_there_is_one(path: str, operation: str) -> None:
+def test_an_operation_has_the_conventions_word_where_there_is_one(
+    path: str, operation: str
+) -> None:
     assert operation_of(path) == operation

@@ -132,22 +132,30 @@ def test_a_chain_covers_its_chat_and_every_block_counts(texts: list[str], system
 
     assert chain.ends[-1] == chain.size == size_of(chat(*texts, system=system))
     assert list(chain.ends) == sorted(set(chain.ends))
-    assert all(end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True))
+    assert all(
+        end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True)
+    )
     assert list(chain.reaches) == sorted(chain.reaches)
     assert chain.bytes_between(0, len(chain)) == chain.size
 
 
 @given(st.binary(max_size=8_000), st.binary(max_size=2_400), st.binary(max_size=2_400))
-def test_texts_share_the_whole_blocks_of_their_common_head(head: bytes, one: bytes, other: bytes) -> None:
+def test_texts_share_the_whole_blocks_of_their_common_head(
+    head: bytes, one: bytes, other: bytes
+) -> None:
     texts = [(head + tail).decode("latin-1").replace("\x1e", " ") for tail in (one, other)]
-    common = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    common = next(
+        (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts))
+    )
     whole = len(texts[0][:common].encode()) // BLOCK_BYTES
     chains = [chain_of([("", text)], SEED) for text in texts]
 
     assert shared(*chains) == min(whole, *map(len, chains))
 
 
-SAID = st.sampled_from(["", "Why?", "é" * 300, 'a "{}" ' * 200, '{"role":"assistant","content":"x"}, '])
+SAID = st.sampled_from(
+    ["", "Why?", "é" * 300, 'a "{}" ' * 200, '{"role":"assistant","content":"x"}, ']
+)
 MESSAGES = st.builds(
     lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "tool"]), SAID
 )

@@ -8,7 +8,12 @@ from msgspec.structs import replace
 
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import PeerCounts
-from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, GatewayCount, Homes, find_homes
+from extproc.router.routing.strategies.prefix_cache.homes import (
+    NO_HOMES,
+    GatewayCount,
+    Homes,
+    find_homes,
+)
 from tests.tables import table
 
 ROOT, HOME = 1, 2
@@ -22,7 +27,9 @@ def walk(key: int) -> Iterator[str]:
 def chain(answered: int = 0, rooted: int = 0) -> Chain:
     """A turn of a conversation that nobody has seen before."""
     root, question = ROOT if rooted else 0, next(QUESTIONS)
-    return Chain([5], [900], [900], 900, HOME, answered, root, rooted, question, answers=2 * bool(answered))
+    return Chain(
+        [5], [900], [900], 900, HOME, answered, root, rooted, question, answers=2 * bool(answered)
+    )
 
 
 @table(
@@ -38,7 +45,9 @@ def chain(answered: int = 0, rooted: int = 0) -> Chain:
         (chain(answered=800, rooted=500), 500, {"h": 800}, "h"),
     ],
 )
-def test_what_is_presumed_where(asked: Chain, reach: int, presumed: dict[str, int], own: str) -> None:
+def test_what_is_presumed_where(
+    asked: Chain, reach: int, presumed: dict[str, int], own: str
+) -> None:
     homes = find_homes(asked, reach, walk)
 
     assert (homes.presumed, homes.own) == (presumed, own)
@@ -63,7 +72,9 @@ def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
 
 
 @table(("step", "is_ours"), [(1, True), (2, False)])
-def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(step: int, is_ours: bool) -> None:
+def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(
+    step: int, is_ours: bool
+) -> None:
     """Evicted blocks, or a head that changes with each turn, make no second gateway."""
     company, first = GatewayCount(), chain()
     company.take(first, 0)
@@ -95,7 +106,9 @@ def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is
 
 
 @table(("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)])
-def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: float, at_most: float) -> None:
+def test_who_is_late_is_not_counted_twice(
+    heard: int, prompt: int, at_least: float, at_most: float
+) -> None:
     """Late news make turns miss, as if that gateway's letters did not come at all."""
     company = GatewayCount()
     company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
@@ -118,4 +131,6 @@ def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> No
 
     assert are_whole == [False, False, True, False]
     assert not gateways.is_whole_at_one(chain, 500, 19.8), "it began when they were lost already"
-    assert not gateways.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"
+    assert not gateways.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), (
+        "others have that, too"
+    )

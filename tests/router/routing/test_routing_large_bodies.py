@@ -42,7 +42,13 @@ def answers(prompt: Prompt, chars: int) -> list[str | None]:
 
 
 texts = st.text() | st.text(st.sampled_from('a"\\\n\u00e9世😀{}[],: '), max_size=60)
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | texts
+)
 values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
@@ -51,8 +57,12 @@ values = st.recursive(
 parts = st.one_of(
     texts,
     st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
-    st.fixed_dictionaries({"image_url": texts | st.fixed_dictionaries({"detail": texts, "url": texts})}),
-    st.fixed_dictionaries({"content": st.lists(st.fixed_dictionaries({"text": texts}), max_size=3)}),
+    st.fixed_dictionaries(
+        {"image_url": texts | st.fixed_dictionaries({"detail": texts, "url": texts})}
+    ),
+    st.fixed_dictionaries(
+        {"content": st.lists(st.fixed_dictionaries({"text": texts}), max_size=3)}
+    ),
     st.dictionaries(texts, values, max_size=3),
     values,
 )
@@ -77,7 +87,17 @@ requests = st.fixed_dictionaries(
     {},
     optional={
         **dict.fromkeys(
-            ["messages", "prompt", "input", "system", "instructions", "documents", "query", "state"], prompts
+            [
+                "messages",
+                "prompt",
+                "input",
+                "system",
+                "instructions",
+                "documents",
+                "query",
+                "state",
+            ],
+            prompts,
         ),
         "tools": st.lists(values, max_size=3),
         **dict.fromkeys(["model", "cache_salt", "user"], texts | scalars),
@@ -90,7 +110,9 @@ requests = st.fixed_dictionaries(
     st.sampled_from(PATHS),
     requests,
     st.tuples(st.integers(0, 80), st.integers(1, 400)),
-    st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
+    st.sampled_from(
+        [{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]
+    ),
 )
 @example("/v1/chat/completions", {"messages": [0]}, (1, 1), {})
 @example("/x", {"user": 1e16, "tools": [math.inf]}, (1, 1), {})
@@ -101,7 +123,9 @@ def test_large_body_gives_the_prompt_that_a_small_one_gives(
     """And any part of it, and as much as may be read of it, gives one, too."""
     chars, cut = lengths
     body = json.dumps(request, **written).encode(errors="replace")
-    whole, large = (answers(parse(path, "", body, limits=limits), chars) for limits in (WHOLE, LARGE))
+    whole, large = (
+        answers(parse(path, "", body, limits=limits), chars) for limits in (WHOLE, LARGE)
+    )
     assert whole == large
 
     for limits, is_partial in ((WHOLE, True), (LARGE, True), (TINY, True), (TINY, False)):
@@ -164,7 +188,9 @@ def test_hostile_body_takes_little_memory_and_its_model_is_found(kind: str) -> N
 @table("kind", HONEST)
 def test_honest_large_body_gives_what_a_small_one_gives(kind: str) -> None:
     body, whole_of = HONEST[kind](1_000_000), HONEST[kind](3_000_000)
-    small, large = (parse(body.path, body.content_type, body.data, limits=each) for each in (WHOLE, LIMITS))
+    small, large = (
+        parse(body.path, body.content_type, body.data, limits=each) for each in (WHOLE, LIMITS)
+    )
     assert answers(small, 300) == answers(large, 300)
 
     prompt = parse(whole_of.path, whole_of.content_type, whole_of.data)
@@ -176,7 +202,10 @@ def test_honest_large_body_gives_what_a_small_one_gives(kind: str) -> None:
 
 def test_image_is_the_same_in_every_turn_however_large_the_body_becomes() -> None:
     """Where it is read as it is, and where its digest stands for it."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 5_000}}
+    image = {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 5_000},
+    }
     said = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
     more = [{"role": "assistant", "content": "It is, I think, a cat. " * 5_000}]
     small, large = (json.dumps({"messages": each}).encode() for each in (said, said + more))
@@ -225,7 +254,9 @@ def test_a_long_word_that_is_cut_off_begins_alike_wherever_it_is_cut() -> None:
         (b'"model":"m","tools":"%b"' % (b"many " * 20_000), None),
     ],
 )
-def test_model_behind_a_long_prompt_is_found_among_the_last_members(tail: bytes, model: str | None) -> None:
+def test_model_behind_a_long_prompt_is_found_among_the_last_members(
+    tail: bytes, model: str | None
+) -> None:
     body = b'{"messages":[{"role":"user","content":"%b"}],%b}' % (b"some text " * 250_000, tail)
     prompt = parse(CHAT, "", body)
 
@@ -250,7 +281,9 @@ LONG = b"x, " * 30_000
         (b'{"prompt":"abc","model":"m"' + b" " * 70_000, None, "abc"),
     ],
 )
-def test_large_partial_body_is_read_as_far_as_it_came(body: bytes, model: str | None, first: str) -> None:
+def test_large_partial_body_is_read_as_far_as_it_came(
+    body: bytes, model: str | None, first: str
+) -> None:
     prompt = parse("/v1/completions", "", body, is_partial=True, limits=LARGE)
 
     assert (model, first) == (prompt.model, prompt.first_user_message(3))
@@ -260,7 +293,17 @@ def test_large_partial_body_is_read_as_far_as_it_came(body: bytes, model: str | 
 @table(
     "body",
     [
-        *(b"", b" " * 9, b"[]", b'{"a" 1}', b"{1:2}", b'{"a":1 "b":2}', b'{"a":1,}', b"{}{}", b'{"a":'),
+        *(
+            b"",
+            b" " * 9,
+            b"[]",
+            b'{"a" 1}',
+            b"{1:2}",
+            b'{"a":1 "b":2}',
+            b'{"a":1,}',
+            b"{}{}",
+            b'{"a":',
+        ),
         *(b'{"a":[1 "b"]}', b'{"a":[{"b":}]}', b'{"a":"%b"}' % (b"\0" * 70_000), rb'{"a":"\q"}'),
     ],
 )
@@ -305,11 +348,17 @@ def test_large_body_in_utf_16_is_read_unless_it_is_very_large() -> None:
     ("path", "body", "head"),
     [
         ("/v1/completions", b'{"prompt":[1,%b1]}' % (b" " * 700), "1,1"),
-        (CHAT, b'{"messages":[{"role":"somebody-whom-nobody-knows"}]}', "\x1esomebody-whom-nobody-knows\x1f"),
+        (
+            CHAT,
+            b'{"messages":[{"role":"somebody-whom-nobody-knows"}]}',
+            "\x1esomebody-whom-nobody-knows\x1f",
+        ),
     ],
 )
 def test_numbers_far_apart_and_a_long_role_are_read(path: str, body: bytes, head: str) -> None:
-    assert [parse(path, "", body, limits=limits).head(99) for limits in (LARGE, WHOLE)] == [head] * 2
+    assert [parse(path, "", body, limits=limits).head(99) for limits in (LARGE, WHOLE)] == [
+        head
+    ] * 2
 
 
 def test_odd_model_at_the_end_is_read_as_anywhere() -> None:

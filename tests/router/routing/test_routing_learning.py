@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.routing.strategies.prefix_cache.learning import Learner, LearntCosts, Slowdown, fit_line
+from extproc.router.routing.strategies.prefix_cache.learning import (
+    Learner,
+    LearntCosts,
+    Slowdown,
+    fit_line,
+)
 from tests.tables import table
 
 START = LearntCosts(0.19 / 4, 39.0)
 
 
-def first_token_ms(rng: random.Random, missing: float, costs: LearntCosts, wrong: float = 0.0) -> float:
+def first_token_ms(
+    rng: random.Random, missing: float, costs: LearntCosts, wrong: float = 0.0
+) -> float:
     """The rest of a step, a step, the prefill; and of `wrong` of the requests anything up to ten seconds."""
     if rng.random() < wrong:
         return rng.uniform(0, 10_000)
@@ -30,7 +37,9 @@ def learn(costs: LearntCosts, samples: int, wrong: float = 0.0, seed: int = 1) -
 
 @table("factor", [0.25, 0.5, 1, 2, 4])
 @table("wrong", [0.0, 0.2])
-def test_engines_of_another_speed_are_known_after_a_thousand_samples(factor: float, wrong: float) -> None:
+def test_engines_of_another_speed_are_known_after_a_thousand_samples(
+    factor: float, wrong: float
+) -> None:
     truth = LearntCosts(START.ms_per_byte * factor, START.step_ms * factor)
     learner = learn(truth, 1_500, wrong)
 
@@ -69,9 +78,12 @@ def test_whole_answers_are_no_first_tokens() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), min_size=1, max_size=20), st.integers(0, 100)
+    st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), min_size=1, max_size=20),
+    st.integers(0, 100),
 )
-def test_whatever_is_heard_costs_stay_within_reason(samples: list[tuple[float, float]], seed: int) -> None:
+def test_whatever_is_heard_costs_stay_within_reason(
+    samples: list[tuple[float, float]], seed: int
+) -> None:
     learner = Learner(START, random.Random(seed))
     for number in range(600):
         learner.take(*samples[number % len(samples)])
@@ -89,7 +101,9 @@ def test_a_line_goes_through_its_points_unless_they_are_one() -> None:
 
 
 @table(("slower", "factor"), [(1.0, 1.0), (1.2, 1.0), (2.0, 2.0), (0.5, 0.5), (100.0, 4.0)])
-def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(slower: float, factor: float) -> None:
+def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(
+    slower: float, factor: float
+) -> None:
     rng, pace = random.Random(1), Slowdown()
     for _ in range(400):
         pace.take(100.0, 100.0 * slower * rng.lognormvariate(0, 0.3))

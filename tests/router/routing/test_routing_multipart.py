@@ -15,11 +15,17 @@ from tests.tables import table
 PATH = "/v1/audio/transcriptions"
 FORM = "multipart/form-data; boundary=X"
 DISPOSITION = b"Content-Disposition: form-data; name="
-FILE = b'--X\r\n%s"file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' % DISPOSITION + b"%s\r\n"
+FILE = (
+    b'--X\r\n%s"file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' % DISPOSITION
+    + b"%s\r\n"
+)
 
 
 def field(name: str, value: bytes) -> bytes:
-    return b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), value)
+    return b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (
+        name.encode(),
+        value,
+    )
 
 
 def form(*parts: bytes) -> bytes:
@@ -118,7 +124,9 @@ def test_form_of_an_audio_request_has_no_prompt() -> None:
 
 
 @given(
-    st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters='"\r\n')), st.text(max_size=50))
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters='"\r\n')), st.text(max_size=50)
+    )
 )
 def test_every_short_field_is_read(fields: dict[str, str]) -> None:
     opened = open_form(

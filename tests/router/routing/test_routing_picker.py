@@ -25,7 +25,9 @@ FIRST_USER = "first_user_message"
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 
 
-def pool(name: str, *endpoints: Endpoint, limit: int | None = None, strategy: Strategy | None = None) -> Pool:
+def pool(
+    name: str, *endpoints: Endpoint, limit: int | None = None, strategy: Strategy | None = None
+) -> Pool:
     built = Pool(name, strategy or PrefixHash(OUTSIDE), max_in_flight=limit)
     built.replace(endpoints or [Endpoint(f"{name}-0", "10.0.0.1:80")])
     return built
@@ -50,7 +52,10 @@ def eight(loaded: tuple[str, int], models: frozenset[str] = frozenset()) -> list
     adapter, count = loaded
     return [
         Endpoint(
-            f"e{i}", f"10.0.0.{i}:80", models=models, adapters=frozenset({adapter} if i <= count else ())
+            f"e{i}",
+            f"10.0.0.{i}:80",
+            models=models,
+            adapters=frozenset({adapter} if i <= count else ()),
         )
         for i in range(1, 9)
     ]
@@ -61,7 +66,11 @@ def several() -> Picker:
     learnt = Endpoint("l", "10.0.0.9:80", models=frozenset({"phi"}), adapters=frozenset({"tiny"}))
     llama = Route(pool("llama"), ("llama-8b",), frozenset({"sql"}))
     return Picker(
-        [llama, Route(pool("qwen"), ("qwen-*", "*-coder")), Route(pool("learnt", learnt), ("phi-x",))]
+        [
+            llama,
+            Route(pool("qwen"), ("qwen-*", "*-coder")),
+            Route(pool("learnt", learnt), ("phi-x",)),
+        ]
     )
 
 
@@ -94,10 +103,18 @@ def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
 
 @table(
     ("model", "owner"),
-    [("llama-8b", "llama"), ("sql", "llama"), ("qwen-7b", "qwen"), ("phi", "learnt"), ("new", "thief")],
+    [
+        ("llama-8b", "llama"),
+        ("sql", "llama"),
+        ("qwen-7b", "qwen"),
+        ("phi", "learnt"),
+        ("new", "thief"),
+    ],
     ids=["a configured model", "a configured adapter", "a glob", "a learnt model", "nobody's"],
 )
-def test_a_loaded_adapter_takes_no_other_pools_traffic(several: Picker, model: str, owner: str) -> None:
+def test_a_loaded_adapter_takes_no_other_pools_traffic(
+    several: Picker, model: str, owner: str
+) -> None:
     """The pool that learnt the name stands first, where every tie is its."""
     loaded = Endpoint("t", "10.0.0.8:80", adapters=frozenset({model}))
     thief = Route(pool("thief", loaded), ("other",))
@@ -138,14 +155,18 @@ def test_a_sole_pool_needs_no_model() -> None:
 
 @table("kind", ["small objects", "members of a message", "white space everywhere"])
 def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind: str) -> None:
-    body = HOSTILE[kind](4_000_000)._replace(path=CHAT).data.replace(b'"model":"m"', b'"model":"phi"')
+    body = (
+        HOSTILE[kind](4_000_000)._replace(path=CHAT).data.replace(b'"model":"m"', b'"model":"phi"')
+    )
     decision = several.pick(Query("POST", CHAT, {}, body))
 
     assert decision.pick.pool.name == pool_of(several, chat("phi"))
     assert isinstance(decision.fault, PromptTooComplex)
 
 
-def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_pools(several: Picker) -> None:
+def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_pools(
+    several: Picker,
+) -> None:
     tools = fill(b'{"a":[{"b":0}]},', 4_000_000)
     body = b'{"messages":[%b0],"model":"phi","tools":[%b0]}' % (tools, tools)
     with pytest.raises(PromptTooComplex):
@@ -155,7 +176,10 @@ def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_po
 
 
 def test_the_operators_pool_wins(several: Picker) -> None:
-    assert several.pick(Query("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name == "qwen"
+    assert (
+        several.pick(Query("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name
+        == "qwen"
+    )
     with pytest.raises(NoEndpoint, match="no pool 'nope'"):
         several.pick(Query("POST", CHAT, {}, None, pool="nope"))
 
@@ -168,18 +192,28 @@ def test_all_names_are_listed_but_globs(several: Picker) -> None:
 
 
 @table(("adapter", "globs", "count"), [("sql", (), 2), ("llama-sql", ("llama-*",), 1)])
-def test_an_adapter_goes_only_where_it_is_loaded(adapter: str, globs: tuple[str, ...], count: int) -> None:
+def test_an_adapter_goes_only_where_it_is_loaded(
+    adapter: str, globs: tuple[str, ...], count: int
+) -> None:
     picker = Picker([Route(pool("llama", *eight((adapter, count))), globs)])
     decisions = [picker.pick(chat(adapter, f"text {number}")) for number in range(40)]
 
-    assert {decision.pick.endpoint.name for decision in decisions} == {f"e{i + 1}" for i in range(count)}
+    assert {decision.pick.endpoint.name for decision in decisions} == {
+        f"e{i + 1}" for i in range(count)
+    }
     assert {decision.adapter for decision in decisions} == {adapter}
 
 
 def test_salt_model_and_adapter_make_different_keys() -> None:
     endpoint = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
     picker = Picker([Route(pool("llama", endpoint))])
-    asked = [chat("llama"), chat("qwen"), chat("sql"), chat("llama", cache_salt="x"), chat("llama", "other")]
+    asked = [
+        chat("llama"),
+        chat("qwen"),
+        chat("sql"),
+        chat("llama", cache_salt="x"),
+        chat("llama", "other"),
+    ]
     keys = [picker.pick(request).key for request in asked]
 
     assert len(set(keys)) == 5
@@ -200,12 +234,20 @@ def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picke
 
     assert several.plan(plain).needs_body
     assert Fleet().picker.plan(plain).needs_body
-    assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).plan(plain).needs_body
+    assert (
+        Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))])
+        .plan(plain)
+        .needs_body
+    )
     assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).plan(to_b).needs_body
     assert Picker([Route(pool("a"))]).plan(plain).needs_body
     assert not Picker([Route(pool("a", strategy=blind))]).plan(plain).needs_body
     assert Picker([Route(pool("a", strategy=blind), ("model",))]).plan(plain).needs_body
-    assert Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))]).plan(plain).needs_body
+    assert (
+        Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))])
+        .plan(plain)
+        .needs_body
+    )
     assert Picker([Route(pool("a", learnt, strategy=blind))]).plan(plain).needs_body
     assert Picker([Route(pool("a", strategy=by_header))]).plan(plain).needs_body
     assert not Picker([Route(pool("a", strategy=by_header))]).plan(with_session).needs_body
@@ -213,7 +255,10 @@ def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picke
 
 def test_headers_that_any_strategy_reads_are_wanted() -> None:
     by_header = PrefixHash(OUTSIDE, key=["header:X-Session", "header:x-user", FIRST_USER])
-    routes = [Route(pool("a", strategy=by_header)), Route(pool("b", strategy=LeastLoad(OUTSIDE)), ("m",))]
+    routes = [
+        Route(pool("a", strategy=by_header)),
+        Route(pool("b", strategy=LeastLoad(OUTSIDE)), ("m",)),
+    ]
 
     assert Picker(routes).key_headers == {"x-session", "x-user"}
     assert Picker(routes[1:]).key_headers == frozenset()
@@ -258,7 +303,9 @@ def test_tenants_share_no_prefix_and_a_tenant_does_with_itself() -> None:
     text = words("What is the secret?", 500)
 
     def sent(tenant: str, **fields: Any) -> Decision:
-        asked = replace(conversation(text, **fields), headers={"x-tenant": tenant} if tenant else {})
+        asked = replace(
+            conversation(text, **fields), headers={"x-tenant": tenant} if tenant else {}
+        )
         decision = picker.pick(asked)
         decision.pick.release()
         fleet.clock.now_s += 10
@@ -272,11 +319,19 @@ def test_tenants_share_no_prefix_and_a_tenant_does_with_itself() -> None:
     assert len({first.key, probe.key, salted.key}) == 3
     assert again.key == first.key
     assert again.pick.reason is not first.pick.reason
-    assert max(row.match_tokens for row in probe.costs) == 0 < max(row.match_tokens for row in again.costs)
+    assert (
+        max(row.match_tokens for row in probe.costs)
+        == 0
+        < max(row.match_tokens for row in again.costs)
+    )
 
 
 SNAPSHOT = Snapshot.build(
-    [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.1:8001"), Endpoint("c", "[fd00::3]:8000")],
+    [
+        Endpoint("a", "10.0.0.1:8000"),
+        Endpoint("b", "10.0.0.1:8001"),
+        Endpoint("c", "[fd00::3]:8000"),
+    ],
     PrefixHash(Outside(random.Random(0), lambda: 0.0), positions=4),
 )
 

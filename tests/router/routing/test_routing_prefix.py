@@ -45,7 +45,10 @@ def test_key_is_read_from_its_text(text: str, key: Key) -> None:
 @table(
     ("text", "why"),
     [
-        ("", "choose from first_user_message, prompt_head, conversation, header:<name>, field:<name>"),
+        (
+            "",
+            "choose from first_user_message, prompt_head, conversation, header:<name>, field:<name>",
+        ),
         ("first_message", "is not a key"),
         ("Header:x", "is not a key"),
         ("header", "needs a name: header:<name>"),
@@ -75,7 +78,10 @@ def test_what_is_no_key_says_why(text: str, why: str) -> None:
         (PROMPT, [], {"x-session": "s"}, None),
         (None, [FIRST, HEAD, CONVERSATION, USER], {}, None),
         (None, [FIRST, SESSION], {"x-session": "s"}, "s"),
-        *((chat(*said), [FIRST, USER], {}, None) for said in ([], [("system", "be")], [("user", "")])),
+        *(
+            (chat(*said), [FIRST, USER], {}, None)
+            for said in ([], [("system", "be")], [("user", "")])
+        ),
     ],
 )
 def test_first_key_present_wins(
@@ -86,7 +92,8 @@ def test_first_key_present_wins(
 
 def test_routing_key_is_the_same_in_every_release() -> None:
     assert (
-        routing_key("Once upon", model="llama", adapter="sql", cache_salt="s") == 13_718_901_486_457_590_997
+        routing_key("Once upon", model="llama", adapter="sql", cache_salt="s")
+        == 13_718_901_486_457_590_997
     )
 
 
@@ -120,7 +127,9 @@ def test_prefix_that_utf8_cannot_spell_has_a_routing_key() -> None:
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
-turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), texts), max_size=6)
+turns = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), texts), max_size=6
+)
 
 
 @given(turns, turns, st.integers(0, 200))
@@ -149,7 +158,11 @@ def test_conversation_keeps_its_routing_keys(
     opening = [("user", first)] if system_field else [("system", system), ("user", first)]
     fields = {system_field: system} if system_field else {}
     prompts = [
-        parse(path, "", json.dumps({**fields, items: [{"role": r, "content": c} for r, c in said]}).encode())
+        parse(
+            path,
+            "",
+            json.dumps({**fields, items: [{"role": r, "content": c} for r, c in said]}).encode(),
+        )
         for said in (opening, [*opening, *later])
     ]
     for key in (FIRST, CONVERSATION):

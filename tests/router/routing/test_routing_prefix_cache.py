@@ -21,7 +21,12 @@ from extproc.router.routing.strategies.balanced import NO_PREFIX
 from extproc.router.routing.strategies.base import NOWHERE, Ending, Reason
 from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
-from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
+from extproc.router.routing.strategies.prefix_cache.strategy import (
+    COLD,
+    PREFIX,
+    SESSION,
+    PrefixCache,
+)
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
 from extproc.router.routing.strategies.registry import STRATEGIES
 from tests.router.routing.fleet import CHAT, Fleet, Shut, ask, words
@@ -47,7 +52,9 @@ def test_a_burst_of_one_prefix_stays_together_until_its_endpoint_has_too_much_to
     def together(age_s: int) -> int:
         fleet = Fleet()
         system = words("Be kind.", 1_000)
-        home = [fleet.visit(f"Hello {number}", system=system, after_s=age_s) for number in range(2)][-1]
+        home = [
+            fleet.visit(f"Hello {number}", system=system, after_s=age_s) for number in range(2)
+        ][-1]
         picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
 
         assert {pick.endpoint.name for pick in picks} == set("abcd")
@@ -84,7 +91,10 @@ def test_what_an_endpoint_would_cost_is_told_which_changes_nothing() -> None:
         "cost_ms": pytest.approx(2 * busy * 1_112 * L4_MS_PER_TOKEN, abs=0.5),
     }
     assert (offers[warm]["match_tokens"], offers[warm]["miss_tokens"]) == (1_010, 103)
-    assert (offers[warm]["in_flight"], offers[warm]["cost_ms"]) == (1, pytest.approx(warm_ms, abs=0.5))
+    assert (offers[warm]["in_flight"], offers[warm]["cost_ms"]) == (
+        1,
+        pytest.approx(warm_ms, abs=0.5),
+    )
     assert (len(fleet.strategy.index), fleet.pool.book.total) == (before, 1)
 
 
@@ -94,7 +104,9 @@ def test_a_stretch_counts_what_is_missing_of_it_by_its_weight() -> None:
     assert [stretch.missing(reach) for reach in (0, 100, 200, 300, 900)] == [100, 100, 50, 0, 0]
 
 
-def test_what_many_share_weighs_less_the_more_of_them_there_are_and_a_third_of_that_while_new() -> None:
+def test_what_many_share_weighs_less_the_more_of_them_there_are_and_a_third_of_that_while_new() -> (
+    None
+):
     def weight(visits: int, each_s: float) -> float:
         fleet = Fleet()
         system = words("Be kind.", 1_000)
@@ -135,7 +147,10 @@ def test_who_is_cheapest_for_sure_is_compared_with_nobody_until_too_much_waits_t
         fleet.pool.book.set_peer_count(warm, in_flight)
         decision = fleet.picker.propose(ask(*said))
 
-        assert (len(decision.costs), decision.pick.endpoint.name == warm) == (compared, compared == 1)
+        assert (len(decision.costs), decision.pick.endpoint.name == warm) == (
+            compared,
+            compared == 1,
+        )
 
 
 def test_fallbacks_are_as_many_as_there_are_endpoints() -> None:
@@ -146,7 +161,9 @@ def test_fallbacks_are_as_many_as_there_are_endpoints() -> None:
 def test_only_eligible_endpoints_that_are_not_left_out_are_chosen_whoever_holds_most() -> None:
     fleet = Fleet()
     warm = fleet.visit(words("Why?", 1_000)).endpoint
-    others = [endpoint for name, endpoint in fleet.pool.snapshot.ready.items() if name != warm.name][:2]
+    others = [
+        endpoint for name, endpoint in fleet.pool.snapshot.ready.items() if name != warm.name
+    ][:2]
     request = replace(ask(words("Why?", 1_000)), subset=[endpoint.address for endpoint in others])
     picks = [fleet.picker.pick(request).pick for _ in range(5)]
     assert {pick.endpoint.name for pick in picks} <= {endpoint.name for endpoint in others}
@@ -184,7 +201,9 @@ def test_what_shares_no_cache_shares_no_blocks(one: dict[str, Any], other: dict[
 def test_the_adapter_of_a_request_is_part_of_its_blocks() -> None:
     strategy = Fleet().strategy
     picker = Picker([Route(Pool("llama", strategy), adapters=frozenset({"sql"}))])
-    picker.routes["llama"].pool.replace([Endpoint("a", "10.0.0.1:80", adapters=frozenset({"sql", "x"}))])
+    picker.routes["llama"].pool.replace(
+        [Endpoint("a", "10.0.0.1:80", adapters=frozenset({"sql", "x"}))]
+    )
     keys = {picker.pick(ask("Why?", model=model)).key for model in ("sql", "x", "base")}
 
     assert len(keys) == 3
@@ -222,7 +241,9 @@ def test_a_process_whose_start_was_heard_keeps_what_it_read_since() -> None:
 
 @table("is_open", [False, True])
 @table(("status", "is_known"), [(200, True), (400, True), (503, False), (None, True)])
-def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known: bool, is_open: bool) -> None:
+def test_a_request_that_failed_left_nothing_behind(
+    status: int | None, is_known: bool, is_open: bool
+) -> None:
     fleet = Fleet("a")
     pick = fleet.pick(words("Why?", 1_000))
     if not is_open:
@@ -276,7 +297,9 @@ def test_another_engines_constants_are_learnt(slowness: float, learns: bool) -> 
     learnt = fleet.strategy.describe_engines()
 
     believed = slowness if learns else 1
-    assert learnt["prefill_ms_per_token"] == pytest.approx(believed * L4_MS_PER_TOKEN, rel=0.15 * learns)
+    assert learnt["prefill_ms_per_token"] == pytest.approx(
+        believed * L4_MS_PER_TOKEN, rel=0.15 * learns
+    )
     assert learnt["step_ms"] == pytest.approx(believed * 39, rel=0.2 * learns)
     assert learnt["samples"] == 600 * learns
 
@@ -314,7 +337,9 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
     for number in range(400):
         pick = fleet.visit(words(f"again {number}", 500))
         factor = 2 if pick.endpoint.name == "b" else 1
-        pick.learn(Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000)))
+        pick.learn(
+            Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000))
+        )
     offers = fleet.explain("new")
     endpoints = fleet.strategy.describe_engines()["endpoints"]
     assert endpoints["a"]["slower_by"] == 1  # type: ignore[index]
@@ -385,7 +410,9 @@ def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
 def test_costs_that_are_learnt_do_not_change_with_the_size_of_a_token() -> None:
     fleet = Fleet("a", learn=True)
     learn_from(fleet, 2.0)
-    per_byte = fleet.strategy.engine.learner.costs.ms_per_byte if fleet.strategy.engine.learner else 0
+    per_byte = (
+        fleet.strategy.engine.learner.costs.ms_per_byte if fleet.strategy.engine.learner else 0
+    )
     sense(fleet, "a", SAID)
     for number in range(60):
         fleet.visit(words(f"{number:03} Why?", 100))
@@ -411,7 +438,9 @@ def test_prefills_that_engines_tell_of_teach_where_no_access_log_does() -> None:
         )
         sense(fleet, "a", said)
 
-    assert fleet.strategy.describe_engines()["prefill_ms_per_token"] == pytest.approx(0.38, rel=0.15)
+    assert fleet.strategy.describe_engines()["prefill_ms_per_token"] == pytest.approx(
+        0.38, rel=0.15
+    )
 
 
 def test_what_waits_for_other_gateways_is_a_reason_to_leave() -> None:
@@ -478,7 +507,9 @@ def gateways(count: int) -> list[Fleet]:
     return [Fleet("abcdefgh", seed=seed, gateways=count) for seed in range(count)]
 
 
-def test_several_gateways_find_conversations_and_instructions_at_their_homes_and_predict_them_there() -> None:
+def test_several_gateways_find_conversations_and_instructions_at_their_homes_and_predict_them_there() -> (
+    None
+):
     one, other = gateways(2)
     for number in range(20):
         said = [words(f"{number} Why?", 500)]
@@ -574,7 +605,9 @@ def test_a_full_cache_makes_requests_in_flight_dearer_unless_steps_are_learnt(le
 
 
 def test_the_engines_are_the_simulators_profiles() -> None:
-    profiles = yaml.safe_load(files("extproc.simulator.engine").joinpath("profiles.yaml").read_text("utf-8"))
+    profiles = yaml.safe_load(
+        files("extproc.simulator.engine").joinpath("profiles.yaml").read_text("utf-8")
+    )
 
     for name, costs in ENGINES.items():
         profile = profiles[name]
@@ -587,7 +620,9 @@ def test_the_engines_are_the_simulators_profiles() -> None:
     st.integers(1, 3),
     st.sampled_from([0, 2]),
 )
-def test_any_pick_is_of_the_cheapest(chats: list[Sequence[str]], gateways: int, fallbacks: int) -> None:
+def test_any_pick_is_of_the_cheapest(
+    chats: list[Sequence[str]], gateways: int, fallbacks: int
+) -> None:
     fleet = Fleet(gateways=gateways, kv_tokens=1_024)
     fleet.pool.fallbacks = fallbacks
     for texts in chats:
@@ -596,11 +631,15 @@ def test_any_pick_is_of_the_cheapest(chats: list[Sequence[str]], gateways: int, 
         # The same draw compares the same endpoints: of the idle ones it is chance which.
         fleet.outside.rng.setstate(draw)
         rows = cast(
-            "list[dict[str, Any]]", decision.pick.reading.explain(fleet.pool.candidates())["candidates"]
+            "list[dict[str, Any]]",
+            decision.pick.reading.explain(fleet.pool.candidates())["candidates"],
         )
         costs = {row["endpoint"]: row["cost_ms"] for row in rows}
         fleet.outside.rng.setstate(draw)
         pick = fleet.visit(*texts, after_s=0.01)
 
         assert costs[pick.endpoint.name] == min(costs.values())
-        assert len({pick.endpoint.name, *(endpoint.name for endpoint in pick.fallbacks)}) == 1 + fallbacks
+        assert (
+            len({pick.endpoint.name, *(endpoint.name for endpoint in pick.fallbacks)})
+            == 1 + fallbacks
+        )

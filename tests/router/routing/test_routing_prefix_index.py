@@ -10,7 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
-from extproc.router.routing.strategies.prefix_cache.prefix_index import MOST_ENTRIES, PrefixIndex, Rate
+from extproc.router.routing.strategies.prefix_cache.prefix_index import (
+    MOST_ENTRIES,
+    PrefixIndex,
+    Rate,
+)
 from tests.tables import table
 
 SIZE = 200
@@ -48,7 +52,10 @@ def depth(index: PrefixIndex, name: str, *path: int) -> int:
 
 def levels(index: PrefixIndex, *path: int) -> list[list[str]]:
     hashes = chain(*path).hashes
-    return [[holding.name for holding in level] for _, level in index.holders(hashes, index.matched(hashes))]
+    return [
+        [holding.name for holding in level]
+        for _, level in index.holders(hashes, index.matched(hashes))
+    ]
 
 
 def test_what_was_taken_is_held_at_once() -> None:
@@ -177,7 +184,9 @@ def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
     for number in range(600):
         visit(index, "ab"[number % 2], number, now=number / 10)
 
-    assert index.life_s(60.0) == pytest.approx(200 / 10 / 0.632, rel=0.01)  # a rate needs minutes to be right
+    assert index.life_s(60.0) == pytest.approx(
+        200 / 10 / 0.632, rel=0.01
+    )  # a rate needs minutes to be right
     assert index.life_s(1e6) == 60
 
 
@@ -318,7 +327,9 @@ def filled(idle_bytes: int, used_s: float) -> Holding:
         (1_000, 600, 1_000, 0),  # nobody will ask for it again
     ],
 )
-def test_a_prefill_costs_what_it_evicts(idle_bytes: int, size: int, age_s: float, expected: float) -> None:
+def test_a_prefill_costs_what_it_evicts(
+    idle_bytes: int, size: int, age_s: float, expected: float
+) -> None:
     holding = filled(idle_bytes, used_s=0.0)
 
     assert holding.evicts(size, now=age_s) == pytest.approx(expected, abs=0.01)
@@ -394,7 +405,11 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def open_requests_hold_all_that_they_took_and_nobody_else_does(self) -> None:
         for holding in self.holdings():
-            ours = [asked.hashes[: taken.blocks] for other, asked, taken in self.open if other is holding]
+            ours = [
+                asked.hashes[: taken.blocks]
+                for other, asked, taken in self.open
+                if other is holding
+            ]
             assert holding.pinned.keys() == set().union(*ours)
 
     @invariant()

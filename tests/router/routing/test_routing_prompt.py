@@ -13,7 +13,10 @@ CHAT = "/v1/chat/completions"
 USER = "\x1euser\x1f"
 SYSTEM = "\x1esystem\x1f"
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
-OTHER_PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,BBBB", "detail": "low"}}
+OTHER_PICTURE = {
+    "type": "image_url",
+    "image_url": {"url": "data:image/png;base64,BBBB", "detail": "low"},
+}
 
 
 def read(path: str, body: dict[str, Any]) -> Prompt:
@@ -31,8 +34,18 @@ def user(content: Any) -> dict[str, Any]:
 SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
     # path, body, first user message, head
     (CHAT, {"messages": [user("hi")]}, "hi", f"{USER}hi"),
-    (CHAT, {"messages": [{"role": "system", "content": "be"}, user("hi")]}, "hi", f"{SYSTEM}be{USER}hi"),
-    (CHAT, {"messages": [user([{"type": "text", "text": "a"}, {"text": "b"}])]}, "a\nb", f"{USER}a\nb"),
+    (
+        CHAT,
+        {"messages": [{"role": "system", "content": "be"}, user("hi")]},
+        "hi",
+        f"{SYSTEM}be{USER}hi",
+    ),
+    (
+        CHAT,
+        {"messages": [user([{"type": "text", "text": "a"}, {"text": "b"}])]},
+        "a\nb",
+        f"{USER}a\nb",
+    ),
     (CHAT, {"messages": [user(["a", "b"])]}, "a\nb", f"{USER}a\nb"),
     (CHAT, {"messages": [user({"type": "text", "text": "a"})]}, "a", f"{USER}a"),
     (
@@ -40,15 +53,35 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
         {
             "messages": [
                 user("q"),
-                {"role": "assistant", "reasoning": "hm", "content": None, "tool_calls": [{"id": "1"}]},
+                {
+                    "role": "assistant",
+                    "reasoning": "hm",
+                    "content": None,
+                    "tool_calls": [{"id": "1"}],
+                },
             ]
         },
         "q",
         f'{USER}q\x1eassistant\x1fhm\n{{"id":"1"}}',
     ),
-    (CHAT, {"messages": [user("q"), {"role": "tool", "content": "42"}]}, "q", f"{USER}q\x1etool\x1f42"),
-    (CHAT, {"messages": [user("q")], "tools": [{"name": "f"}]}, "q", f'\x1etools\x1f{{"name":"f"}}{USER}q'),
-    (CHAT, {"messages": [user("q")], "documents": [{"text": "d"}]}, "q", f"\x1edocuments\x1fd{USER}q"),
+    (
+        CHAT,
+        {"messages": [user("q"), {"role": "tool", "content": "42"}]},
+        "q",
+        f"{USER}q\x1etool\x1f42",
+    ),
+    (
+        CHAT,
+        {"messages": [user("q")], "tools": [{"name": "f"}]},
+        "q",
+        f'\x1etools\x1f{{"name":"f"}}{USER}q',
+    ),
+    (
+        CHAT,
+        {"messages": [user("q")], "documents": [{"text": "d"}]},
+        "q",
+        f"\x1edocuments\x1fd{USER}q",
+    ),
     (CHAT, {"messages": [user("q")], "tools": []}, "q", f"{USER}q"),
     (
         CHAT,
@@ -93,19 +126,31 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/messages", {"system": "be", "messages": [user("hi")]}, "hi", f"{SYSTEM}be{USER}hi"),
     (
         "/v1/messages",
-        {"system": [{"type": "text", "text": "be"}], "messages": [user([{"type": "text", "text": "hi"}])]},
+        {
+            "system": [{"type": "text", "text": "be"}],
+            "messages": [user([{"type": "text", "text": "hi"}])],
+        },
         "hi",
         f"{SYSTEM}be{USER}hi",
     ),
     (
         "/v1/messages",
-        {"messages": [user([{"type": "tool_result", "content": [{"type": "text", "text": "42"}]}])]},
+        {
+            "messages": [
+                user([{"type": "tool_result", "content": [{"type": "text", "text": "42"}]}])
+            ]
+        },
         "",
         f"{USER}42",
     ),
     (
         "/v1/messages",
-        {"messages": [user("q"), {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}]},
+        {
+            "messages": [
+                user("q"),
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
+            ]
+        },
         "q",
         f"{USER}q\x1eassistant\x1fhm",
     ),
@@ -120,7 +165,12 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
     ("/score", {"text_1": "q", "text_2": ["a", "b"]}, "q", "qa"),
     ("/v1/score", {"queries": ["q"], "documents": "a"}, "q", "qa"),
     ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}, "q", "qa"),
-    ("/v2/rerank", {"query": {"content": [{"type": "text", "text": "q"}]}, "documents": []}, "q", "q"),
+    (
+        "/v2/rerank",
+        {"query": {"content": [{"type": "text", "text": "q"}]}, "documents": []},
+        "q",
+        "q",
+    ),
     ("/generative_scoring", {"query": [1, 2], "items": [[3]]}, "1,2", "1,23"),
     ("/inference/v1/generate", {"token_ids": [1, 2]}, "1,2", "1,2"),
     ("/v1/systemone", {"instructions": "be", "state": {"a": 1}}, "be", 'be{"a":1}'),
@@ -130,15 +180,28 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
     *(
         (path, {"prompt": "p", "input": "p", "messages": [user("hi")]}, "", "")
         for path in (
-            *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render"),
-            *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/unknown/path", "/"),
+            *(
+                "/tokenize",
+                "/detokenize",
+                "/v1/messages/count_tokens",
+                "/v1/chat/completions/render",
+            ),
+            *(
+                "/v1/audio/transcriptions",
+                "/v1/audio/translations",
+                "/v1/models",
+                "/unknown/path",
+                "/",
+            ),
         )
     ),
 ]
 
 
 @table(("path", "body", "first", "head"), SHAPES)
-def test_every_shape_of_every_api_is_read(path: str, body: dict[str, Any], first: str, head: str) -> None:
+def test_every_shape_of_every_api_is_read(
+    path: str, body: dict[str, Any], first: str, head: str
+) -> None:
     prompt = read(path, body)
 
     assert (first, head) == (prompt.first_user_message(100), prompt.head(200))
@@ -153,7 +216,9 @@ def test_every_shape_of_every_api_is_read(path: str, body: dict[str, Any], first
         ({"cache_salt": 1}, None, ""),
     ],
 )
-def test_any_path_has_model_and_salt(path: str, body: dict[str, Any], model: str | None, salt: str) -> None:
+def test_any_path_has_model_and_salt(
+    path: str, body: dict[str, Any], model: str | None, salt: str
+) -> None:
     assert (read(path, body).model, read(path, body).cache_salt) == (model, salt)
 
 
@@ -175,7 +240,8 @@ def test_token_ids_are_read_as_far_as_needed() -> None:
 
 
 def test_medium_counts_by_its_data() -> None:
-    again = {"image_url": {"detail": "high", "url": PICTURE["image_url"]["url"]}, "type": "image_url"}  # type: ignore[index]
+    url = PICTURE["image_url"]["url"]  # type: ignore[index]
+    again = {"image_url": {"detail": "high", "url": url}, "type": "image_url"}
 
     def head(part: object) -> str:
         return chat(user([{"type": "text", "text": "look"}, part])).head(100)
@@ -215,7 +281,18 @@ def test_medium_sent_by_uuid_alone_is_the_one_sent_before() -> None:
     assert chat(user([first])).head(100) == chat(user([later])).head(100)
 
 
-ODD_MESSAGES = ["text", 7, None, {}, [None, 1, True], [[1]], [user(None)], [user(5)], [{"role": 3}], [{}]]
+ODD_MESSAGES = [
+    "text",
+    7,
+    None,
+    {},
+    [None, 1, True],
+    [[1]],
+    [user(None)],
+    [user(5)],
+    [{"role": 3}],
+    [{}],
+]
 
 
 @table("messages", [*ODD_MESSAGES, [user([[["x"]]])]])
@@ -253,7 +330,9 @@ def test_conversation_reads_the_developer_as_system_and_stops_at_the_user() -> N
     developer, system = ({"role": role, "content": "be"} for role in ("developer", "system"))
     later = {"role": "system", "content": "later"}
 
-    assert chat(developer, user("hi")).conversation(100) == chat(system, user("hi"), later).conversation(100)
+    assert chat(developer, user("hi")).conversation(100) == chat(
+        system, user("hi"), later
+    ).conversation(100)
     assert chat(system).conversation(100) == ""
 
 
@@ -268,7 +347,9 @@ def test_conversation_reads_the_developer_as_system_and_stops_at_the_user() -> N
     ],
 )
 def test_field_is_a_string_or_a_number_as_written(field: str, text: str | None) -> None:
-    body = b'{"s": "x", "i" : 7 , "f": 1.50, "big": %s, "b": true, "n": null, "o": {}}' % (b"9" * 400)
+    body = b'{"s": "x", "i" : 7 , "f": 1.50, "big": %s, "b": true, "n": null, "o": {}}' % (
+        b"9" * 400
+    )
 
     assert parse(CHAT, JSON, body).field(field) == text
 

@@ -43,7 +43,8 @@ ACCEPTED = {
     "NaN": b'{"model":"m","temperature":NaN,%s}' % USER,
     "infinities": b'{"model":"m","a":[Infinity,-Infinity],%s}' % USER.replace(b"}", b',"x":NaN}'),
     "huge numbers": b'{"model":"m","n":%s,"e":1e999,%s}' % (NINES, USER),
-    "huge numbers in a message": b'{"model":"m",%s}' % USER.replace(b"}", b',"x":-1e999,"n":%s}' % NINES),
+    "huge numbers in a message": b'{"model":"m",%s}'
+    % USER.replace(b"}", b',"x":-1e999,"n":%s}' % NINES),
     "white space": b' \r\n\t{ "model" : "m" , "messages" : [ { "role" : "user" , "content" : "hi" } ] } \n',
     "escaped keys": b'{"mod\\u0065l":"m","messages":[{"\\u0072ole":"us\\u0065r","content":"\\u0068i"}]}',
     "byte order mark": b"\xef\xbb\xbf" + json.dumps(BODY).encode(),
@@ -51,7 +52,8 @@ ACCEPTED = {
     "UTF-32": json.dumps(BODY).encode("utf-32-be"),
     "lone surrogate elsewhere": b'{"model":"m","x\\udc00":"\\ud800",%s}' % USER,
     "deep unknown field": b'{"model":"m",%s,"x":%s}' % (USER, b"[" * 800 + b"]" * 800),
-    "null content": b'{"model":"m",%s}' % USER.replace(b"[", b'[{"role":"assistant","content":null},'),
+    "null content": b'{"model":"m",%s}'
+    % USER.replace(b"[", b'[{"role":"assistant","content":null},'),
 }
 
 
@@ -170,8 +172,12 @@ def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
         read(body, is_partial=True)
 
 
-@given(st.sampled_from(PATHS), st.sampled_from(CONTENT_TYPES), st.binary(max_size=300), st.booleans())
-def test_any_bytes_parse_or_fail(path: str, content_type: str, body: bytes, is_partial: bool) -> None:
+@given(
+    st.sampled_from(PATHS), st.sampled_from(CONTENT_TYPES), st.binary(max_size=300), st.booleans()
+)
+def test_any_bytes_parse_or_fail(
+    path: str, content_type: str, body: bytes, is_partial: bool
+) -> None:
     try:
         prompt = parse(path, content_type, body, is_partial=is_partial)
     except PromptError:

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from extproc.errors import Cold, NoEndpoint, Overloaded, OverShare, PromptError, RequestError, Sheddable
+from extproc.errors import (
+    Cold,
+    NoEndpoint,
+    Overloaded,
+    OverShare,
+    PromptError,
+    RequestError,
+    Sheddable,
+)
 from extproc.router.budget import Budget
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
@@ -108,7 +116,9 @@ def build_door(
         (["a", "b10", "c-10", "d10", "e"], 4, ["b10", "d10", "a", "e"]),
     ],
 )
-def test_as_many_leave_as_there_is_room_for_in_order(came: list[str], places: int, served: list[str]) -> None:
+def test_as_many_leave_as_there_is_room_for_in_order(
+    came: list[str], places: int, served: list[str]
+) -> None:
     door = build_door()
     for name in came:
         door.send(name, Lane(int(name[1:] or 0)))
@@ -118,7 +128,9 @@ def test_as_many_leave_as_there_is_room_for_in_order(came: list[str], places: in
 
 
 @table(("stirs", "places", "served", "asked"), [(1, 1, ["0"], 2), (5, 0, [], 1)])
-def test_one_more_is_asked_than_let_in(stirs: int, places: int, served: list[str], asked: int) -> None:
+def test_one_more_is_asked_than_let_in(
+    stirs: int, places: int, served: list[str], asked: int
+) -> None:
     door = build_door(requests=1_000)
     for number in range(1_000):
         door.send(str(number))
@@ -160,9 +172,14 @@ def test_those_who_wait_are_asked_before_a_newcomer() -> None:
     assert (door.served, door.places) == (["a"], 0)
 
 
-def test_a_request_beyond_the_bound_is_not_held_nor_turns_anybody_out_if_no_queue_had_room_for_it() -> None:
+def test_a_request_beyond_the_bound_is_not_held_nor_turns_anybody_out_if_no_queue_had_room_for_it() -> (
+    None
+):
     door = build_door(requests=2, limit_bytes=100)
-    held = [door.send(name, size_bytes=size) for name, size in (("a", 60), ("big", 50), ("b", 40), ("c", 0))]
+    held = [
+        door.send(name, size_bytes=size)
+        for name, size in (("a", 60), ("big", 50), ("b", 40), ("c", 0))
+    ]
     assert [waiter is not None for waiter in held] == [True, False, True, False]
     assert (door.send("huge", PREMIUM, 101), door.refused) == (None, [])
     door.open(2)
@@ -306,7 +323,9 @@ def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
     def tell(sent_us: int, counts: dict[int, int], now: float) -> None:
         ours = share.heartbeat(now)
         echo = Echo(7, ours.sent_us, 0)
-        share.receive(Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001)
+        share.receive(
+            Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001
+        )
 
     tell(1, {name_of("e0"): 1}, 10.0)
     tell(2, {name_of("e0"): 1}, 10.1)
@@ -356,7 +375,9 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
         (PromptError("bad"), False, False),
     ],
 )
-def test_what_passes_by_itself_is_held(refusal: RequestError, has_endpoints: bool, may_pass: bool) -> None:
+def test_what_passes_by_itself_is_held(
+    refusal: RequestError, has_endpoints: bool, may_pass: bool
+) -> None:
     assert build_pool(build_door(), int(has_endpoints)).may_pass(refusal) is may_pass
 
 
@@ -404,7 +425,9 @@ class _Anything(RuleBasedStateMachine):
     def queued(self) -> list[str]:
         """Who waits, as they should leave."""
         inside = [name for name in self.came if self.waiting[name] in self.door.queue]
-        return sorted(inside, key=lambda name: (-self.waiting[name].lane.priority, self.waiting[name].number))
+        return sorted(
+            inside, key=lambda name: (-self.waiting[name].lane.priority, self.waiting[name].number)
+        )
 
     @invariant()
     def bounds_hold(self) -> None:
@@ -423,7 +446,10 @@ class _Anything(RuleBasedStateMachine):
 
     @invariant()
     def nobody_outstays_its_time(self) -> None:
-        assert all(self.waiting[name].until_s > self.door.clock.now_s - 2 * TICK_S for name in self.queued())
+        assert all(
+            self.waiting[name].until_s > self.door.clock.now_s - 2 * TICK_S
+            for name in self.queued()
+        )
 
 
 def test_every_held_request_leaves_exactly_once_in_order_and_within_bounds() -> None:
@@ -431,7 +457,9 @@ def test_every_held_request_leaves_exactly_once_in_order_and_within_bounds() -> 
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40), st.integers(1, 3))
-def test_a_pool_never_has_more_in_flight_than_it_may(steps: list[tuple[bool, int]], limit: int) -> None:
+def test_a_pool_never_has_more_in_flight_than_it_may(
+    steps: list[tuple[bool, int]], limit: int
+) -> None:
     """Requests come and end in any order; the queue never lets one in too many, nor leaves a place empty."""
     door = build_door(requests=100)
     pool, taken = build_pool(door, limit=limit), list[Pick]()

@@ -73,7 +73,11 @@ def test_a_strategy_in_one_file_is_configured_strictly(newest: type[Strategy]) -
     registry = StrategyRegistry(*STRATEGIES.kinds.values(), newest)  # the one line
     section = TypeAdapter[StrategySettings](Annotated[StrategySettings, registry])
 
-    for wrong in ({"name": "newest", "skip": -1}, {"name": "newest", "more": 1}, {"name": "oldest"}):
+    for wrong in (
+        {"name": "newest", "skip": -1},
+        {"name": "newest", "more": 1},
+        {"name": "oldest"},
+    ):
         with pytest.raises(ValidationError):
             section.validate_python(wrong)
     settings = section.validate_python({"name": "newest", "skip": 1})
@@ -114,10 +118,14 @@ pools:
 
 def test_a_field_of_a_pools_section_reaches_the_part_that_uses_it_by_its_name() -> None:
     [pool] = parse_settings(POOL, {}).pools
-    queue = PoolWiring(Path(), Outside(random.Random(1), float)).queue(pool, Budget(1), lambda *_: None)
+    queue = PoolWiring(Path(), Outside(random.Random(1), float)).queue(
+        pool, Budget(1), lambda *_: None
+    )
     plan = build_probe(pool)
 
     assert queue is not None
-    assert asdict(queue.limits) == {name: getattr(pool.hold, name) for name in HoldSettings.model_fields}
+    assert asdict(queue.limits) == {
+        name: getattr(pool.hold, name) for name in HoldSettings.model_fields
+    }
     assert plan is not None
     assert [getattr(plan, name) for name in ("path", "timeout_s", "interval_s")] == ["/ready", 5, 6]

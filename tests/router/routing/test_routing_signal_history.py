@@ -139,7 +139,9 @@ def test_bytes_of_a_token_are_known(prefills: int, tokens: int, expected: float 
 def test_prefills_are_told_per_request() -> None:
     sense = SignalHistory()
     sense.take(FIRST)
-    later = EndpointSignals(queried_tokens=4_010, hit_tokens=1_000, prefills=11, prefill_s=2.5, started_s=1e9)
+    later = EndpointSignals(
+        queried_tokens=4_010, hit_tokens=1_000, prefills=11, prefill_s=2.5, started_s=1e9
+    )
 
     assert sense.take(later).prefill == (300.0, 250.0)
     assert sense.take(later).prefill is None
@@ -161,7 +163,13 @@ def test_several_gateways_hear_what_waits_for_the_others(
 
 @table(
     ("ours", "running", "waiting", "expected"),
-    [(10, 6, 4, {}), (10, 20, 6, {}), (10, 20, 40, {"a": 40.0}), (0, 8, 0.4, {"a": 0.4}), (0, 8, 0, {})],
+    [
+        (10, 6, 4, {}),
+        (10, 20, 6, {}),
+        (10, 20, 40, {"a": 40.0}),
+        (0, 8, 0.4, {"a": 0.4}),
+        (0, 8, 0, {}),
+    ],
 )
 def test_alone_only_what_is_far_beyond_our_own_counts(
     ours: int, running: float, waiting: float, expected: dict[str, float]
@@ -176,7 +184,10 @@ def test_alone_only_what_is_far_beyond_our_own_counts(
     st.integers(1, 9),
 )
 def test_what_others_say_never_speaks_for_an_endpoint(
-    waiting: dict[str, float | None], in_flight: dict[str, int], running: dict[str, float], gateways: int
+    waiting: dict[str, float | None],
+    in_flight: dict[str, int],
+    running: dict[str, float],
+    gateways: int,
 ) -> None:
     told = foreign_requests(waiting, in_flight, running, gateways)
 

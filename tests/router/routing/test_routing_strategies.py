@@ -21,7 +21,12 @@ from extproc.router.routing.strategies.balanced import (
     RoundRobin,
 )
 from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside
-from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash, PrefixHashSettings
+from extproc.router.routing.strategies.prefix_hash import (
+    HOME,
+    SPILL,
+    PrefixHash,
+    PrefixHashSettings,
+)
 from extproc.router.routing.strategies.registry import STRATEGIES
 from tests.tables import table
 
@@ -45,7 +50,10 @@ def booked(counts: dict[str, int]) -> LoadBook:
 def candidates(
     counts: dict[str, int], eligible: str | None = None, closed: frozenset[str] = frozenset()
 ) -> Candidates:
-    ring, these = Ring(counts, positions=1, hash_=letters), None if eligible is None else frozenset(eligible)
+    ring, these = (
+        Ring(counts, positions=1, hash_=letters),
+        None if eligible is None else frozenset(eligible),
+    )
     return Candidates(ring, booked(counts), tuple(counts), these, closed)
 
 
@@ -77,7 +85,9 @@ def test_random_is_even_and_ties_fall_evenly_among_the_eligible(
     assert min(firsts[name] for name in eligible) > 0.9 * 3_000 / len(eligible)
 
 
-def test_least_load_takes_the_least_loaded_and_names_the_next_and_so_does_prefix_hash_without_a_key() -> None:
+def test_least_load_takes_the_least_loaded_and_names_the_next_and_so_does_prefix_hash_without_a_key() -> (
+    None
+):
     some = candidates({"a": 3, "b": 1, "c": 2})
 
     assert LeastLoad(OUTSIDE).choose(some, 2) == Choice(("b", "c"), LEAST_LOAD)
@@ -111,8 +121,12 @@ def test_bound_counts_the_request_itself_but_not_on_the_candidate() -> None:
     # (1 + 1) / 2 * 1.25 = 1.25: one is not too many, as half of 1.25 would say.
     assert kubeai().reading(1).choose(candidates({"a": 1, "b": 0}), 1).reason is HOME
     # (7 + 1) / 4 * 1.25 = 2.5: three are too many, two are not, though two would become three.
-    assert kubeai().reading(1).choose(candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is HOME
-    assert kubeai().reading(1).choose(candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is SPILL
+    assert (
+        kubeai().reading(1).choose(candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is HOME
+    )
+    assert (
+        kubeai().reading(1).choose(candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is SPILL
+    )
 
 
 @table(("in_flight", "is_home"), [(0, True), (3, True), (4, False)])
@@ -136,7 +150,9 @@ def test_first_fallback_is_where_the_key_goes_when_its_home_leaves() -> None:
     st.floats(1, 3),
     st.integers(0, 5),
 )
-def test_no_endpoint_is_taken_over_its_bound(keys: list[int], count: int, factor: float, floor: int) -> None:
+def test_no_endpoint_is_taken_over_its_bound(
+    keys: list[int], count: int, factor: float, floor: int
+) -> None:
     names = [f"pod-{index}" for index in range(count)]
     book = LoadBook()
     book.set_members(names)
@@ -180,7 +196,10 @@ S = {"x-session-affinity": "s"}
     [
         (S, "", S, "", True),
         (S, "", {"x-session-affinity": "t"}, "", False),
-        *[({name: "s"}, "", {name: "s"}, "", True) for name in ("x-claude-code-session-id", "session-id")],
+        *[
+            ({name: "s"}, "", {name: "s"}, "", True)
+            for name in ("x-claude-code-session-id", "session-id")
+        ],
         ({}, "s", {}, "s", True),
         ({}, "s", {}, "t", False),
         (S, "s", S | {"session-id": "t", "x-claude-code-session-id": "t"}, "t", True),
@@ -194,11 +213,17 @@ def test_prefix_hash_without_a_key_follows_an_agents_session_then_the_first_user
     """Two requests of one session with another text: a sub-agent, or a prompt that was written anew."""
 
     def key_of(headers: dict[str, str], field: str, text: str) -> int | None:
-        body = {"model": "m", "messages": [{"role": "user", "content": text}], "prompt_cache_key": field}
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": text}],
+            "prompt_cache_key": field,
+        }
         prompt = parse("/v1/chat/completions", "application/json", orjson.dumps(body))
         return strategy.read(prompt, headers, "").key
 
-    strategy = STRATEGIES.build("prefix_hash", PrefixHashSettings(name="prefix_hash").options(), OUTSIDE)
+    strategy = STRATEGIES.build(
+        "prefix_hash", PrefixHashSettings(name="prefix_hash").options(), OUTSIDE
+    )
 
     assert {"x-session-affinity", "x-claude-code-session-id", "session-id"} == set(strategy.headers)
     assert (key_of(headers, field, "a") == key_of(others, other_field, "b")) is is_same
@@ -211,7 +236,9 @@ def test_the_factory_names_what_there_is_not() -> None:
         STRATEGIES.build("best", {}, OUTSIDE)
     with pytest.raises(SettingsError, match=r"prefix_hash: .*'warmth'"):
         STRATEGIES.build("prefix_hash", {"warmth": 1}, OUTSIDE)
-    with pytest.raises(SettingsError, match="prefix_cache: 'tpu' is no engine: choose from l4-llama8b"):
+    with pytest.raises(
+        SettingsError, match="prefix_cache: 'tpu' is no engine: choose from l4-llama8b"
+    ):
         STRATEGIES.build("prefix_cache", {"engine": "tpu"}, OUTSIDE)
 
 
@@ -228,7 +255,10 @@ def test_a_pool_without_its_closed_ones_is_the_pool_of_the_others(
 
     assert (len(without), without.total, without.names) == (len(others), others.total, others.names)
     assert list(without.walk(15)) == list(others.walk(15))
-    assert (sorted(first), [*map(counts.get, first)]) == (sorted(second), [*map(counts.get, second)])
+    assert (sorted(first), [*map(counts.get, first)]) == (
+        sorted(second),
+        [*map(counts.get, second)],
+    )
 
 
 @table("closed", ["", "b", "bc", "bcdefghijk"])
@@ -244,7 +274,9 @@ def test_ties_beside_closed_ones_are_even(closed: str) -> None:
 
 MOVES = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["take", "release", "hear"]), st.sampled_from("abcd"), st.integers(0, 5)),
+        st.tuples(
+            st.sampled_from(["take", "release", "hear"]), st.sampled_from("abcd"), st.integers(0, 5)
+        ),
         st.tuples(st.just("members"), st.text("abcd", max_size=4), st.just(0)),
     ),
     max_size=60,
@@ -282,7 +314,9 @@ def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) 
         assert book.total == sum(counts[name] for name in members)
         rng, twin = random.Random(0), random.Random(0)
         order = list(book.least_loaded(rng))
-        drawn = [twin.random() for _ in {counts[name] for name in members}]  # none for levels left empty
+        drawn = [
+            twin.random() for _ in {counts[name] for name in members}
+        ]  # none for levels left empty
         assert rng.random() == twin.random(), drawn
         assert sorted(order) == sorted(members)
         assert [counts[name] for name in order] == sorted(counts[name] for name in members)
@@ -292,7 +326,8 @@ def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) 
 
 
 NAMES = st.sets(
-    st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=4), max_size=8
+    st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=4),
+    max_size=8,
 )
 
 
@@ -308,7 +343,16 @@ def at(marks: dict[str, list[int]]) -> Ring:
 
 @table(
     ("key", "owners"),
-    [(0, "abc"), (10, "abc"), (11, "bca"), (20, "bca"), (25, "cab"), (40, "abc"), (55, "cab"), (61, "abc")],
+    [
+        (0, "abc"),
+        (10, "abc"),
+        (11, "bca"),
+        (20, "bca"),
+        (25, "cab"),
+        (40, "abc"),
+        (55, "cab"),
+        (61, "abc"),
+    ],
 )
 def test_walk_starts_at_the_first_position_at_or_after_the_key(key: int, owners: str) -> None:
     ring = at({"a": [10, 40], "b": [20, 50], "c": [30, 60]})

@@ -45,7 +45,9 @@ class Live:
     def outcome(
         self, pool_name: str, address: str, verdict: Verdict, first_byte_s: float | None = 0.1
     ) -> None:
-        self.app.pools[pool_name].feedback.observe(Outcome(address, verdict, 200, 0.2, first_byte_s))
+        self.app.pools[pool_name].feedback.observe(
+            Outcome(address, verdict, 200, 0.2, first_byte_s)
+        )
 
     def fail(self, pool_name: str, address: str) -> None:
         """Lets an endpoint fail until it is cooled down."""
@@ -92,7 +94,10 @@ async def looking(
     admin = build_admin(app, app.metrics.registry, limit)
     try:
         url = f"http://127.0.0.1:{port}"
-        async with serve_admin(admin, f"127.0.0.1:{port}", limit), aiohttp.ClientSession(url) as session:
+        async with (
+            serve_admin(admin, f"127.0.0.1:{port}", limit),
+            aiohttp.ClientSession(url) as session,
+        ):
             await until(lambda: not app.faults() or not is_ready, 60)
             yield Live(app, path, url, session, limit)
     finally:

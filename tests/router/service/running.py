@@ -20,7 +20,9 @@ from tests.clock import Clock
 
 
 def build_pools(
-    directory: Path | None = None, clock: Callable[[], float] | None = None, metrics: Metrics | None = None
+    directory: Path | None = None,
+    clock: Callable[[], float] | None = None,
+    metrics: Metrics | None = None,
 ) -> Pools:
     outside = Outside(random.Random(0), clock or Clock())
     return Pools(Shared(PoolWiring(directory or Path(), outside), metrics or Metrics()))

@@ -14,7 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.service.connection_limit import ConnectionLimit
-from extproc.router.service.process import SWITCH_S, Shares, prepare_for_long_bodies, raise_limit, share
+from extproc.router.service.process import (
+    SWITCH_S,
+    Shares,
+    prepare_for_long_bodies,
+    raise_limit,
+    share,
+)
 from tests.router.service.live_service import Live, looking
 from tests.tables import table
 from tests.waiting import until
@@ -26,7 +32,9 @@ EXPLAIN = b"POST /explain HTTP/1.1\r\nhost: a\r\ncontent-length: 15\r\n\r\n" + b
 POST = b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
 
 
-async def connect(live: Live, ip: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(
+    live: Live, ip: str = "127.0.0.1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     port = int(live.url.rpartition(":")[2])
     return await asyncio.open_connection("127.0.0.1", port, local_addr=(ip, 0))
 
@@ -108,7 +116,9 @@ class Watched:
         patch.setattr(Picker, "find", find)
 
 
-async def test_idle_guests_make_room_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_guests_make_room_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. Another address fills the port: its first has a request open, the others asked once.
 
     2. A scraper comes: it is answered. 3. So is the open request.
@@ -136,7 +146,9 @@ async def test_idle_guests_make_room_and_others_stay(tmp_path: Path, monkeypatch
     assert connections <= 8
 
 
-async def test_connections_beyond_the_limit_are_closed_and_others_are_served(tmp_path: Path) -> None:
+async def test_connections_beyond_the_limit_are_closed_and_others_are_served(
+    tmp_path: Path,
+) -> None:
     async with looking(tmp_path, limit=ConnectionLimit(3)) as live:
         async with live.session.get("/healthz") as answer:
             await answer.read()
@@ -188,18 +200,24 @@ async def test_one_request_is_explained_at_a_time_off_the_loop_and_few_wait(
     assert threading.get_ident() not in find.threads
 
 
-# As Prometheus, the kubelet, port-forward, Compose and people send it; the last ones as a browser that was
-# led here by a public name.
+# As Prometheus, the kubelet, port-forward, Compose and people send it; the last ones as a browser
+# that was led here by a public name.
 HOSTS = {
-    **dict.fromkeys(["10.0.0.7:9090", "127.0.0.1", "[::1]:9090", "[fd00::1]", "localhost:9090"], 200),
+    **dict.fromkeys(
+        ["10.0.0.7:9090", "127.0.0.1", "[::1]:9090", "[fd00::1]", "localhost:9090"], 200
+    ),
     **dict.fromkeys(["extproc:9090", "extproc.llm.svc:9090", "extproc.llm.svc.cluster.local"], 200),
     **dict.fromkeys(["LAPTOP.local:9090", "app.localhost", "pod-7.example.com:9090"], 200),
-    **dict.fromkeys(["evil.example:9090", "127.0.0.1.evil.example", "x.svc.evil.example", "svc.evil"], 421),
+    **dict.fromkeys(
+        ["evil.example:9090", "127.0.0.1.evil.example", "x.svc.evil.example", "svc.evil"], 421
+    ),
     **dict.fromkeys(["extproc.llm.svc.evil.example:80", "[::1].evil.example", "a.b:c"], 421),
 }
 
 
-async def test_a_public_name_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_public_name_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "pod-7.example.com")
     async with looking(tmp_path) as live:
         for host, status in HOSTS.items():
@@ -218,7 +236,11 @@ async def test_a_public_name_is_not_answered(tmp_path: Path, monkeypatch: pytest
 @table(
     ("descriptors", "shares"),
     [
-        *((64, Shares(grpc=24, admin=8)), (256, Shares(grpc=144, admin=48)), (16, Shares(grpc=2, admin=2))),
+        *(
+            (64, Shares(grpc=24, admin=8)),
+            (256, Shares(grpc=144, admin=48)),
+            (16, Shares(grpc=2, admin=2)),
+        ),
         *((1_024, Shares(grpc=704, admin=64)), (65_536, Shares(grpc=1_024, admin=64))),
     ],
 )

@@ -48,7 +48,9 @@ class Stage:
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
         self.feedback = PoolFeedback(self.pool, cooling)
         keeper = SimpleNamespace(pool=self.pool, age_s=3.0, fault=None)
-        running = SimpleNamespace(pool=self.pool, keeper=keeper, feedback=self.feedback, name="llama")
+        running = SimpleNamespace(
+            pool=self.pool, keeper=keeper, feedback=self.feedback, name="llama"
+        )
         running.describe_events = lambda: {"e1": {"state": "degraded", "why": "7 lost"}}
         self.pools = RunningPools([running])
         self.picker = Picker([Route(self.pool)])
@@ -68,7 +70,9 @@ class Stage:
     def answer(self, number: int, first_token_s: float) -> None:
         before = self.feedback.signals.get(f"e{number}", EndpointSignals())
         counts = before.first_tokens + 1, before.first_token_s + first_token_s
-        self.feedback.signals[f"e{number}"] = EndpointSignals(first_tokens=counts[0], first_token_s=counts[1])
+        self.feedback.signals[f"e{number}"] = EndpointSignals(
+            first_tokens=counts[0], first_token_s=counts[1]
+        )
 
     def draw(self) -> State:
         return self.read()()
@@ -96,7 +100,10 @@ def test_shares_reasons_and_refusals_are_those_since_somebody_looks() -> None:
     assert state.reasons == {"llama": {"turn": 6}}
     stage.recording.refuse("llama", "overloaded")
     stage.recording.refuse("", "model_not_found")
-    assert stage.draw().reasons == {"llama": {"turn": 6, "overloaded": 1}, "": {"model_not_found": 1}}
+    assert stage.draw().reasons == {
+        "llama": {"turn": 6, "overloaded": 1},
+        "": {"model_not_found": 1},
+    }
 
 
 def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it() -> None:
@@ -149,8 +156,12 @@ def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None
     stage.clock.now_s += 1
     stage.feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=100, hit_tokens=10))
 
-    assert (row.predicted, row.found) == (state.pools[0].predicted, state.pools[0].found) == (0.5, 0.4)
-    assert stage.rows()[first].found == 0.1, "an engine that began again is told by what it counts since"
+    assert (
+        (row.predicted, row.found) == (state.pools[0].predicted, state.pools[0].found) == (0.5, 0.4)
+    )
+    assert stage.rows()[first].found == 0.1, (
+        "an engine that began again is told by what it counts since"
+    )
 
 
 def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
@@ -196,7 +207,9 @@ def test_the_tape_keeps_the_last_decisions_and_nothing_of_a_prompt() -> None:
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 90), max_size=60))
-def test_shares_add_up_and_means_lie_between_the_extremes(picks: list[int], steps: list[int]) -> None:
+def test_shares_add_up_and_means_lie_between_the_extremes(
+    picks: list[int], steps: list[int]
+) -> None:
     stage = Stage("random")
     for number, step in zip(picks, steps, strict=False):
         stage.pick("x")
@@ -206,7 +219,9 @@ def test_shares_add_up_and_means_lie_between_the_extremes(picks: list[int], step
         shares = [row.share for row in state.pools[0].endpoints]
 
         assert None in shares or abs(sum(share or 0 for share in shares) - 1) < 0.001
-        assert all(row.first_token_s in (None, 1.0 + at) for at, row in enumerate(state.pools[0].endpoints))
+        assert all(
+            row.first_token_s in (None, 1.0 + at) for at, row in enumerate(state.pools[0].endpoints)
+        )
         mean_s = state.pools[0].first_token_s
         assert mean_s is not None
         assert 1.0 <= mean_s <= 3.0

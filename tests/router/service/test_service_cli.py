@@ -20,7 +20,12 @@ from click.testing import CliRunner
 from extproc.cli import cli
 from extproc.command_help import SECTIONS
 from extproc.errors import SettingsError
-from extproc.router.settings.picker_flags import WITHOUT_EFFECT, Flags, given_without_effect, picker_flags
+from extproc.router.settings.picker_flags import (
+    WITHOUT_EFFECT,
+    Flags,
+    given_without_effect,
+    picker_flags,
+)
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings, list_settings
 from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_access
@@ -57,7 +62,9 @@ class AdminStub(BaseHTTPRequestHandler):
 
 def run(*arguments: str, body: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "extproc", *arguments]
-    return subprocess.run(command, input=body, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, input=body, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.fixture
@@ -122,7 +129,9 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
 def test_check_reads_certificates(tmp_path: Path) -> None:
     (tmp_path / "tls").write_text("no certificate")
     path = tmp_path / "f.yaml"
-    path.write_text(f"server:\n  tls: {{certificate: {tmp_path}/tls, key: {tmp_path}/tls}}\n{CONFIG}")
+    path.write_text(
+        f"server:\n  tls: {{certificate: {tmp_path}/tls, key: {tmp_path}/tls}}\n{CONFIG}"
+    )
 
     assert f"{path}:2: server.tls: " in run("check", str(path)).stderr
 
@@ -150,14 +159,19 @@ def test_explain_tells_what_each_endpoint_would_cost(config: str) -> None:
     assert told["prompt_tokens"] == 751
 
 
-def test_explain_reads_the_endpoint_file_and_says_why_it_cannot_route(config: str, tmp_path: Path) -> None:
+def test_explain_reads_the_endpoint_file_and_says_why_it_cannot_route(
+    config: str, tmp_path: Path
+) -> None:
     told = run("explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}')
     unknown = run("explain", "--config", config, body='{"model": "gpt-9", "prompt": "hi"}')
     (tmp_path / "endpoints.yaml").unlink()
     gone = run("explain", "--config", config, "--timeout", "0.5", body="{}")
 
     assert json.loads(told.stdout).items() >= {"endpoint": "pod-1", "reason": "least_load"}.items()
-    assert (unknown.returncode, unknown.stderr) == (2, "extproc: The model `gpt-9` does not exist.\n")
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "extproc: The model `gpt-9` does not exist.\n",
+    )
     assert (gone.returncode, "pool qwen: no list of endpoints yet" in gone.stderr) == (2, True)
 
 
@@ -172,13 +186,19 @@ def test_explain_asks_the_running_service_for_what_it_knows(tmp_path: Path) -> N
     nobody = run("explain", "--url", url, body=body)
     (tmp_path / "body.json").write_text(body)
 
-    assert said == {"path": "/explain?path=%2Fv1%2Fchat%2Fcompletions", "x-a": "1", "size": len(body)}
+    assert said == {
+        "path": "/explain?path=%2Fv1%2Fchat%2Fcompletions",
+        "x-a": "1",
+        "size": len(body),
+    }
     assert f"http://{url} does not explain it" in nobody.stderr
     assert (nobody.returncode, "`server.admin`" in nobody.stderr) == (2, True)
     assert "extproc explain < body.json" in run("explain", str(tmp_path / "body.json")).stderr
 
 
-def test_init_prints_every_setting_and_can_be_used_as_it_is_and_schema_is_json(tmp_path: Path) -> None:
+def test_init_prints_every_setting_and_can_be_used_as_it_is_and_schema_is_json(
+    tmp_path: Path,
+) -> None:
     written, path = run("init").stdout, tmp_path / "extproc.yaml"
     path.write_text(written)
 
@@ -211,7 +231,9 @@ def test_help_of_every_command_is_whole_at_80_columns_with_two_examples(group: s
         (["simulate", "fit"], "a profile's YAML"),
     ],
 )
-def test_a_removed_command_is_answered_with_what_to_do_instead(arguments: list[str], instead: str) -> None:
+def test_a_removed_command_is_answered_with_what_to_do_instead(
+    arguments: list[str], instead: str
+) -> None:
     done = run(*arguments)
 
     assert done.returncode == 2
@@ -230,7 +252,11 @@ def test_a_pools_name_alone_serves_as_upstreams_picker_does() -> None:
     assert (pool.name, pool.endpoints.inference_pool.name, pool.fallbacks) == ("vllm", "vllm", 0)
     assert pool.endpoints.inference_pool.namespace is None
     server = made.server
-    assert (server.listen, server.health, server.admin) == ("0.0.0.0:9002", "0.0.0.0:9003", "0.0.0.0:9090")
+    assert (server.listen, server.health, server.admin) == (
+        "0.0.0.0:9002",
+        "0.0.0.0:9003",
+        "0.0.0.0:9090",
+    )
     assert server.tls is not None
     assert server.tls.self_signed
 
@@ -243,12 +269,17 @@ def test_flags_say_what_they_say_in_upstreams_picker() -> None:
     assert made.pools[0].endpoints.inference_pool.namespace == "prod"
     assert made.server.listen.endswith(":19002")
     assert made.server.tls is not None
-    assert (made.server.tls.certificate, made.server.tls.key) == ("/certs/tls.crt", "/certs/tls.key")
+    assert (made.server.tls.certificate, made.server.tls.key) == (
+        "/certs/tls.crt",
+        "/certs/tls.key",
+    )
     assert (made.server.log_level, made.server.drain_s) == ("DEBUG", 7)
     assert settings(replace(flags, secure_serving=False)).server.tls is None
     assert made.pools[0].max_in_flight is None
     assert settings(replace(flags, max_in_flight=8)).pools[0].max_in_flight == 8
-    with pytest.raises(SettingsError, match=r"flags:1: pools.0.endpoints.inference_pool.name: 'a b'"):
+    with pytest.raises(
+        SettingsError, match=r"flags:1: pools.0.endpoints.inference_pool.name: 'a b'"
+    ):
         settings(Flags("a b"))
 
 
@@ -281,16 +312,25 @@ def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[An
     ],
 )
 def test_flags_are_read_in_all_their_forms(arguments: list[str], flags: Flags) -> None:
-    assert read("--pool-name", "vllm", *arguments) == read("--pool-name=vllm", *arguments) == (flags, [])
+    assert (
+        read("--pool-name", "vllm", *arguments)
+        == read("--pool-name=vllm", *arguments)
+        == (flags, [])
+    )
     charts = read("--pool-name=vllm", *arguments, environment={"NAMESPACE": "prod"})[0]
-    assert charts == replace(flags, pool_namespace="prod"), "the chart's variable, where no flag says it"
+    assert charts == replace(flags, pool_namespace="prod"), (
+        "the chart's variable, where no flag says it"
+    )
 
 
 @table("form", [["--{}", "x"], ["--{}=x"], ["--{}=false"], ["--{}"], ["--{}", ""]])
 def test_what_has_no_effect_here_is_taken_and_named(form: list[str]) -> None:
     given = [part.format(name) for name in WITHOUT_EFFECT for part in form]
 
-    assert read("--pool-name=vllm", *given) == (Flags("vllm"), [f"--{name}" for name in WITHOUT_EFFECT])
+    assert read("--pool-name=vllm", *given) == (
+        Flags("vllm"),
+        [f"--{name}" for name in WITHOUT_EFFECT],
+    )
 
 
 EITHER = "give either a configuration FILE (--config) or --pool-name"
@@ -317,7 +357,9 @@ def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], said: st
 def test_flags_beside_a_file_are_refused() -> None:
     """All of them at once; a namespace that is the chart's variable is no flag."""
     flags = ["--secure-serving=true", "--grpc-port", "9999", "-v=4", "--tracing=false"]
-    done = CliRunner().invoke(cli, ["serve", "--config", __file__, *flags], env={"NAMESPACE": "prod"})
+    done = CliRunner().invoke(
+        cli, ["serve", "--config", __file__, *flags], env={"NAMESPACE": "prod"}
+    )
 
     assert done.exit_code == 2
     assert done.output.splitlines()[-1] == (
@@ -335,9 +377,17 @@ async def api() -> AsyncIterator[ApiServer]:
         yield server
 
 
-# As the templates of the charts `inferencepool` and `standalone` of the Inference Extension 1.x have it.
+# As the templates of the charts `inferencepool` and `standalone` of the Inference Extension 1.x
+# have it.
 CHART = [
-    *("--pool-name", "vllm", "--pool-namespace", "default", "--pool-group", "inference.networking.k8s.io"),
+    *(
+        "--pool-name",
+        "vllm",
+        "--pool-namespace",
+        "default",
+        "--pool-group",
+        "inference.networking.k8s.io",
+    ),
     *("--zap-encoder", "json", "--config-file", "/config/default-plugins.yaml"),
     *("--ha-enable-leader-election", "--v=3", "--tracing=false", "--metrics-endpoint-auth=false"),
 ]
@@ -349,22 +399,33 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
     4. With our flag for a limit, the pool's objectives count.
     """
     grpc_port, health_port, admin_port = free_ports(3)
-    ports = [f"--grpc-port={grpc_port}", f"--grpc-health-port={health_port}", f"--metrics-port={admin_port}"]
+    ports = [
+        f"--grpc-port={grpc_port}",
+        f"--grpc-health-port={health_port}",
+        f"--metrics-port={admin_port}",
+    ]
     command = [sys.executable, "-m", "extproc", *CHART, *ports, "--max-in-flight", "64"]
     url, health_url = f"http://127.0.0.1:{admin_port}", f"127.0.0.1:{health_port}"
     environment = {"KUBECONFIG": str(write_access(tmp_path, api.url))}
     with Process("extproc", command, tmp_path, environment) as process:
         await asyncio.to_thread(process.wait_until, lambda: health_at(health_url) == "SERVING")
-        await asyncio.to_thread(process.wait_until, lambda: get_json(f"{url}/pools")[0]["objectives"])
+        await asyncio.to_thread(
+            process.wait_until, lambda: get_json(f"{url}/pools")[0]["objectives"]
+        )
         [pool] = await asyncio.to_thread(get_json, f"{url}/pools")
         health = await asyncio.to_thread(health_at, health_url, "inference-extension")
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", grpc_port))
         said = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
 
-    assert {endpoint["name"] for endpoint in pool["endpoints"]} == {"default/a:8000", "default/a:8001"}
+    assert {endpoint["name"] for endpoint in pool["endpoints"]} == {
+        "default/a:8000",
+        "default/a:8001",
+    }
     assert pool["objectives"] == {"batch": -10}
     assert health == "SERVING"
     assert "CERTIFICATE" in shown
-    names = "config-file, --ha-enable-leader-election, --metrics-endpoint-auth, --pool-group, --tracing"
+    names = (
+        "config-file, --ha-enable-leader-election, --metrics-endpoint-auth, --pool-group, --tracing"
+    )
     assert f"flags that have no effect here: --{names}, --zap-encoder" in said
     assert api.of(POOLS).queries

@@ -50,7 +50,9 @@ def states(pools: Pools) -> dict[str, str]:
     return {each["name"]: each["state"] for endpoints in described for each in endpoints}  # type: ignore[attr-defined]  # JSON
 
 
-CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}")
+CACHES = TWO_POOLS.replace(
+    "probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}"
+)
 LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why " * 500}]})
 
 
@@ -80,12 +82,21 @@ async def test_operators_see_who_cools_down() -> None:
         fail(pools, "10.0.0.1:80")
 
         def endpoints(pool: str, state: str) -> float | None:
-            return metrics.registry.get_sample_value("extproc_pool_endpoints", {"pool": pool, "state": state})
+            return metrics.registry.get_sample_value(
+                "extproc_pool_endpoints", {"pool": pool, "state": state}
+            )
 
-        told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, b'{"model": "a"}'))
+        told = explain_decision(
+            pools.picker, Query("POST", "/v1/chat/completions", {}, b'{"model": "a"}')
+        )
 
         assert [*states(pools).values()] == ["cooling", "ready", "ready", "ready"]
-        assert [endpoints("a", state) for state in ("ready", "cooling", "busy", "unhealthy")] == [1, 1, 0, 0]
+        assert [endpoints("a", state) for state in ("ready", "cooling", "busy", "unhealthy")] == [
+            1,
+            1,
+            0,
+            0,
+        ]
         assert [endpoints("b", state) for state in ("ready", "cooling")] == [2, 0]
         assert (told["endpoint"], told["left_out"]) == ("10.0.0.2:80", {"10.0.0.1:80": "cooling"})
 
@@ -97,7 +108,9 @@ async def test_entries_that_anybody_may_write_cool_nothing_and_empty_no_index() 
         before = matches(pools)
         for address in [("10.0.0.1", 80), ("10.0.0.2", 80), ("10.0.1.1", 80), ("10.0.1.2", 80)]:
             for pool, number in (("a", None), ("b", "0" * 15 + "1"), (None, "f" * 16)):
-                made_up = entry(pool, address, 503, 1, None, "upstream_connection_failure", pick=number)
+                made_up = entry(
+                    pool, address, 503, 1, None, "upstream_connection_failure", pick=number
+                )
                 logs(pools).take(message(made_up))
 
         assert set(states(pools).values()) == {"ready"}
@@ -121,10 +134,16 @@ async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
 async def test_response_headers_reach_the_pool() -> None:
     async with two_pools() as pools:
         for status in (0, 500, 500, 500):
-            pools.feedback.observe_response(Served("b", "10.0.1.2:80", ResponseHeaders(status=status)), 0.1)
-        pools.feedback.observe_response(Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1)
+            pools.feedback.observe_response(
+                Served("b", "10.0.1.2:80", ResponseHeaders(status=status)), 0.1
+            )
+        pools.feedback.observe_response(
+            Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1
+        )
 
-        assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.2:80"]
+        assert [name for name, state in states(pools).items() if state == "cooling"] == [
+            "10.0.1.2:80"
+        ]
         assert pools["b"].feedback.counters.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
@@ -147,11 +166,17 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
         ("picked", Exchange("", 503, 1.0, fault=EndpointFault.ENDPOINT), []),
         ("", Exchange("", 503, 1.0), []),
         ("10.9.9.9:80", Exchange("", 200, 1.0, 0.1), []),
-        ("other", Exchange("", 200, 1.0, 0.1, attempts=2), ["other"]),  # a retry that another one answered
+        (
+            "other",
+            Exchange("", 200, 1.0, 0.1, attempts=2),
+            ["other"],
+        ),  # a retry that another one answered
         ("picked", Exchange("", 0, 1.0, fault=EndpointFault.CLIENT), ["picked"]),  # the client left
     ],
 )
-async def test_what_was_never_read_is_not_believed_there(who: str, told: Exchange, known: list[str]) -> None:
+async def test_what_was_never_read_is_not_believed_there(
+    who: str, told: Exchange, known: list[str]
+) -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
@@ -160,7 +185,9 @@ async def test_what_was_never_read_is_not_believed_there(who: str, told: Exchang
         pools.feedback.take(replace(told, address=address.get(who, who), ticket=number))
 
         assert before[pick.endpoint.address] > 0
-        assert [each for each, tokens in matches(pools).items() if tokens] == [address[one] for one in known]
+        assert [each for each, tokens in matches(pools).items() if tokens] == [
+            address[one] for one in known
+        ]
 
 
 async def test_response_headers_take_back_what_failed() -> None:
@@ -168,7 +195,9 @@ async def test_response_headers_take_back_what_failed() -> None:
         pick, number = take(pools)
         for status in (200, 500):
             response = ResponseHeaders(status=status)
-            pools.feedback.observe_response(Served("a", pick.endpoint.address, response, ticket=number), 0.1)
+            pools.feedback.observe_response(
+                Served("a", pick.endpoint.address, response, ticket=number), 0.1
+            )
 
         assert sum(matches(pools).values()) == 0
 
@@ -191,7 +220,9 @@ async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed()
 
 async def test_reading_metrics_begins_and_ends_live() -> None:
     def names() -> list[str]:
-        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signals")]
+        return [
+            task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signals")
+        ]
 
     reading = TWO_POOLS.replace("probe: false", "signals: {scrape_s: 300}, probe: false")
     async with two_pools(reading) as pools:
@@ -240,11 +271,17 @@ STATIC = "{static: ['10.0.0.1:80']}"
         (KUBERNETES, "", None),
         ("{inference_pool: {name: vllm}}", "", None),
         (STATIC, "probe: false", None),
-        (STATIC, "probe: {path: /ping, interval_s: 1, timeout_s: 2}", ProbePlan(1, 2, path="/ping")),
+        (
+            STATIC,
+            "probe: {path: /ping, interval_s: 1, timeout_s: 2}",
+            ProbePlan(1, 2, path="/ping"),
+        ),
         (KUBERNETES, "probe: {}", ProbePlan()),
     ],
 )
-def test_only_lists_silent_on_health_are_asked(endpoints: str, probe: str, plan: ProbePlan | None) -> None:
+def test_only_lists_silent_on_health_are_asked(
+    endpoints: str, probe: str, plan: ProbePlan | None
+) -> None:
     [pool] = parse_settings(f"pools: [{{name: a, endpoints: {endpoints}, {probe}}}]", {}).pools
 
     assert build_probe(pool) == plan
@@ -258,7 +295,9 @@ def test_only_lists_silent_on_health_are_asked(endpoints: str, probe: str, plan:
         *(("prefix_hash", None, False), ("prefix_hash", {}, True), ("least_load", None, False)),
     ],
 )
-def test_metrics_are_read_for_strategies_that_use_them(strategy: str, signals: object, is_read: bool) -> None:
+def test_metrics_are_read_for_strategies_that_use_them(
+    strategy: str, signals: object, is_read: bool
+) -> None:
     said = {"strategy": {"name": strategy}, "signals": signals}
     fields = {"name": "llama", "endpoints": {"static": []}, **said}
     given = {name: value for name, value in fields.items() if value is not None}

@@ -51,7 +51,9 @@ def test_a_check_tells_whether_requests_can_be_routed_now(readiness: Readiness, 
     assert before.status is after.status is Status.OK
 
 
-def test_a_process_that_answers_lives_and_an_unknown_name_is_not_found(readiness: Readiness) -> None:
+def test_a_process_that_answers_lives_and_an_unknown_name_is_not_found(
+    readiness: Readiness,
+) -> None:
     unknown = readiness.ask(CHECK, "nobody")
 
     assert ["SERVING"] == told(readiness.ask(CHECK, "liveness"))
@@ -79,7 +81,9 @@ def test_nothing_is_kept_of_an_unknown_name_that_is_watched(readiness: Readiness
     assert kept_bytes < 100_000
 
 
-def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(readiness: Readiness) -> None:
+def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(
+    readiness: Readiness,
+) -> None:
     unknown, gone = readiness.ask(WATCH, "nobody"), RecordedCall()
     handler = readiness.health.routes()[WATCH](gone)
     handler.on_message(b"")
@@ -92,7 +96,9 @@ def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(re
 
 @pytest.mark.parametrize("path", [CHECK, WATCH])
 @pytest.mark.parametrize("message", [None, b"\xff"])
-def test_a_call_without_a_request_is_refused(readiness: Readiness, path: str, message: bytes | None) -> None:
+def test_a_call_without_a_request_is_refused(
+    readiness: Readiness, path: str, message: bytes | None
+) -> None:
     call = RecordedCall()
     handler = readiness.health.routes()[path](call)
     if message is not None:

@@ -70,7 +70,9 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
     ]
 
 
-async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(0.0)
     keepers = [keeper_of(name, clock) for name in "abc"]
@@ -89,7 +91,9 @@ async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(caplog: pytes
     assert lines[0] == (logging.WARNING, first)
     assert 9 <= len([line for level, line in lines if level == logging.WARNING]) <= 10
     assert 9 <= len([line for level, line in lines if level == logging.ERROR]) <= 10
-    assert lines[-3:] == [(logging.INFO, f"pool {name} has a list again, after 599 s") for name in "abc"]
+    assert lines[-3:] == [
+        (logging.INFO, f"pool {name} has a list again, after 599 s") for name in "abc"
+    ]
 
 
 async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
@@ -152,14 +156,18 @@ def restarts(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("extproc_watch_restarts_total", labels)
 
 
-async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def nap(_: float) -> None:
         await asyncio.sleep(0)
 
     metrics, clock = Metrics(), Clock()
     source = Restarting(Told("ab", failures=3), rng=random.Random(0), sleep=nap)
     async with keeping(source, hashing(), clock, metrics) as (keeper, _):
-        await until(lambda: restarts(metrics) == 3 and keeper.fault is None and keeper.synced.is_set())
+        await until(
+            lambda: restarts(metrics) == 3 and keeper.fault is None and keeper.synced.is_set()
+        )
         clock.now_s += 60
 
         assert keeper.pool.snapshot.names == ("a", "b")
@@ -170,7 +178,9 @@ async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(caplog: pyte
     assert "a bug" not in caplog.text
 
 
-async def test_the_last_of_several_lists_counts_and_another_strategy_takes_over_with_its_placement() -> None:
+async def test_the_last_of_several_lists_counts_and_another_strategy_takes_over_with_its_placement() -> (
+    None
+):
     async with keeping(Told("ab", "abc", "c", "ab"), hashing()) as (keeper, published):
         pool, wanted = keeper.pool, hashing(7)
         await until(lambda: published[-1:] == [["a", "b"]])
@@ -184,7 +194,12 @@ async def test_the_last_of_several_lists_counts_and_another_strategy_takes_over_
 
 
 async def test_counts_outlive_every_change_of_strategy() -> None:
-    strategies = (LeastLoad(OUTSIDE), PrefixCache(OUTSIDE), PrefixHash(OUTSIDE), RoundRobin(OUTSIDE))
+    strategies = (
+        LeastLoad(OUTSIDE),
+        PrefixCache(OUTSIDE),
+        PrefixHash(OUTSIDE),
+        RoundRobin(OUTSIDE),
+    )
     async with keeping(Told("ab"), hashing()) as (keeper, _):
         pool = keeper.pool
         await keeper.synced.wait()
@@ -208,7 +223,9 @@ async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that
 
     class Changing:
         async def run(self, sink: Sink) -> None:
-            sink.replace([Endpoint(f"default/{number}", f"10.0.{number}.1:80") for number in range(200)])
+            sink.replace(
+                [Endpoint(f"default/{number}", f"10.0.{number}.1:80") for number in range(200)]
+            )
             await asyncio.sleep(0)  # the installer is woken, and its build begins in a thread
             await asyncio.sleep(0)
             sink.use(wanted)  # type: ignore[attr-defined]  # the sink is the keeper

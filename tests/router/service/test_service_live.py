@@ -88,7 +88,10 @@ async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
     limit = ConnectionLimit(8, answer_s=1, idle_s=1)
-    async with looking(tmp_path, limit=limit) as live, live.session.get("/live", timeout=PATIENCE) as answer:
+    async with (
+        looking(tmp_path, limit=limit) as live,
+        live.session.get("/live", timeout=PATIENCE) as answer,
+    ):
         told = events(answer)
         numbers = [(await next_state(told)).number for _ in range(4)]
 
@@ -100,14 +103,20 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
 ) -> None:
     """Nothing piles up for it: one state is on its way at most."""
     monkeypatch.setattr(admin, "StatePublisher", partial(StatePublisher, pace_s=0.02, slow_s=0.5))
-    many = [pool([f"10.{n // 250}.0.{n % 250}:80" for n in range(2_000)], {"name": "random"}, probe=False)]
+    many = [
+        pool(
+            [f"10.{n // 250}.0.{n % 250}:80" for n in range(2_000)], {"name": "random"}, probe=False
+        )
+    ]
     async with looking(tmp_path, many) as live:
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         deaf.setblocking(False)
         host, _, port = live.url.removeprefix("http://").partition(":")
         await asyncio.get_running_loop().sock_connect(deaf, (host, int(port)))
-        await asyncio.get_running_loop().sock_sendall(deaf, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.get_running_loop().sock_sendall(
+            deaf, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+        )
         await until(lambda: len(live.limit.connections) == 1)
         [transport] = live.limit.connections
         async with live.session.get("/live") as answer:
@@ -132,7 +141,9 @@ async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
     assert live.limit.connections == {}
 
 
-async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(tmp_path: Path) -> None:
+async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(
+    tmp_path: Path,
+) -> None:
     async with looking(tmp_path) as live, live.session.get("/live") as answer:
         told = events(answer)
         assert (await next_state(told)).configuration.refusal is None

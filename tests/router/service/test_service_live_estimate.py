@@ -23,7 +23,8 @@ def test_of_a_chat_least_load_finds_what_the_endpoint_whose_turn_it_is_was_sent(
     converse(fleet, estimate, turns=9)
     shares = estimate.shares()
 
-    # Of the nth turn's 2n - 1 parts an endpoint has what the last turn left, 2(n - 1), or that four before.
+    # Of the nth turn's 2n - 1 parts an endpoint has what the last turn left, 2(n - 1), or that four
+    # before.
     assert shares == pytest.approx((72 / 81, 30 / 81), abs=0.01)
 
 

@@ -49,7 +49,9 @@ async def families(tmp_path: Path) -> list[Metric]:
         server.put(running_pod("p", "10.0.0.4"))
         text = SETTINGS.replace("KUBECONFIG", str(write_access(tmp_path, server.url)))
         (tmp_path / "secret").write_text("a secret of 16 bytes or more")
-        return await _first_scrape(Application(Start(parse_settings(text, {}), tmp_path / "extproc.yaml")))
+        return await _first_scrape(
+            Application(Start(parse_settings(text, {}), tmp_path / "extproc.yaml"))
+        )
 
 
 async def _first_scrape(app: Application) -> list[Metric]:
@@ -74,7 +76,9 @@ def _meet(app: Application) -> None:
     assert app.courier is not None
     share = app.courier.shares()["llama"]
     ours = share.heartbeat(10.0)
-    share.receive(Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001)
+    share.receive(
+        Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001
+    )
 
 
 def told() -> dict[str, tuple[str, set[str]]]:
@@ -112,7 +116,12 @@ def test_every_label_value_is_in_the_docs() -> None:
     from extproc.errors import PromptError  # noqa: PLC0415  # with every error that exists by now
 
     values = {
-        *(*telemetry.OUTCOMES, *telemetry.POOL_OUTCOMES, *telemetry.RELOADS, *telemetry.STREAM_FAULTS),
+        *(
+            *telemetry.OUTCOMES,
+            *telemetry.POOL_OUTCOMES,
+            *telemetry.RELOADS,
+            *telemetry.STREAM_FAULTS,
+        ),
         *(*telemetry.LOG_FAULTS, *telemetry.SPAN_RESULTS, *chain(*telemetry.RESTARTS.values())),
         *(*SHARE_RESULTS, *EXPECTED_CLASSES, *STRATEGIES.reasons, *QueueEnd),
         *telemetry.prompt_error_whys(PromptError),

@@ -41,7 +41,9 @@ class Cluster:
         return self.pools["a"].pool
 
     def configure(self, fields: str) -> None:
-        source = f"inference_pool: {{namespace: default, name: vllm, kubeconfig: {self.kubeconfig}}}"
+        source = (
+            f"inference_pool: {{namespace: default, name: vllm, kubeconfig: {self.kubeconfig}}}"
+        )
         text = f"pools: [{{name: a, endpoints: {{{source}}}{fields}}}]"
         self.pools.apply(parse_settings(text, {}).pools)
 
@@ -75,7 +77,9 @@ async def test_objects_and_settings_give_a_pool_its_priorities(cluster: Cluster)
     await cluster.until(premium=7, nightly=-1)
 
 
-async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(cluster: Cluster) -> None:
+async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(
+    cluster: Cluster,
+) -> None:
     cluster.configure(", max_in_flight: 1")
     await cluster.until(batch=-10)
     await synced(cluster.pools)
@@ -111,7 +115,9 @@ async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluste
     await until(lambda: not cluster.server.of(OBJECTIVES).watchers)
 
 
-async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(cluster: Cluster) -> None:
+async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(
+    cluster: Cluster,
+) -> None:
     for kind in (OBJECTIVES, LLM_D_OBJECTIVES):
         cluster.server.of(kind).refusal = 403
     cluster.configure(", max_in_flight: 1")
@@ -125,7 +131,9 @@ async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(c
     assert cluster.pools["a"].objectives.age_s is None
 
 
-async def test_a_deleted_pool_refuses_and_returns(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_deleted_pool_refuses_and_returns(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     """1. It is deleted. 2. Bookmarks come: nothing is said twice. 3. It is made again, with other ports."""
     cluster.configure("")
     await synced(cluster.pools)

@@ -22,7 +22,9 @@ from tests.waiting import until
 async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> None:
     static = "static: ['10.0.0.1:80', '10.0.0.2:80', '10.0.0.3:80']"
     named = []
-    async with running(f"pools: [{{name: a, endpoints: {{{static}}}}}]", tmp_path, Clock()) as pools:
+    async with running(
+        f"pools: [{{name: a, endpoints: {{{static}}}}}]", tmp_path, Clock()
+    ) as pools:
         for count in (0, 3, 1):
             text = f"pools: [{{name: a, fallbacks: {count}, endpoints: {{{static}}}}}]"
             configure(pools, text)
@@ -41,7 +43,9 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
         await synced(pools)
         ordinary = pools.picker.pick(batch).pick
         ordinary.release()
-        configure(pools, f"pools: [{{name: a, {wanted}, objectives: {{batch: -1}}, fairness: true}}]")
+        configure(
+            pools, f"pools: [{{name: a, {wanted}, objectives: {{batch: -1}}, fairness: true}}]"
+        )
         low = pools.picker.pick(batch).pick
         other = pools.picker.pick(named).pick
         configure(pools, f"pools: [{{name: a, {wanted}}}]")
@@ -57,7 +61,10 @@ READY = ("llm_d_epp_ready_endpoints", "inference_pool_ready_pods")
 FULL = "pools: [{{name: a, models: [m], {}, hold: {{}}, endpoints: {{static: [{}]}}}}]"
 TWO = "'10.0.0.1:80', '10.0.0.2:80'"
 # Of two endpoints: their names, waiting requests and cache usage, as the engines say.
-BUSY = {"10.0.0.1:80": EndpointSignals(waiting=5), "10.0.0.2:80": EndpointSignals(kv_usage=0.4, waiting=1)}
+BUSY = {
+    "10.0.0.1:80": EndpointSignals(waiting=5),
+    "10.0.0.2:80": EndpointSignals(kv_usage=0.4, waiting=1),
+}
 FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
 
 
@@ -76,7 +83,11 @@ FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
     ],
 )
 async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_names_tell_the_same(
-    limit: str, endpoints: str, in_flight: int, told: dict[str, EndpointSignals], saturation: float | None
+    limit: str,
+    endpoints: str,
+    in_flight: int,
+    told: dict[str, EndpointSignals],
+    saturation: float | None,
 ) -> None:
     async with running(FULL.format(limit, endpoints)) as pools:
         await synced(pools)
@@ -88,7 +99,11 @@ async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_name
         assert each.pool.queue is not None
         each.pool.queue.enter(Waiter(Lane(-10)))
         families = [*PoolCollector(pools).collect(), *collect_llmd(pools)]
-    shown = {(one.name, *sorted(one.labels.values())): one.value for each in families for one in each.samples}
+    shown = {
+        (one.name, *sorted(one.labels.values())): one.value
+        for each in families
+        for one in each.samples
+    }
 
     usage, waiting = (0.2, 3) if told is BUSY else (0, 20) if told else (None, None)
     expected: dict[tuple[str, ...], float | None] = {
@@ -110,7 +125,9 @@ B = "{name: b, models: [b], endpoints: {file: missing.yaml}}"
 NO_B = "pool b: no list of endpoints yet: file_unreadable: "
 
 
-async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_several(tmp_path: Path) -> None:
+async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_several(
+    tmp_path: Path,
+) -> None:
     stale = A.replace("name: a", "name: a, stale_after_s: 30")
     clock = Clock()
     async with running(f"pools: [{stale}]", tmp_path, clock) as pools:
@@ -122,7 +139,12 @@ async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_severa
         pools["a"].keeper.restarted("connection", "refused")
         seen.append(pools.faults())
     old = "pool a: the list of endpoints is 31 s old"
-    assert seen == [["pool a: no list of endpoints yet"], [], [old], [f"{old}: connection: refused"]]
+    assert seen == [
+        ["pool a: no list of endpoints yet"],
+        [],
+        [old],
+        [f"{old}: connection: refused"],
+    ]
 
     other = A.replace("name: a, models: [a]", "name: b, models: [b]")
     async with running(f"pools: [{stale}, {other}]", tmp_path, clock) as pools:
@@ -132,7 +154,9 @@ async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_severa
         assert (pools.faults(), pools.remarks()) == ([], [old])
 
 
-async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp_path: Path) -> None:
+async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(
+    tmp_path: Path,
+) -> None:
     """One that fails and says so keeps its last list in force; one that is stuck is a fault of our own."""
     clock = Clock()
     async with running(f"pools: [{A}]", tmp_path, clock) as pools:
@@ -156,7 +180,8 @@ async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp
 async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: Path) -> None:
     """One of two has no list, and a reason.
 
-    1. A moment's failure is waited out. 2. A lasting one is that pool's alone: it refuses its requests.
+    1. A moment's failure is waited out. 2. A lasting one is that pool's alone: it refuses its
+       requests.
     """
     clock = Clock()
     async with running(f"pools: [{A}, {B}]", tmp_path, clock) as pools:
@@ -170,7 +195,9 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
         assert str(pools["b"].keeper.fault).startswith("file_unreadable: ")
 
 
-async def test_a_service_whose_only_pool_has_no_list_is_not_ready_nor_without_a_pool(tmp_path: Path) -> None:
+async def test_a_service_whose_only_pool_has_no_list_is_not_ready_nor_without_a_pool(
+    tmp_path: Path,
+) -> None:
     assert build_pools(tmp_path).faults() == ["no pool yet"]
     clock = Clock()
     async with running(f"pools: [{B}]", tmp_path, clock) as pools:

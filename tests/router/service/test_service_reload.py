@@ -54,7 +54,9 @@ def reloads(app: Application, result: str) -> float | None:
     return app.metrics.registry.get_sample_value("extproc_config_reloads_total", {"result": result})
 
 
-async def test_a_file_that_goes_and_comes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_goes_and_comes_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """1. The file goes: a warning, and no other at further looks. 2. It is back with another pool."""
     log = "extproc.router.service.configuration"
     caplog.set_level("INFO", log)
@@ -97,7 +99,9 @@ async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> No
     assert seen == [0, 1]
 
 
-async def test_a_change_is_parsed_once_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_is_parsed_once_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is applied is what was compared: a second read could find another file."""
     path = tmp_path / "extproc.yaml"
     path.write_text(ONE)
@@ -173,7 +177,9 @@ def state(app: Application) -> list[object]:
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
-@pytest.mark.parametrize("seam", SEAMS, ids=[f"{kind.__name__}.{name}-{call}" for kind, name, call in SEAMS])
+@pytest.mark.parametrize(
+    "seam", SEAMS, ids=[f"{kind.__name__}.{name}-{call}" for kind, name, call in SEAMS]
+)
 async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_reload_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,9 +204,13 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
 
         await app.reload(after.encode(), "extproc.yaml")
         pool = app.pools["a"].pool
-        await until(lambda: (pool.strategy.name, pool.snapshot.names) == ("round_robin", ("10.0.0.3:80",)))
+        await until(
+            lambda: (pool.strategy.name, pool.snapshot.names) == ("round_robin", ("10.0.0.3:80",))
+        )
 
-        assert names(app) == (["a", "c"] if is_turned else ["c", "a"]) == list(app.pools.picker.routes)
+        assert (
+            names(app) == (["a", "c"] if is_turned else ["c", "a"]) == list(app.pools.picker.routes)
+        )
         assert ["a", "c"] == sorted(app.pools.shares())
         assert app.faults() == []
         assert reloads(app, "applied") == 1

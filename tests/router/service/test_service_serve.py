@@ -47,7 +47,9 @@ def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]
 
 
 @each_transport
-async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Path, transport: str) -> None:
+async def test_before_the_first_list_a_request_is_left_to_the_proxy(
+    tmp_path: Path, transport: str
+) -> None:
     """Not refused: a proxy that fails open knows endpoints. 1. No list yet. 2. It comes."""
     service = Service(tmp_path, transport=transport)
     listed = tmp_path / "list.yaml"
@@ -68,7 +70,9 @@ async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Pa
     assert left == 1
 
 
-async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+async def open_stream(
+    service: Service, channel: grpc.aio.Channel
+) -> grpc.aio.StreamStreamCall[bytes, bytes]:
     """A request in flight: decided at its headers, its answer not yet ended."""
     call = channel.stream_stream(PROCESS, None, None)(None)
     await call.write(write(headers(end=True)))
@@ -78,10 +82,13 @@ async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.S
 
 
 @each_transport
-async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, transport: str) -> None:
+async def test_health_has_a_plain_port_of_its_own_to_the_end(
+    tmp_path: Path, transport: str
+) -> None:
     """Kubelets cannot ask over TLS.
 
-    1. The service speaks TLS, its health port does not. 2. It serves health and nothing else. 3. While the
+    1. The service speaks TLS, its health port does not. 2. It serves health and nothing else. 3.
+       While the
     service drains the port says so.
     """
     [health_port] = free_ports(1)
@@ -122,7 +129,9 @@ async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Servic
         assert await asyncio.to_thread(service.wait, 60) == 0
 
 
-@pytest.mark.parametrize(("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)])
+@pytest.mark.parametrize(
+    ("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)]
+)
 async def test_a_drain_that_is_cut_says_so(service: Service, drain_s: int, signals: int) -> None:
     service.apply([pool(ADDRESSES)], drain_s=drain_s)
     async with grpc.aio.insecure_channel(service.listen) as channel:
@@ -190,7 +199,11 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         second.start()
 
         assert second.wait(60) == 2
-        said = "socket is in use by another process" if listen else f".{which}: cannot listen on {taken}"
+        said = (
+            "socket is in use by another process"
+            if listen
+            else f".{which}: cannot listen on {taken}"
+        )
         assert said in second.log.read_text()
         assert first.is_ready()
     assert not (tmp_path / "socket").exists(), "it leaves no file behind"
@@ -216,7 +229,9 @@ async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["admin", "grpc"])
-def test_a_flood_leaves_health_its_descriptors_and_the_log_readable(tmp_path: Path, which: str) -> None:
+def test_a_flood_leaves_health_its_descriptors_and_the_log_readable(
+    tmp_path: Path, which: str
+) -> None:
     """1. 64 descriptors. 2. 200 connections to one port, which stay. 3. Health answers new ones."""
     service = Service(tmp_path)
     service.configure([pool(ADDRESSES)])
@@ -246,7 +261,9 @@ class Files:
     """A certificate authority and the files of one server."""
 
     def __init__(self, directory: Path) -> None:
-        self.certificate, self.key, self.ca = (directory / name for name in ("tls.crt", "tls.key", "ca.crt"))
+        self.certificate, self.key, self.ca = (
+            directory / name for name in ("tls.crt", "tls.key", "ca.crt")
+        )
 
     def issue(self, authority: trustme.CA) -> None:
         issued = authority.issue_cert("localhost")
@@ -267,7 +284,9 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @asynccontextmanager
 async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
-    settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "tls": tls, "transport": transport})
+    settings = ServerSettings.model_validate(
+        {"listen": "127.0.0.1:0", "tls": tls, "transport": transport}
+    )
     health = Health(lambda: True)
     health.update()
     server = await bind_transport(settings, health.routes(), Budget(1 << 20))
@@ -278,7 +297,9 @@ async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
         await server.stop()
 
 
-def serving(files: Files, transport: str, *, is_mutual: bool = False) -> AbstractAsyncContextManager[int]:
+def serving(
+    files: Files, transport: str, *, is_mutual: bool = False
+) -> AbstractAsyncContextManager[int]:
     client_ca = str(files.ca) if is_mutual else None
     tls = TlsSettings(certificate=str(files.certificate), key=str(files.key), client_ca=client_ca)
     return running(tls, transport)
@@ -327,12 +348,16 @@ async def test_a_certificate_of_our_own_is_served(transport: str) -> None:
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
         async with proxy(port, shown) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"), timeout=9)
+            answer = await stub.Check(
+                health_pb2.HealthCheckRequest(service="inference-extension"), timeout=9
+            )
 
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_missing_certificates_are_an_error_that_names_the_file(files: Files, transport: str) -> None:
+async def test_missing_certificates_are_an_error_that_names_the_file(
+    files: Files, transport: str
+) -> None:
     with pytest.raises(SettingsError, match=r"server\.tls: .*tls\.crt: No such file"):
         async with serving(files, transport):
             pass
@@ -356,7 +381,9 @@ async def route(channel: grpc.aio.Channel) -> None:
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_handshakes_that_never_end_leave_descriptors_and_requests_alone(tmp_path: Path) -> None:
+async def test_handshakes_that_never_end_leave_descriptors_and_requests_alone(
+    tmp_path: Path,
+) -> None:
     """1. A proxy has its connection, one with 400 descriptors. 2. 900 others connect and say nothing.
 
     3. The admin port answers, the proxy's requests go on, and so do those of one that comes now.

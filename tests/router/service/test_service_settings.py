@@ -38,7 +38,9 @@ def pool_of(endpoints: str = "{dns: 'v:1'}", **fields: str) -> str:
 
 def pools_of(*fields: str) -> str:
     """A file with a pool for each of these fields."""
-    return f"pools: [{', '.join(f'{{name: p{n}, {DNS}, {each}}}' for n, each in enumerate(fields))}]"
+    return (
+        f"pools: [{', '.join(f'{{name: p{n}, {DNS}, {each}}}' for n, each in enumerate(fields))}]"
+    )
 
 
 def faults(text: str, **environment: str) -> str:
@@ -68,7 +70,11 @@ def test_there_are_no_more_settings_than_one_can_read() -> None:
     places = set(list_settings())
 
     assert len(places) <= MOST_SETTINGS
-    assert {"server.tls.key", "pools.strategy.load_factor", "share.mesh.peers.kubernetes.port"} <= places
+    assert {
+        "server.tls.key",
+        "pools.strategy.load_factor",
+        "share.mesh.peers.kubernetes.port",
+    } <= places
 
 
 @table("place", REMOVED)
@@ -93,19 +99,40 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             "server: {listen: 127.0.0.1}",
             "f.yaml:1: server.listen: '127.0.0.1' is no address: HOST:PORT, :PORT or",
         ),
-        (pool_of("{kubernetes: {service: v, port: ['99999']}}"), "a port's number goes without quotes"),
-        ("pools: []\npools: 1", "f.yaml:2: pools is given twice (line 1)\nf.yaml:2: pools: expected a list"),
-        ("share: {mesh: {listen: ':99999', peers: {static: []}}}", "share.mesh.listen: 99999 is not a port"),
+        (
+            pool_of("{kubernetes: {service: v, port: ['99999']}}"),
+            "a port's number goes without quotes",
+        ),
+        (
+            "pools: []\npools: 1",
+            "f.yaml:2: pools is given twice (line 1)\nf.yaml:2: pools: expected a list",
+        ),
+        (
+            "share: {mesh: {listen: ':99999', peers: {static: []}}}",
+            "share.mesh.listen: 99999 is not a port",
+        ),
         ("server: {drain_s: '30'}", "server.drain_s: expected a number"),
         ("server: {listn: x}", "server.listn: there is no such setting; did you mean listen?"),
         ("pools: [{name: a, endpoint: {static: []}}]", "pools.0.endpoints: is missing"),
-        (pool_of(strategy="{name: prefix_cach}"), "prefix_cach; did you mean prefix_cache? (choose from "),
-        (pool_of(strategy="{name: random, key: x}"), "pools.0.strategy.key: there is no such setting"),
+        (
+            pool_of(strategy="{name: prefix_cach}"),
+            "prefix_cach; did you mean prefix_cache? (choose from ",
+        ),
+        (
+            pool_of(strategy="{name: random, key: x}"),
+            "pools.0.strategy.key: there is no such setting",
+        ),
         (pool_of(strategy="5"), "pools.0.strategy: expected a mapping"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
-        ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
+        (
+            "server: {tls: {self_signed: true, key: a}}",
+            "server.tls: self_signed goes with no files",
+        ),
         ("server: {health: ':65536'}", "server.health: 65536 is not a port"),
-        ("server: {pass_headers: [X-A]}", "server.pass_headers.0: 'X-A' is no header's name: small letters"),
+        (
+            "server: {pass_headers: [X-A]}",
+            "server.pass_headers.0: 'X-A' is no header's name: small letters",
+        ),
         (pool_of(objectives="{batch: -1}"), "pools.0: objectives and fairness need max_in_flight"),
         (
             "pools:\n- name: a b\n  endpoints: {static: []}",
@@ -128,7 +155,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (pool_of("{dns: 'vllm:0'}"), "endpoints.dns: 'vllm:0' is not name:port"),
         (pool_of("{dns: '10.0.0.1:80'}"), "give it as static"),
         (pool_of(models="[]"), "an empty list serves no request"),
-        (pools_of("models: [m]", "adapters: [m]"), "pools.1.adapters.0: m is served by the pool p0, too"),
+        (
+            pools_of("models: [m]", "adapters: [m]"),
+            "pools.1.adapters.0: m is served by the pool p0, too",
+        ),
         (
             pools_of("when_down: open", "when_down: open"),
             "one pool can be open when the service is down, and p0",
@@ -137,9 +167,15 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (pool_of(strategy="{name: prefix_hash, key: [x]}"), "'x' is not a key"),
         (pool_of(strategy="{name: round_robin, positions: 9}"), "no such setting"),
         *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("true", "{path: health}")),
-        *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("{interval_s: 0}", "{timeout_s: 0}")),
+        *(
+            (pool_of(probe=each), "f.yaml:1: pools.0.probe")
+            for each in ("{interval_s: 0}", "{timeout_s: 0}")
+        ),
         (pool_of(probe="true"), "pools.0.probe: expected a mapping (name: value)"),
-        (pool_of(signals="{events: 99999}"), "pools.0.signals.events: must be less than or equal to 65535"),
+        (
+            pool_of(signals="{events: 99999}"),
+            "pools.0.signals.events: must be less than or equal to 65535",
+        ),
         *((pool_of(cool_after=each), "f.yaml:1: pools.0.cool_after") for each in ("0", "'3'")),
         ("[1, 2]", "expected a mapping"),
         ("a: [", "not YAML"),
@@ -147,7 +183,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("server: {listen: '0.0.0.0:99999'}", "f.yaml:1: server.listen: 99999 is not a port"),
         ("[" * 100_000, "f.yaml:1: nested too deeply"),
         ("pools:\n- name: a\x00b", "f.yaml:2: not YAML: special characters are not allowed"),
-        ("pools:\n- name: [a", "f.yaml:2: not YAML: while parsing a flow sequence, expected ',' or ']'"),
+        (
+            "pools:\n- name: [a",
+            "f.yaml:2: not YAML: while parsing a flow sequence, expected ',' or ']'",
+        ),
     ],
 )
 def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
@@ -165,7 +204,9 @@ def test_the_environment_overrides_the_server_section() -> None:
         "TLS__KEY": "key.pem",
         "TLS__CERTIFICATE": "certificate.pem",
     }
-    environment = {"PATH": "x"} | {f"EXTPROC_SERVER__{name}": value for name, value in given.items()}
+    environment = {"PATH": "x"} | {
+        f"EXTPROC_SERVER__{name}": value for name, value in given.items()
+    }
     settings = parse_settings(GOOD, environment)
 
     assert (settings.server.listen, settings.server.drain_s) == ("127.0.0.1:1", 7)
@@ -199,12 +240,16 @@ def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
     )
     names = [f"EXTPROC_{name}" for name in (*ours, "ROUTER_PORT_9002_TCP_PROTO")]
 
-    assert parse_settings(GOOD, dict.fromkeys(names, "tcp://10.0.0.1:9002")) == parse_settings(GOOD, {})
+    assert parse_settings(GOOD, dict.fromkeys(names, "tcp://10.0.0.1:9002")) == parse_settings(
+        GOOD, {}
+    )
 
 
 def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
     assert faults(GOOD, EXTPROC_SERVER__LISTEN="[").startswith("EXTPROC_SERVER__LISTEN:1: not YAML")
-    assert faults(GOOD, EXTPROC_SERVER__DRAIN_S="x").startswith("EXTPROC_SERVER__DRAIN_S: server.drain_s: ")
+    assert faults(GOOD, EXTPROC_SERVER__DRAIN_S="x").startswith(
+        "EXTPROC_SERVER__DRAIN_S: server.drain_s: "
+    )
     wrong = faults("server: 1\npools: []", EXTPROC_SERVER__DRAIN_S="1")
     assert "EXTPROC_SERVER__DRAIN_S: server is not a mapping" in wrong
 
@@ -229,7 +274,9 @@ def test_the_schema_describes_every_setting() -> None:
 @table("kind", STRATEGIES.kinds.values(), ids=lambda kind: kind.name)
 def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) -> None:
     section = kind.settings
-    fields = {field: info.get_default() for field, info in section.model_fields.items() if field != "name"}
+    fields = {
+        field: info.get_default() for field, info in section.model_fields.items() if field != "name"
+    }
     keywords = {
         parameter.name: list(parameter.default) if parameter.name == "key" else parameter.default
         for parameter in signature(kind).parameters.values()
@@ -246,8 +293,12 @@ def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) 
         *((["", ""], None), (["", "open"], "p1"), (["closed", ""], None)),
     ],
 )
-def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], opened: str | None) -> None:
-    fields = [f"when_down: {word}" if word else f"models: [m{n}]" for n, word in enumerate(when_down)]
+def test_a_pool_alone_is_open_and_one_of_several_is_not(
+    when_down: list[str], opened: str | None
+) -> None:
+    fields = [
+        f"when_down: {word}" if word else f"models: [m{n}]" for n, word in enumerate(when_down)
+    ]
 
     assert parse_settings(pools_of(*fields), {}).open_pool == opened
 

@@ -30,7 +30,9 @@ def root() -> Iterator[logging.Logger]:
     root.handlers[:] = handlers
 
 
-def test_a_log_line_is_one_json_object_and_tells_of_an_exception_its_type_alone(root: logging.Logger) -> None:
+def test_a_log_line_is_one_json_object_and_tells_of_an_exception_its_type_alone(
+    root: logging.Logger,
+) -> None:
     stream = io.StringIO()
     configure_logging("INFO", stream)
     logging.getLogger("extproc.x").info('two\nlines, \x1b[31m a "quote" and %s', "\ud800")
@@ -90,7 +92,9 @@ def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
     metrics, picker = Metrics(), one_pool()
     for elapsed_s in (1e-5, 5e-5, 3e-4, 2.0):
         metrics.routed(picker.pick(Query("POST", "/v1/completions", {"x-session": "s"})), elapsed_s)
-    metrics.routed(picker.pick(Query("POST", "/v1/completions", {}, fault=NoRoomForBody("full"))), 3e-4)
+    metrics.routed(
+        picker.pick(Query("POST", "/v1/completions", {}, fault=NoRoomForBody("full"))), 3e-4
+    )
     metrics.answered("llama", "overloaded")
     metrics.answered("", "models")
     metrics.streams_open.set(1)
@@ -109,7 +113,9 @@ def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
         "extproc_pick_duration_seconds_count 5.0",
     ):
         assert line in lines
-    assert metrics.registry.get_sample_value("extproc_pick_duration_seconds_sum") == pytest.approx(2.00066)
+    assert metrics.registry.get_sample_value("extproc_pick_duration_seconds_sum") == pytest.approx(
+        2.00066
+    )
 
 
 class TestFloods:
@@ -125,7 +131,9 @@ class TestFloods:
     def lines(self, stream: io.StringIO) -> list[dict[str, object]]:
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    def test_a_flood_is_ten_lines_then_one_a_second_and_others_are_said(self, stream: io.StringIO) -> None:
+    def test_a_flood_is_ten_lines_then_one_a_second_and_others_are_said(
+        self, stream: io.StringIO
+    ) -> None:
         log = logging.getLogger("extproc.cluster.xds")
         for number in range(60_000):
             self.now_s = number / 1_000
@@ -139,7 +147,9 @@ class TestFloods:
         assert (another["message"], worse["level"]) == ("another", "ERROR")
         assert sum(int(str(line.get("unsaid", 0))) for line in lines) + len(lines) > 59_000
 
-    def test_what_every_try_of_an_outage_repeats_is_said_once_a_minute(self, stream: io.StringIO) -> None:
+    def test_what_every_try_of_an_outage_repeats_is_said_once_a_minute(
+        self, stream: io.StringIO
+    ) -> None:
         """As of peers that cannot be found, and of the operator's watches."""
         log = logging.getLogger("extproc")
         for number in range(600):
@@ -156,7 +166,9 @@ class TestFloods:
         limit = RateLimit(lambda: 0.0, kinds=4)
         sizes = []
         for number in range(1_000):
-            record = logging.LogRecord("extproc", logging.ERROR, __file__, 1, f"text {number}", None, None)
+            record = logging.LogRecord(
+                "extproc", logging.ERROR, __file__, 1, f"text {number}", None, None
+            )
             assert limit.filter(record)
             sizes.append(size_of(limit))
 

@@ -54,7 +54,9 @@ def routed(model: str = '"llama"') -> Routed:
 class Kept:
     """A tracer whose spans stay here."""
 
-    def __init__(self, environment: Mapping[str, str], exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], exporter: SpanExporter | None = None
+    ) -> None:
         self.exporter = InMemorySpanExporter()
         self.counts = Counter[str]()
         self.tracer = OtelTracer(exporter or self.exporter, environment, self.count)
@@ -99,7 +101,9 @@ OTLP = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
         (OTLP | {"OTEL_SDK_DISABLED": "false"}, True),
     ],
 )
-def test_the_standard_variables_say_whether(environment: dict[str, str], *, is_wanted: bool) -> None:
+def test_the_standard_variables_say_whether(
+    environment: dict[str, str], *, is_wanted: bool
+) -> None:
     assert wants_traces(environment) is is_wanted
 
 
@@ -140,14 +144,19 @@ def test_without_the_extra_the_service_starts_and_says_so() -> None:
     assert told == "None _Stream"
 
 
-def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     odd = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
 
     assert isinstance(build_exporter(OTLP), OTLPSpanExporter)
     for environment in ({"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, odd):
         assert build_tracer(environment, lambda *_: None) is None
     said = caplog.messages
-    assert [text.startswith("no traces: no package here exports traces by ") for text in said] == [True, True]
+    assert [text.startswith("no traces: no package here exports traces by ") for text in said] == [
+        True,
+        True,
+    ]
 
 
 async def test_a_decision_is_a_span_of_its_callers_trace() -> None:
@@ -217,7 +226,9 @@ async def test_the_caller_samples_unless_a_variable_says_otherwise(
 @pytest.mark.parametrize(
     "model", [r'"\ud800 half"', '"' + "x " * 50_000 + '"', r'"\u0000\u001b[31m"', '"ü€😀"']
 )
-async def test_a_hostile_model_is_cut_text_that_a_receiver_can_read(model: str, receiver: Receiver) -> None:
+async def test_a_hostile_model_is_cut_text_that_a_receiver_can_read(
+    model: str, receiver: Receiver
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tracing_to(receiver.port).items():
             patch.setenv(name, value)
@@ -291,7 +302,9 @@ async def test_a_span_that_cannot_be_made_harms_nobody(
     assert caplog.messages == ["no span: RuntimeError"]
 
 
-async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(receiver: Receiver) -> None:
+async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(
+    receiver: Receiver,
+) -> None:
     receiver.answers.clear()
     kept = Kept({}, exporting_to(receiver))
     kept.tracer.record(ORIGIN, routed(), 0.001)
@@ -322,7 +335,9 @@ async def decide(service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_drain_sends_what_waits_and_ends(tmp_path: Path, receiver: Receiver, *, hangs: bool) -> None:
+async def test_a_drain_sends_what_waits_and_ends(
+    tmp_path: Path, receiver: Receiver, *, hangs: bool
+) -> None:
     if hangs:
         receiver.answers.clear()
     # Long: nothing is sent before the end.

@@ -56,7 +56,9 @@ class Gateway:
         self.courier.keep(self.pool)
 
     def pick(self, text: str = "hello") -> Pick:
-        body = b'{"model": "llama", "messages": [{"role": "user", "content": "%s"}]}' % text.encode()
+        body = (
+            b'{"model": "llama", "messages": [{"role": "user", "content": "%s"}]}' % text.encode()
+        )
         return self.picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick
 
     @property

@@ -13,7 +13,8 @@ def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
     """Somebody plays letters of more senders than are remembered: none of them pushes another one out."""
     gateway = Gateway(1, meshed(1, []), cpu_clock=lambda: 0.0)
     sent = [
-        Seal("llm", SECRET, me).close(Letter(me, name_of("llama"), 1)) for me in range(2, MOST_SENDERS + 7)
+        Seal("llm", SECRET, me).close(Letter(me, name_of("llama"), 1))
+        for me in range(2, MOST_SENDERS + 7)
     ]
     for data in sent:
         gateway.courier.take(data)
@@ -45,7 +46,11 @@ class Reader:
                 return super().open(data)
 
         self.gateway = Gateway(
-            1, meshed(1, []), build_seal=SlowSeal, clock=lambda: self.now_s, cpu_clock=lambda: self.ran_s
+            1,
+            meshed(1, []),
+            build_seal=SlowSeal,
+            clock=lambda: self.now_s,
+            cpu_clock=lambda: self.ran_s,
         )
 
     def read(self, after_s: float = 0.0) -> str:
@@ -88,7 +93,9 @@ def test_senders_that_are_not_known_share_one_tenth_of_a_core() -> None:
     assert reader.gateway.counts["flood"] == 1
 
 
-def test_what_is_left_is_spent_at_once_what_is_overspent_is_waited_for_and_little_is_saved_up() -> None:
+def test_what_is_left_is_spent_at_once_what_is_overspent_is_waited_for_and_little_is_saved_up() -> (
+    None
+):
     bucket = TokenBucket(10.0, 5.0)
 
     assert bucket.wait_s(0.0) == 0

@@ -99,7 +99,14 @@ def test_what_clocks_showed_is_not_believed_for_ever() -> None:
 
 @table(
     ("picks_per_s", "endpoints", "limit"),
-    [(0, 8, 0.5), (2.2, 8, 0.4545), (6, 8, 0.1667), (36, 8, 0.0278), (1_000, 8, 0.02), (1_000, 800, 0.1)],
+    [
+        (0, 8, 0.5),
+        (2.2, 8, 0.4545),
+        (6, 8, 0.1667),
+        (36, 8, 0.0278),
+        (1_000, 8, 0.02),
+        (1_000, 800, 0.1),
+    ],
 )
 def test_the_more_is_picked_the_sooner_counts_are_too_old(
     picks_per_s: float, endpoints: int, limit: float

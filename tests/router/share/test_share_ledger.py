@@ -58,7 +58,9 @@ def tell(ledger: Ledger, news: Sequence[News]) -> None:
 
 
 @given(told(), st.integers(0, 2**32))
-def test_news_without_gaps_are_the_truth_in_any_order_and_however_often(news: list[News], seed: int) -> None:
+def test_news_without_gaps_are_the_truth_in_any_order_and_however_often(
+    news: list[News], seed: int
+) -> None:
     rng = Random(seed)
     ledger = Ledger()
     said = [*news, *rng.choices(news, k=len(news))]

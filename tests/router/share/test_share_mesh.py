@@ -84,12 +84,15 @@ async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway])
 
     await until(lambda: other.neighbours.lost == 1)
     assert other.pool.book.total == 0
-    # Not by the silence, which is found out with the heartbeat after three seconds: twice that is generous.
+    # Not by the silence, which is found out with the heartbeat after three seconds: twice that is
+    # generous.
     assert monotonic() - began_s < 8
 
 
 @table(("cluster", "secret"), [("other", SECRET), ("llm", b"another secret, as long")])
-async def test_another_installation_is_not_heard(pair: list[Gateway], cluster: str, secret: bytes) -> None:
+async def test_another_installation_is_not_heard(
+    pair: list[Gateway], cluster: str, secret: bytes
+) -> None:
     one, _ = pair
     before = one.counts["foreign"]
     [port] = free_ports(1)

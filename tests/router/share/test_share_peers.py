@@ -29,7 +29,13 @@ from extproc.router.share.letters import (
     Withdrawn,
     name_of,
 )
-from extproc.router.share.peers import MAX_PEERS, MAX_PICK_BLOCKS, MAX_PICKS, MAX_STRANGERS, PeerPicks
+from extproc.router.share.peers import (
+    MAX_PEERS,
+    MAX_PICK_BLOCKS,
+    MAX_PICKS,
+    MAX_STRANGERS,
+    PeerPicks,
+)
 from extproc.router.share.pool_share import Share
 from tests.reach import reach, size_of
 from tests.router.routing.fleet import Fleet, Shut, ask, words
@@ -206,7 +212,9 @@ def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
 
 
 @table(("away_s", "heard"), [(0.5, 2), (4.0, 1)])
-def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(away_s: float, heard: int) -> None:
+def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
+    away_s: float, heard: int
+) -> None:
     _, other = (both := town(2)).gateways
     other.clock.now_s += away_s
     other.share.heartbeat(other.clock.now_s)
@@ -383,7 +391,9 @@ def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     _, other = town(2).gateways
     sent_us = int(other.clock.now_s * 1e6)
     picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
-    here = [Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(MAX_PICKS + 10)]
+    here = [
+        Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(MAX_PICKS + 10)
+    ]
     for news in (*picks, *here[: len(here) // 2]):
         other.receive([Letter(1_000, name_of("llama"), sent_us, [news])])
     other.receive([answered(other, 5_000)])
@@ -453,10 +463,13 @@ def test_letters_are_bounded_and_lose_nothing() -> None:
     for _ in range(20):
         gateway.visit(words("Why?", 100_000), after_s=0)
     letters = gateway.share.letters(0.0)
-    numbers = [news.number for letter in letters for news in letter.news if not isinstance(news, Heartbeat)]  # type: ignore[union-attr]
+    news = [one for letter in letters for one in letter.news if not isinstance(one, Heartbeat)]
+    numbers = [one.number for one in news]  # type: ignore[union-attr]
     assert numbers == [*range(1, 2 * (2 * LETTER_NEWS + 21) + 1)]
     assert max(len(letter.news) for letter in letters) <= LETTER_NEWS
-    blocks = [sum(len(one.hashes) for one in letter.news if isinstance(one, Picked)) for letter in letters]
+    blocks = [
+        sum(len(one.hashes) for one in letter.news if isinstance(one, Picked)) for letter in letters
+    ]
     assert sum(blocks) > LETTER_BLOCKS >= max(blocks)
 
 
@@ -497,7 +510,9 @@ class BadBus:
             if rng.random() < 0.2:
                 letters.append(sender.share.heartbeat(sender.clock.now_s))
             others = [other for other in self._both.gateways if other is not sender]
-            under_way += [(to, one) for one in letters for to in others if rng.random() >= self._loss]
+            under_way += [
+                (to, one) for one in letters for to in others if rng.random() >= self._loss
+            ]
         rng.shuffle(under_way)
         for to, letter in under_way[: rng.randrange(8)]:
             to.receive([letter])
@@ -527,7 +542,9 @@ def test_whatever_is_lost_late_or_told_twice_all_have_the_truth_two_heartbeats_l
     expected = {name: truth[name] for name in "abcd"}
     # Late letters may have made a peer look late: then it is not counted, for a while.
     assert all(
-        counts(gateway) == expected for gateway in both.gateways if gateway.neighbours.prompt == gateways - 1
+        counts(gateway) == expected
+        for gateway in both.gateways
+        if gateway.neighbours.prompt == gateways - 1
     )
 
     both.beat(40)
@@ -613,7 +630,9 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
         known = index.matched(chain.hashes)
         # A holding without a block is false.
         holdings = [index.holding(name) for name in "abcd"]
-        depths.append([holding.depth(chain.hashes, known) for holding in holdings if holding is not None])
+        depths.append(
+            [holding.depth(chain.hashes, known) for holding in holdings if holding is not None]
+        )
     return counts(gateway), depths
 
 

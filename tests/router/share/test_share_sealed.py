@@ -30,7 +30,9 @@ NEWS = st.one_of(
     ),
     st.builds(letters.Ended, NUMBERS, NAMES, NUMBERS),
     st.builds(
-        letters.Heartbeat, st.integers(0, 2**62), st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5)
+        letters.Heartbeat,
+        st.integers(0, 2**62),
+        st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5),
     ),
     st.just(letters.Goodbye()),
 )
@@ -40,7 +42,9 @@ LETTERS = st.builds(
     NAMES,
     st.integers(0, 2**62),
     st.lists(NEWS, max_size=5),
-    st.lists(st.builds(letters.Echo, NAMES, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=3),
+    st.lists(
+        st.builds(letters.Echo, NAMES, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=3
+    ),
 )
 
 
@@ -72,7 +76,9 @@ def test_anything_sealed_is_a_letter_or_a_letter_error(data: bytes) -> None:
 
 
 @given(LETTERS, st.data())
-def test_a_letter_that_was_changed_anywhere_is_none(letter: letters.Letter, data: st.DataObject) -> None:
+def test_a_letter_that_was_changed_anywhere_is_none(
+    letter: letters.Letter, data: st.DataObject
+) -> None:
     sent = bytearray(seal().close(letter))
     sent[data.draw(st.integers(0, len(sent) - 1))] ^= data.draw(st.integers(1, 255))
 
@@ -168,7 +174,9 @@ def test_the_longest_letters_are_within_their_bound() -> None:
         for blocks in (letters.MAX_BLOCKS, letters.LETTER_BLOCKS - letters.MAX_BLOCKS)
     ]
     many = [letters.Ended(most, OTHER, most)] * (letters.LETTER_NEWS - len(picks))
-    standing = letters.Heartbeat(most, {OTHER - place: 1_000_000 for place in range(letters.MAX_ENDPOINTS)})
+    standing = letters.Heartbeat(
+        most, {OTHER - place: 1_000_000 for place in range(letters.MAX_ENDPOINTS)}
+    )
 
     full = letters.Letter(ME, OTHER, most, [*picks, *many], [])
     beat = letters.Letter(ME, OTHER, most, [standing], [letters.Echo(OTHER, most, most)] * 256)

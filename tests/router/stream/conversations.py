@@ -25,7 +25,11 @@ FIRST_USER = "first_user_message"
 
 
 def build_pool(
-    name: str, addresses: Sequence[str], *keys: str, is_hashed: bool = True, limit: int | None = None
+    name: str,
+    addresses: Sequence[str],
+    *keys: str,
+    is_hashed: bool = True,
+    limit: int | None = None,
 ) -> Pool:
     kind, options = ("prefix_hash", {"key": keys}) if is_hashed else ("round_robin", {})
     strategy = STRATEGIES.build(kind, options, Outside(random.Random(0), lambda: 0.0))
@@ -35,12 +39,16 @@ def build_pool(
 
 
 def one_pool(addresses: Sequence[str] = ADDRESSES, limit: int | None = None) -> Picker:
-    return Picker([Route(build_pool("llama", addresses, "header:x-session", FIRST_USER, limit=limit))])
+    return Picker(
+        [Route(build_pool("llama", addresses, "header:x-session", FIRST_USER, limit=limit))]
+    )
 
 
 def two_pools() -> Picker:
     first = Route(build_pool("llama", ADDRESSES[:1], FIRST_USER), ("llama",))
-    second = Route(build_pool("qwen", ADDRESSES[1:2], FIRST_USER), ("qwen-*",), frozenset({"sql-lora"}))
+    second = Route(
+        build_pool("qwen", ADDRESSES[1:2], FIRST_USER), ("qwen-*",), frozenset({"sql-lora"})
+    )
     return Picker([first, second])
 
 
@@ -124,7 +132,9 @@ def summarize(reply: events.Reply) -> Expected:
     match reply:
         case events.Routed():
             pick, removed = reply.decision.pick, tuple(sorted(reply.remove_headers))
-            went = Went(reply.phase, pick.pool.name, pick.endpoint.address, reply.skip_body, removed)
+            went = Went(
+                reply.phase, pick.pool.name, pick.endpoint.address, reply.skip_body, removed
+            )
             return replace(went, request_id=reply.request_id, piece=reply.piece)
         case events.Answer():
             error = orjson.loads(reply.body).get("error", {})
@@ -163,12 +173,19 @@ def headers(
     fields = {":method": method, ":path": path, "content-type": "application/json"}
     fields |= {name.replace("_", "-"): value for name, value in more.items()}
     return events.RequestHeaders(
-        fields, end, subset, events.StreamConfig(mode, response, sends_body_without_waiting=not waits)
+        fields,
+        end,
+        subset,
+        events.StreamConfig(mode, response, sends_body_without_waiting=not waits),
     )
 
 
 H, B, T = events.Phase.REQUEST_HEADERS, events.Phase.REQUEST_BODY, events.Phase.REQUEST_TRAILERS
-R, RB, RT = events.Phase.RESPONSE_HEADERS, events.Phase.RESPONSE_BODY, events.Phase.RESPONSE_TRAILERS
+R, RB, RT = (
+    events.Phase.RESPONSE_HEADERS,
+    events.Phase.RESPONSE_BODY,
+    events.Phase.RESPONSE_TRAILERS,
+)
 GO_ON, GO_ON_BODY, GO_ON_RESPONSE = events.Continue(H), events.Continue(B), events.Continue(R)
 DUPLEX = events.BodyMode.FULL_DUPLEX_STREAMED
 MODEL_LAST = b'{"prompt": "x", "model": "qwen-7b"}'
@@ -212,7 +229,10 @@ NO_MORE: Turn = (events.RequestBody(b""), [])
 ONE_POOL: dict[str, Turns] = {
     "buffered": [ASKED, (BODY_SENT, [Went(B)])],
     "buffered both ways: the answer is not wanted": [
-        (headers(response=events.BodyMode.BUFFERED), [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)]),
+        (
+            headers(response=events.BodyMode.BUFFERED),
+            [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)],
+        ),
         (BODY_SENT, [Went(B)]),
         ANSWERED,
         (events.ResponseBody(b"all the same", end_of_stream=True), [events.Continue(RB)]),
@@ -261,7 +281,10 @@ ONE_POOL: dict[str, Turns] = {
     ],
     "full duplex, large body": [
         OPENED,
-        (events.RequestBody(b"x" * 124_001), [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")]),
+        (
+            events.RequestBody(b"x" * 124_001),
+            [Went(H), *[back(b"x" * 62_000, ends=False)] * 2, back(b"x")],
+        ),
     ],
     "full duplex, body of exactly one piece": [
         OPENED,
@@ -316,7 +339,10 @@ ONE_POOL: dict[str, Turns] = {
 TWO_POOLS: dict[str, Turns] = {
     "model picks the pool": [ASKED, (_ask("qwen-7b"), [Went(B, "qwen")])],
     "adapter picks the pool": [ASKED, (_ask("sql-lora"), [Went(B, "qwen")])],
-    "unknown model": [ASKED, (_ask("gpt-9"), [Said(404, "model_not_found", "`gpt-9` does not exist")])],
+    "unknown model": [
+        ASKED,
+        (_ask("gpt-9"), [Said(404, "model_not_found", "`gpt-9` does not exist")]),
+    ],
     "unknown model with a lone surrogate": [
         ASKED,
         (events.RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
@@ -329,9 +355,15 @@ TWO_POOLS: dict[str, Turns] = {
     "full duplex, ended by trailers: the body is whole": [
         OPENED,
         (part(MODEL_LAST), []),
-        (events.RequestTrailers(), [Went(H, "qwen"), back(MODEL_LAST, ends=False), events.Continue(T)]),
+        (
+            events.RequestTrailers(),
+            [Went(H, "qwen"), back(MODEL_LAST, ends=False), events.Continue(T)],
+        ),
     ],
-    "buffered, ended by trailers: the body is whole": [ASKED, (part(MODEL_LAST), [Went(B, "qwen")])],
+    "buffered, ended by trailers: the body is whole": [
+        ASKED,
+        (part(MODEL_LAST), [Went(B, "qwen")]),
+    ],
 }
 NOWHERE: dict[str, Turns] = {
     "no endpoints": [ASKED, (BODY_SENT, [NO_ENDPOINT])],
@@ -370,15 +402,23 @@ CONVERSATIONS = [
     *recorded(TWO_POOLS, two_pools),
     *recorded(TEN_BYTES, budget_bytes=10),
     *recorded(ONE_BYTE, budget_bytes=1),
-    Conversation("round robin needs no body", [(headers(), [Went(H, skip_body=True)])], plain_pool()),
+    Conversation(
+        "round robin needs no body", [(headers(), [Went(H, skip_body=True)])], plain_pool()
+    ),
     Conversation("body before any headers", [(BODY_SENT, [BODY_BACK])], goes_unseen=True),
     Conversation(
         "the operator picks the pool", [(headers(end=True), [Went(H, "qwen")])], two_pools(), "qwen"
     ),
-    Conversation("the operator names no pool of ours", [(headers(), [NOT_OURS])], two_pools(), "mistral"),
-    Conversation("no room for the body that decides", [OPENED, (BODY_SENT, [NO_ROOM])], two_pools(), None, 1),
     Conversation(
-        "overload", [(headers(end=True), [Said(429, "overloaded", "limit of 1", "1")])], overloaded()
+        "the operator names no pool of ours", [(headers(), [NOT_OURS])], two_pools(), "mistral"
+    ),
+    Conversation(
+        "no room for the body that decides", [OPENED, (BODY_SENT, [NO_ROOM])], two_pools(), None, 1
+    ),
+    Conversation(
+        "overload",
+        [(headers(end=True), [Said(429, "overloaded", "limit of 1", "1")])],
+        overloaded(),
     ),
 ]
 
@@ -408,7 +448,10 @@ BODIES_SKIPPED: dict[str, Turns] = {
         (events.BodySkipped(), [events.Continue(RB)]),
     ],
     "a response's body skipped after the request's": [
-        (headers(response=events.BodyMode.BUFFERED), [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)]),
+        (
+            headers(response=events.BodyMode.BUFFERED),
+            [events.ContinueHeadersOnly(events.BodyMode.BUFFERED)],
+        ),
         (BODY_SENT, [Went(B)]),
         (events.BodySkipped(), [events.Continue(RB)]),
     ],
@@ -425,16 +468,23 @@ SKIPPED = [
 ]
 
 
-# What other proxies than our own Envoy say, and what each must get, after the message orders of upstream's
-# hermetic tests (Gateway API Inference Extension, llm-d: no `protocol_config`, `:method` or `:path`), of
-# agentgateway and of NGINX Gateway Fabric. Those tests expect four things that are not ours: a body
-# rewritten to another model's name, and with the objective's priority in it, 400 for a body that is not JSON
-# or names no model although one pool takes all, and 500 for a pool without endpoints.
+# What other proxies than our own Envoy say, and what each must get, after the message orders of
+# upstream's hermetic tests (Gateway API Inference Extension, llm-d: no `protocol_config`, `:method`
+# or `:path`), of agentgateway and of NGINX Gateway Fabric. Those tests expect four things that are
+# not ours: a body rewritten to another model's name, and with the objective's priority in it, 400
+# for a body that is not JSON or names no model although one pool takes all, and 500 for a pool
+# without endpoints.
 
 # Upstream's requests: an id, a header that means nothing, the orders of a client.
 SAID = {"hi": "mom", "x-request-id": "test-request-id"}
-ORDERS = {"x-gateway-inference-objective": "premium", "x-gateway-model-name-rewrite": "sql-lora-1fdg2"}
-NEW_ORDERS = {"x-llm-d-inference-objective": "premium", "x-llm-d-model-name-rewrite": "sql-lora-1fdg2"}
+ORDERS = {
+    "x-gateway-inference-objective": "premium",
+    "x-gateway-model-name-rewrite": "sql-lora-1fdg2",
+}
+NEW_ORDERS = {
+    "x-llm-d-inference-objective": "premium",
+    "x-llm-d-model-name-rewrite": "sql-lora-1fdg2",
+}
 SHEDDABLE = {"x-gateway-inference-objective": "sql-lora-sheddable"}
 KEPT = Went(H, request_id=None)
 ENDED_BY_TRAILERS: list[Turn] = [
@@ -444,7 +494,9 @@ ENDED_BY_TRAILERS: list[Turn] = [
 ]
 
 
-def upstream(rows: Mapping[str, Turns], build: Callable[[], Picker] = one_pool) -> Iterator[Conversation]:
+def upstream(
+    rows: Mapping[str, Turns], build: Callable[[], Picker] = one_pool
+) -> Iterator[Conversation]:
     """They end without a word of the response, as upstream's tests do."""
     for name, turns in rows.items():
         is_routed = any(isinstance(reply, Went) for _, replies in turns for reply in replies)
@@ -491,9 +543,15 @@ UPSTREAMS: dict[str, Turns] = {
         (events.RequestHeaders({"hi": "mom"}), []),
         (events.RequestBody(NO_JSON), [Went(H), back(NO_JSON)]),
     ],
-    "no model, where one pool takes all": [TYPED, (events.RequestBody(NO_MODEL), [Went(H), back(NO_MODEL)])],
+    "no model, where one pool takes all": [
+        TYPED,
+        (events.RequestBody(NO_MODEL), [Went(H), back(NO_MODEL)]),
+    ],
     "a request that ends with its headers": [
-        (events.RequestHeaders({"content-type": "text/event-stream"}, end_of_stream=True), [Went(H)])
+        (
+            events.RequestHeaders({"content-type": "text/event-stream"}, end_of_stream=True),
+            [Went(H)],
+        )
     ],
     "a subset, told with headers and body": [
         within(["10.0.0.2:8000"]),
@@ -530,7 +588,8 @@ UPSTREAM = [
         two_pools,
     ),
     *upstream(
-        {"no endpoints": [(events.RequestHeaders({}, end_of_stream=True), [NO_ENDPOINT])]}, no_endpoints
+        {"no endpoints": [(events.RequestHeaders({}, end_of_stream=True), [NO_ENDPOINT])]},
+        no_endpoints,
     ),
 ]
 
@@ -572,7 +631,10 @@ UNSEEN: dict[str, Turns] = {
     ],
 }
 
-SECOND_MODEL: list[Turn] = [UNTYPED, (events.RequestBody(MODEL_LAST), [Went(H, "qwen"), back(MODEL_LAST)])]
+SECOND_MODEL: list[Turn] = [
+    UNTYPED,
+    (events.RequestBody(MODEL_LAST), [Went(H, "qwen"), back(MODEL_LAST)]),
+]
 NGINX = [
     *recorded(UNSEEN, goes_unseen=True),
     Conversation("nginx: the second pool's model", SECOND_MODEL, two_pools(), goes_unseen=True),
@@ -596,7 +658,10 @@ TOLD_LATER: dict[str, Turns] = {
     ],
     "only watched": [(events.Observed(), [])] * 3,
     "our own control headers end here, those of another spelling too": [
-        (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
+        (
+            headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"),
+            [GO_ON],
+        ),
         (BODY_SENT, [Went(B, removed=OURS[::-1])]),
     ],
 }
@@ -611,8 +676,12 @@ WITHOUT_ROOM: list[Turn] = [
 MODE_TOLD_LATE: list[Turn] = [(CHAT, []), (BUFFERED, [Went(H), back(BODY)])]
 OTHERS = [
     *recorded(TOLD_LATER),
-    Conversation("headers skipped, full duplex, no room to hold the body", WITHOUT_ROOM, budget_bytes=1),
-    Conversation("a mode told later than with the first message is none", MODE_TOLD_LATE, goes_unseen=True),
+    Conversation(
+        "headers skipped, full duplex, no room to hold the body", WITHOUT_ROOM, budget_bytes=1
+    ),
+    Conversation(
+        "a mode told later than with the first message is none", MODE_TOLD_LATE, goes_unseen=True
+    ),
 ]
 
 GATEWAYS = [*UPSTREAM, *AGENTGATEWAY, *NGINX, *OTHERS]

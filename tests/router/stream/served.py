@@ -43,7 +43,9 @@ class Served:
         self._open = self.channel.stream_stream(PROCESS, None, None)
 
     def open(self, pool: str | None = None) -> Call:
-        return self._open(None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None)
+        return self._open(
+            None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None
+        )
 
     async def say(self, *events: Event, pool: str | None = None) -> Call:
         """A new stream on which these messages are sent."""
@@ -74,8 +76,12 @@ chosen = {"transport": "native"}
 reader: dict[str, Executor | None] = {"reader": None}
 
 
-def build_processor(picker: Picker, metrics: Metrics | None = None, **options: Any) -> ExternalProcessor:
-    common = {name: options.pop(name) for name in SessionOptions.__struct_fields__ if name in options}
+def build_processor(
+    picker: Picker, metrics: Metrics | None = None, **options: Any
+) -> ExternalProcessor:
+    common = {
+        name: options.pop(name) for name in SessionOptions.__struct_fields__ if name in options
+    }
     common = {"max_body_bytes": MAX_BODY_BYTES, "reads_apart": bool(options.get("reader"))} | common
     session = SessionOptions(lambda: str(uuid4()), **common)
     return ExternalProcessor(lambda: picker, metrics or Metrics(), session, **options)

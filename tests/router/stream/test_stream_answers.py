@@ -39,7 +39,12 @@ def test_anthropics_clients_are_refused_in_anthropics_words(
 def test_others_are_refused_in_openais(path: str) -> None:
     answer = refuse(errors.UnknownModel("none", param="model"), path)
 
-    said = {"message": "none", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    said = {
+        "message": "none",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
     assert orjson.loads(answer.body) == {"error": said}
 
 

@@ -95,7 +95,9 @@ replies = st.one_of(
         events.Routed,
         st.just(events.Phase.REQUEST_BODY),
         st.builds(Decision, picks, st.none()),
-        piece=st.builds(events.Piece, st.just(events.Phase.REQUEST_BODY), st.binary(), st.booleans()),
+        piece=st.builds(
+            events.Piece, st.just(events.Phase.REQUEST_BODY), st.binary(), st.booleans()
+        ),
     ),
     st.builds(
         events.Routed,
@@ -123,7 +125,9 @@ def test_the_other_codec_reads_what_a_reply_says_and_writes_the_same(reply: even
     expected, ours = _expected(reply), encode(reply)
 
     assert expected == ext_proc.ProcessingResponse.parse(ours)
-    assert pb.ProcessingResponse.FromString(bytes(expected)) == pb.ProcessingResponse.FromString(ours)
+    assert pb.ProcessingResponse.FromString(bytes(expected)) == pb.ProcessingResponse.FromString(
+        ours
+    )
 
 
 def test_what_we_do_not_know_is_skipped() -> None:
@@ -156,7 +160,10 @@ def texts_of(*texts: str) -> Value:
         (Value(string_value="10.0.0.1:8000"), ("10.0.0.1:8000",)),
         (Value(string_value=" 10.0.0.1:80 , 10.0.0.2:80,"), ("10.0.0.1:80", "10.0.0.2:80")),
         (Value(string_value=""), ()),
-        (texts_of("10.0.0.1:80, 10.0.0.2:80", "", "10.0.0.3"), ("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3")),
+        (
+            texts_of("10.0.0.1:80, 10.0.0.2:80", "", "10.0.0.3"),
+            ("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3"),
+        ),
     ],
 )
 def test_subset_may_be_one_text_and_an_item_of_it_a_list_with_commas(
@@ -168,13 +175,17 @@ def test_subset_may_be_one_text_and_an_item_of_it_a_list_with_commas(
         metadata_context=core.Metadata(filter_metadata={"envoy.lb.subset_hint": hint}),
     )
 
-    assert decode(bytes(request), ()) == events.RequestBody(b"{}", end_of_stream=False, subset=subset)
+    assert decode(bytes(request), ()) == events.RequestBody(
+        b"{}", end_of_stream=False, subset=subset
+    )
 
 
 def test_names_of_headers_may_come_in_any_case_and_values_as_text() -> None:
     names = ["Content-Type", "X-SESSION", "X-Gateway-Destination-Endpoint", "X-LLM-D-Slo", "Accept"]
     values = [core.HeaderValue(key=name, raw_value=b"y") for name in names]
-    header_map = core.HeaderMap(headers=[*values, core.HeaderValue(key=":path", value="/v1/models")])
+    header_map = core.HeaderMap(
+        headers=[*values, core.HeaderValue(key=":path", value="/v1/models")]
+    )
     request = ext_proc.ProcessingRequest(request_headers=ext_proc.HttpHeaders(headers=header_map))
 
     wanted = dict.fromkeys([name.lower() for name in names[:3]], "y") | {":path": "/v1/models"}
@@ -200,7 +211,9 @@ def _expected(reply: events.Reply) -> ext_proc.ProcessingResponse:  # noqa: PLR0
         case events.Served():
             return _answering(events.Phase.RESPONSE_HEADERS, None)
         case events.Queued():
-            return ext_proc.ProcessingResponse(override_message_timeout=timedelta(seconds=reply.wait_s + 2))
+            return ext_proc.ProcessingResponse(
+                override_message_timeout=timedelta(seconds=reply.wait_s + 2)
+            )
         case events.BodyToRead():
             raise AssertionError("nothing that is sent")
         case events.Piece():
@@ -209,7 +222,9 @@ def _expected(reply: events.Reply) -> ext_proc.ProcessingResponse:  # noqa: PLR0
             )
             return _answering(
                 reply.phase,
-                ext_proc.CommonResponse(body_mutation=ext_proc.BodyMutation(streamed_response=streamed)),
+                ext_proc.CommonResponse(
+                    body_mutation=ext_proc.BodyMutation(streamed_response=streamed)
+                ),
             )
         case events.Answer():
             return ext_proc.ProcessingResponse(
@@ -224,9 +239,13 @@ def _expected(reply: events.Reply) -> ext_proc.ProcessingResponse:  # noqa: PLR0
             return _routed(reply)
 
 
-def _answering(phase: events.Phase, common: ext_proc.CommonResponse | None) -> ext_proc.ProcessingResponse:
+def _answering(
+    phase: events.Phase, common: ext_proc.CommonResponse | None
+) -> ext_proc.ProcessingResponse:
     name, response = phase.name.lower(), ext_proc.ProcessingResponse()
-    kind = {"headers": ext_proc.HeadersResponse, "body": ext_proc.BodyResponse}.get(name.partition("_")[2])
+    kind = {"headers": ext_proc.HeadersResponse, "body": ext_proc.BodyResponse}.get(
+        name.partition("_")[2]
+    )
     setattr(response, name, ext_proc.TrailersResponse() if kind is None else kind(response=common))
     return response
 
@@ -238,7 +257,12 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     mutation.remove_headers = sorted(reply.remove_headers)
     if reply.request_id is not None:
         mutation.set_headers += _mutation({"x-request-id": reply.request_id}).set_headers
-    told = {"pool": "llama", "strategy": pick.strategy, "reason": pick.reason, "endpoint": pick.endpoint.name}
+    told = {
+        "pool": "llama",
+        "strategy": pick.strategy,
+        "reason": pick.reason,
+        "endpoint": pick.endpoint.name,
+    }
     if key is not None:
         told["prefix"] = f"{key:016x}"
     if reply.ticket:
@@ -249,7 +273,9 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     common = ext_proc.CommonResponse(header_mutation=mutation, clear_route_cache=clears)
     if reply.piece is not None:
         piece = reply.piece
-        streamed = ext_proc.StreamedBodyResponse(body=bytes(piece.data), end_of_stream=piece.end_of_stream)
+        streamed = ext_proc.StreamedBodyResponse(
+            body=bytes(piece.data), end_of_stream=piece.end_of_stream
+        )
         common.body_mutation = ext_proc.BodyMutation(streamed_response=streamed)
     response = _answering(reply.phase, common)
     response.dynamic_metadata = Struct(
@@ -259,7 +285,9 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
         }
     )
     shown = modes.ProcessingModeHeaderSendMode.SKIP
-    response.mode_override = _mode(modes.ProcessingModeBodySendMode.NONE, shown) if reply.skip_body else None
+    response.mode_override = (
+        _mode(modes.ProcessingModeBodySendMode.NONE, shown) if reply.skip_body else None
+    )
     return response
 
 

@@ -22,7 +22,11 @@ def opening(fields: dict[str, str], *, has_body: bool) -> bytes:
     message = pb.ProcessingRequest()
     message.request_headers.end_of_stream = not has_body
     message.protocol_config.request_body_mode = pb.BUFFERED
-    base = {":method": "POST" if has_body else "GET", ":path": "/v1/chat/completions", "x-request-id": "1"}
+    base = {
+        ":method": "POST" if has_body else "GET",
+        ":path": "/v1/chat/completions",
+        "x-request-id": "1",
+    }
     for name, value in (base | fields).items():
         message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
     return message.SerializeToString()

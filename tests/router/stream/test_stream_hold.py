@@ -61,7 +61,9 @@ def full(picker: Picker, requests: int = 10, later: Later = never) -> Iterator[l
     limits = [pool.max_in_flight for pool in pools]
     queues = []
     for pool in pools:
-        queue = Queue(QueueLimits(WAIT_S, requests), Budget(1 << 24), clock=lambda: 0.0, later=later)
+        queue = Queue(
+            QueueLimits(WAIT_S, requests), Budget(1 << 24), clock=lambda: 0.0, later=later
+        )
         pool.hold(queue)
         pool.max_in_flight = 0
         queues.append(queue)
@@ -83,7 +85,11 @@ def joined(told: Iterable[Expected]) -> list[Expected]:
     whole: list[Expected] = []
     for one in [piece for reply in told for piece in parted(reply)]:
         last = whole[-1] if whole else None
-        if isinstance(one, events.Piece) and isinstance(last, events.Piece) and one.phase is last.phase:
+        if (
+            isinstance(one, events.Piece)
+            and isinstance(last, events.Piece)
+            and one.phase is last.phase
+        ):
             whole[-1] = replace(one, data=bytes(last.data) + bytes(one.data))
         else:
             whole.append(one)
@@ -108,7 +114,11 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
         for event, _ in conversation.turns:
             replies = session.on(event)
             if replies and isinstance(replies[0], events.Queued):
-                assert [session.is_waiting, session.on(events.Room()), sum(map(len, queues))] == [True, [], 1]
+                assert [session.is_waiting, session.on(events.Room()), sum(map(len, queues))] == [
+                    True,
+                    [],
+                    1,
+                ]
                 for route, limit in zip(picker.routes.values(), limits, strict=True):
                     route.pool.max_in_flight = limit
                 replies = session.on(events.Room(is_last=True))
@@ -151,12 +161,23 @@ async def serving_full() -> AsyncIterator[tuple[Served, Queue]]:
 
 GIVEN_BACK: Sequence[Expected] = [Went(H), back(BODY)]
 UNTYPED = events.RequestHeaders({"content-type": "application/json"})
-# What is sent, how much of it is answered before, whether we send how long it takes, and the answers.
+# What is sent, how much of it is answered before, whether we send how long it takes, and the
+# answers.
 OPENINGS: dict[str, tuple[Sequence[events.Event], int, bool, Sequence[Expected]]] = {
     "buffered": ([headers(), BODY_SENT], 1, True, [Went(B)]),
     "headers only": ([headers(end=True)], 0, True, [Went(H)]),
-    "full duplex": ([headers(DUPLEX), part(BODY[:9]), events.RequestBody(BODY[9:])], 0, True, GIVEN_BACK),
-    "nginx, which tells no modes and ends its side at once": ([UNTYPED, BODY_SENT], 0, False, GIVEN_BACK),
+    "full duplex": (
+        [headers(DUPLEX), part(BODY[:9]), events.RequestBody(BODY[9:])],
+        0,
+        True,
+        GIVEN_BACK,
+    ),
+    "nginx, which tells no modes and ends its side at once": (
+        [UNTYPED, BODY_SENT],
+        0,
+        False,
+        GIVEN_BACK,
+    ),
 }
 
 
@@ -171,7 +192,9 @@ async def test_a_held_request_is_answered_when_there_is_room(
             await receive(call)
         if is_told:
             told = ProcessingResponse.parse(await receive(call))
-            assert told == ProcessingResponse(override_message_timeout=timedelta(seconds=WAIT_S + 2))
+            assert told == ProcessingResponse(
+                override_message_timeout=timedelta(seconds=WAIT_S + 2)
+            )
         else:
             await call.done_writing()
         await until(lambda: len(queue) == 1)
@@ -309,4 +332,8 @@ def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: events.Bo
 
     assert isinstance(held, events.Queued)
     assert isinstance(answer, events.Answer)
-    assert (answer.status, answer.outcome, answer.headers["retry-after"]) == (503, "no_endpoint", "1")
+    assert (answer.status, answer.outcome, answer.headers["retry-after"]) == (
+        503,
+        "no_endpoint",
+        "1",
+    )

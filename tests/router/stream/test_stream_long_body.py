@@ -40,7 +40,11 @@ def test_long_body_is_what_protobuf_reads(is_end: bool) -> None:
     [plain, in_place] = both_ways(asked.SerializeToString())
 
     assert isinstance(plain, RequestBody)
-    assert (LONG, is_end, ("10.0.0.1:1", "10.0.0.2:2")) == (plain.data, plain.end_of_stream, plain.subset)
+    assert (LONG, is_end, ("10.0.0.1:1", "10.0.0.2:2")) == (
+        plain.data,
+        plain.end_of_stream,
+        plain.subset,
+    )
     assert plain == in_place
     assert [ResponseBody(LONG, is_end, plain.config)] * 2 == both_ways(answered.SerializeToString())
 
@@ -49,7 +53,9 @@ def test_whatever_comes_behind_a_body_is_kept() -> None:
     """A field that only a later protocol knows, of any length."""
     for size in (100, 300, 20_000):
         more = b"\x7a" + varint(size) + bytes(size)
-        part = pb.HttpBody.FromString(pb.HttpBody(body=LONG, end_of_stream=True).SerializeToString() + more)
+        part = pb.HttpBody.FromString(
+            pb.HttpBody(body=LONG, end_of_stream=True).SerializeToString() + more
+        )
         [plain, in_place] = both_ways(request(request_body=part).SerializeToString())
 
         assert isinstance(plain, RequestBody)
@@ -68,7 +74,9 @@ def test_long_body_is_not_copied_and_one_that_a_proxy_only_shows_is_observed() -
 
 
 def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
-    long, short = (pb.ProcessingRequest(request_body=pb.HttpBody(body=body)) for body in (LONG, b"short"))
+    long, short = (
+        pb.ProcessingRequest(request_body=pb.HttpBody(body=body)) for body in (LONG, b"short")
+    )
     headers = pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True))
     twice = long.SerializeToString() + short.SerializeToString()
     other = long.SerializeToString() + headers.SerializeToString()
@@ -88,7 +96,14 @@ def test_headers_that_no_proxy_takes_are_refused_before_they_are_read(part: str)
     assert both_ways(body + b"\x7a" + varint(1_048_576) + bytes(1_048_576)) == [None, None]
 
 
-CUT = [b"", b"\x22", b"\x22\x05\x0a", b"\x22\x02\x10\x01", b"\x22\x05\x0a\x09abc", b"\x22\xff\x0a\x02abc"]
+CUT = [
+    b"",
+    b"\x22",
+    b"\x22\x05\x0a",
+    b"\x22\x02\x10\x01",
+    b"\x22\x05\x0a\x09abc",
+    b"\x22\xff\x0a\x02abc",
+]
 BEHIND_OTHERS = [b"\x09abcdefgh\x22\x02\x0a\x00", b"\x50\x01" * 64 + b"\x22\x02\x0a\x00"]
 
 
@@ -98,9 +113,15 @@ def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
 
 
 @given(st.binary(max_size=400), st.integers(0, 100_000), st.booleans())
-def test_spoilt_message_is_read_as_protobuf_reads_it(noise: bytes, place: int, is_behind: bool) -> None:
+def test_spoilt_message_is_read_as_protobuf_reads_it(
+    noise: bytes, place: int, is_behind: bool
+) -> None:
     message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=True)).SerializeToString()
-    spoilt = message[: None if is_behind else place] + noise + message[len(message) if is_behind else place :]
+    spoilt = (
+        message[: None if is_behind else place]
+        + noise
+        + message[len(message) if is_behind else place :]
+    )
     try:
         told = pb.ProcessingRequest.FromString(spoilt)
     except Exception:  # noqa: BLE001  # whatever protobuf raises, we refuse

@@ -92,7 +92,9 @@ async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> 
     """It sends both messages, ends its side, and only then reads, to the end."""
     body = b"x" * size_bytes
     async with serving(one_pool()) as served:
-        call = await served.say(RequestHeaders({"content-type": "application/json"}), RequestBody(body))
+        call = await served.say(
+            RequestHeaders({"content-type": "application/json"}), RequestBody(body)
+        )
         await call.done_writing()
         first, *pieces = [read(message) async for message in call]
 
@@ -157,7 +159,9 @@ async def test_an_unforeseen_failure_tells_nothing_of_the_request(
         await until(lambda: served.processor.streams_open == 0)
 
 
-async def test_a_failure_after_the_pick_releases_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_after_the_pick_releases_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(_: object) -> bytes:
         raise RuntimeError("cannot be written")
 
@@ -188,7 +192,9 @@ async def test_a_killed_proxy_releases_its_requests() -> None:
     block = Encoder().encode([*fields, ("content-type", "application/grpc"), ("te", "trailers")])
     async with serving(one_pool()) as served:
         _, proxy = await asyncio.open_connection(*served.target.split(":"))
-        proxy.write(frames.PREFACE + frames.settings({}) + frames.frame(frames.HEADERS, 4, 1, block))
+        proxy.write(
+            frames.PREFACE + frames.settings({}) + frames.frame(frames.HEADERS, 4, 1, block)
+        )
         proxy.write(frames.message_frame(1, write(headers(end=True))))
         await until(lambda: served.in_flight == 1)
 
@@ -218,11 +224,18 @@ async def test_picks_served_elsewhere_are_counted() -> None:
 
 
 ASKED = headers(), RequestBody(BODY)
-NO_JSON, TOO_LARGE = ((headers(), RequestBody(body)) for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1)))
+NO_JSON, TOO_LARGE = (
+    (headers(), RequestBody(body)) for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1))
+)
 ROUTED = {"pool": "llama", "outcome": "routed"}
 # The requests, and what is counted once.
 COUNTED: list[tuple[Callable[[], Picker], Sequence[Event], str, dict[str, str]]] = [
-    (one_pool, ASKED, "picks_total", {"pool": "llama", "strategy": "prefix_hash", "reason": "home"}),
+    (
+        one_pool,
+        ASKED,
+        "picks_total",
+        {"pool": "llama", "strategy": "prefix_hash", "reason": "home"},
+    ),
     (one_pool, ASKED, "requests_total", ROUTED),
     (one_pool, ASKED, "pick_duration_seconds_count", {}),
     (one_pool, ASKED, "streams_open", {}),
@@ -313,13 +326,16 @@ def test_requests_that_go_unseen_count_as_long_as_requests_take_and_stay_at_thei
     fleet, due = Fleet("abcdefgh"), list[tuple[float, Callable[[], None]]]()
     fleet.pool.note_duration(0.4)
     processor = build_processor(
-        fleet.picker, later=lambda delay_s, action: due.append((fleet.clock.now_s + delay_s, action))
+        fleet.picker,
+        later=lambda delay_s, action: due.append((fleet.clock.now_s + delay_s, action)),
     )
     homes, most = set[str | None](), 0
     for _ in range(30):
         handler = processor.open(call := RecordedCall())
         handler.on_message(write(RequestHeaders({":path": CHAT}, end_of_stream=False)))
-        handler.on_message(write(RequestBody(ask(words("Why?", 2_000)).body or b"", end_of_stream=True)))
+        handler.on_message(
+            write(RequestBody(ask(words("Why?", 2_000)).body or b"", end_of_stream=True))
+        )
         answer = read(call.sent[0])
         assert isinstance(answer, Went)
         homes.add(answer.address)

@@ -166,7 +166,9 @@ def test_a_request_served_elsewhere_counts_there() -> None:
     answered = say.ResponseHeaders(served=other)
 
     assert session.on(answered) == [say.Served("llama", other, answered, is_elsewhere=True)]
-    assert {f"llama-{other}": 1} == {name: count for name, count in pool.book.counts().items() if count}
+    assert {f"llama-{other}": 1} == {
+        name: count for name, count in pool.book.counts().items() if count
+    }
 
     session.close()
 
@@ -182,7 +184,9 @@ def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_
     event = say.ResponseHeaders(served, status=503, retry_after="7")
     told = say.Served("llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1")
 
-    assert open_session(picker).on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)], "nobody routed it"
+    assert open_session(picker).on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)], (
+        "nobody routed it"
+    )
     session.on(headers(end=True))
     assert session.on(event) == [told]
     assert session.on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)]
@@ -291,11 +295,15 @@ def test_a_request_without_a_path_has_its_prefix_all_the_same(body: dict[str, ob
 def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> None:
     picker = ranked_pool()
     orders = {"x-gateway-inference-objective": "batch", "x-llm-d-inference-fairness-id": "a"}
-    asked = say.RequestHeaders({":method": "POST", ":path": "/v1/messages"} | orders, end_of_stream=True)
+    asked = say.RequestHeaders(
+        {":method": "POST", ":path": "/v1/messages"} | orders, end_of_stream=True
+    )
     sessions = [open_session(picker) for _ in range(4)]
     *routed, refused = [reply for session in sessions for reply in session.on(asked)]
 
-    assert all(isinstance(reply, say.Routed) and {*reply.remove_headers} == {*orders} for reply in routed)
+    assert all(
+        isinstance(reply, say.Routed) and {*reply.remove_headers} == {*orders} for reply in routed
+    )
     assert isinstance(refused, say.Answer)
     told = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
     assert (429, "sheddable", told) == (refused.status, refused.outcome, refused.headers)
@@ -316,9 +324,14 @@ def test_the_models_of_all_pools_are_listed_without_globs() -> None:
 
 
 MODES = st.none() | st.sampled_from(say.BodyMode)
-NAMES = st.sampled_from([":method", ":path", "content-type", "upgrade", "x-session", "x-extproc-pool"])
+NAMES = st.sampled_from(
+    [":method", ":path", "content-type", "upgrade", "x-session", "x-extproc-pool"]
+)
 VALUES = ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
-ORDERS = {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
+ORDERS = {
+    OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]),
+    FAIRNESS_ID[1]: st.text(max_size=3),
+}
 BODIES = st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999])
 LATE_CONFIGS = st.sampled_from([None, say.StreamConfig(say.BodyMode.BUFFERED), say.NO_CONFIG])
 STATUSES = st.sampled_from([0, 200, 500])
@@ -334,7 +347,9 @@ EVENTS = st.one_of(
     st.builds(say.BodySkipped),
     st.builds(say.Observed),
     st.builds(say.RequestTrailers),
-    st.builds(say.ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans(), STATUSES),
+    st.builds(
+        say.ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans(), STATUSES
+    ),
     st.builds(say.ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(say.ResponseTrailers),
     st.builds(say.Room, st.booleans()),
@@ -369,7 +384,13 @@ def opening_pool() -> Picker:
     return picker
 
 
-BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools, ranked_pool, holding_pool, opening_pool]
+BUILDERS: list[Callable[[], Picker]] = [
+    one_pool,
+    two_pools,
+    ranked_pool,
+    holding_pool,
+    opening_pool,
+]
 
 
 def ends_response(event: say.Event) -> bool:
@@ -388,7 +409,9 @@ def hear_nothing_read(session: Session, event: say.Event) -> list[say.Reply]:
     [(hear, False, 0), (hear, True, 0), (hear_nothing_read, True, 400_000)],
 )
 @given(
-    events=st.lists(EVENTS, max_size=12), build=st.sampled_from(BUILDERS), limit_bytes=st.integers(0, 400_000)
+    events=st.lists(EVENTS, max_size=12),
+    build=st.sampled_from(BUILDERS),
+    limit_bytes=st.integers(0, 400_000),
 )
 def test_any_order_of_events_is_answered_once_and_released_once(
     events: list[say.Event],
@@ -405,7 +428,9 @@ def test_any_order_of_events_is_answered_once_and_released_once(
 
 
 @table("has_begun", [False, True])
-def test_a_refusal_that_reading_brings_is_the_answer_and_ignored_where_nobody_asked(has_begun: bool) -> None:
+def test_a_refusal_that_reading_brings_is_the_answer_and_ignored_where_nobody_asked(
+    has_begun: bool,
+) -> None:
     session = open_session(one_pool(), reads_apart=True)
     if has_begun:
         session.on(headers())
@@ -457,13 +482,17 @@ def tell_all(
 
     assert session.on(say.RequestBody(BODY)) == []
     assert in_flight(picker) == 0
-    assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(picker.routes)
+    assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(
+        picker.routes
+    )
     assert not any(len(route.pool.queue or ()) for route in picker.routes.values())
     assert budget.used == 0
 
 
 @given(
-    st.lists(st.binary(max_size=90_000), max_size=3), st.sampled_from(say.BodyMode), st.integers(0, 200_000)
+    st.lists(st.binary(max_size=90_000), max_size=3),
+    st.sampled_from(say.BodyMode),
+    st.integers(0, 200_000),
 )
 def test_a_body_given_back_is_the_body_that_came(
     chunks: list[bytes], mode: say.BodyMode, limit_bytes: int

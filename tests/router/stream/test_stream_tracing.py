@@ -56,7 +56,9 @@ def test_only_a_sampled_caller_is_followed(metadata: str, header: str, parent: s
         assert parent is None
 
 
-def test_a_sampler_of_its_own_is_asked_about_the_others_and_a_state_that_is_too_long_left_out() -> None:
+def test_a_sampler_of_its_own_is_asked_about_the_others_and_a_state_that_is_too_long_left_out() -> (
+    None
+):
     unsampled = {"traceparent": UNSAMPLED, ":path": CHAT}
 
     assert Sampling(roots=True).origin({}, {":path": CHAT}) == Origin(path=CHAT)
@@ -75,7 +77,9 @@ def test_any_header_gives_an_origin_or_none(parent: str, state: str) -> None:
         sampling.rules_out(told)
 
 
-@given(st.text(st.characters(), max_size=3 * MODEL_CHARS) | st.text(st.characters(categories=["Cs"])))
+@given(
+    st.text(st.characters(), max_size=3 * MODEL_CHARS) | st.text(st.characters(categories=["Cs"]))
+)
 def test_clean_text_is_short_and_utf8_can_write_it(text: str) -> None:
     cleaned = clean(text)
     cleaned.encode()
@@ -159,7 +163,9 @@ async def test_a_span_is_made_behind_the_answer_and_once_of_who_is_sampled() -> 
 
 
 @table(("metadata", "kind"), [({}, "_TracedStream"), ({"traceparent": UNSAMPLED}, "_Stream")])
-def test_a_stream_that_the_proxy_does_not_sample_is_like_any(metadata: dict[str, str], kind: str) -> None:
+def test_a_stream_that_the_proxy_does_not_sample_is_like_any(
+    metadata: dict[str, str], kind: str
+) -> None:
     tracer = Noted()
     tracer.call.metadata = metadata
 

@@ -78,7 +78,9 @@ def _response_headers(event: events.ResponseHeaders) -> dict[str, str]:
 
 def _header_map(headers: Mapping[str, str]) -> core.HeaderMap:
     return core.HeaderMap(
-        headers=[core.HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()]
+        headers=[
+            core.HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()
+        ]
     )
 
 
@@ -114,7 +116,10 @@ def _metadata(namespace: str, key: str, value: Value) -> core.Metadata:
 
 
 def _answer(phase: events.Phase, response: ext_proc.ProcessingResponse, answer: object) -> Expected:
-    if not isinstance(answer, ext_proc.HeadersResponse | ext_proc.BodyResponse) or answer.response is None:
+    if (
+        not isinstance(answer, ext_proc.HeadersResponse | ext_proc.BodyResponse)
+        or answer.response is None
+    ):
         override = response.mode_override
         if override is not None:
             assert (phase, override.response_body_mode) == (events.Phase.REQUEST_HEADERS, 0)
@@ -127,7 +132,10 @@ def _answer(phase: events.Phase, response: ext_proc.ProcessingResponse, answer: 
         return given_back
     assert common.header_mutation is not None
     assert response.dynamic_metadata is not None
-    set_headers, told = _set(common.header_mutation.set_headers), response.dynamic_metadata.fields["envoy.lb"]
+    set_headers, told = (
+        _set(common.header_mutation.set_headers),
+        response.dynamic_metadata.fields["envoy.lb"],
+    )
     assert told.struct_value is not None
     assert told.struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
     override = response.mode_override
@@ -156,12 +164,19 @@ def _said(answer: ext_proc.ImmediateResponse) -> Said:
     assert set_headers["content-type"] == "application/json"
     error = orjson.loads(answer.body).get("error", {})
     return Said(
-        int(answer.status.code), error.get("code"), error.get("message", ""), set_headers.get("retry-after")
+        int(answer.status.code),
+        error.get("code"),
+        error.get("message", ""),
+        set_headers.get("retry-after"),
     )
 
 
 def _set(options: Sequence[core.HeaderValueOption]) -> dict[str, str]:
-    assert all(option.append_action == 2 for option in options), "a client's own value would survive"
+    assert all(option.append_action == 2 for option in options), (
+        "a client's own value would survive"
+    )
     return {
-        option.header.key: option.header.raw_value.decode() for option in options if option.header is not None
+        option.header.key: option.header.raw_value.decode()
+        for option in options
+        if option.header is not None
     }

@@ -28,7 +28,11 @@ def string(text: bytes, *, is_huffman: bool = True) -> bytes:
 
 def literal(name: bytes, value: bytes, prefix: int = 0x00, *, is_huffman: bool = False) -> bytes:
     """A literal with a new name: 0x00 without indexing, 0x10 never indexed, 0x40 to be indexed."""
-    return bytes((prefix,)) + string(name, is_huffman=is_huffman) + string(value, is_huffman=is_huffman)
+    return (
+        bytes((prefix,))
+        + string(name, is_huffman=is_huffman)
+        + string(value, is_huffman=is_huffman)
+    )
 
 
 def within(name: bytes, coded: bytes) -> bytes:
@@ -62,7 +66,9 @@ def plainly_read(decoder: Decoder, block: bytes) -> Head | str:
         return "lost"
     try:
         fields = decoder.decode(block, raw=True)
-        return read_head([(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in fields])
+        return read_head(
+            [(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in fields]
+        )
     except MalformedRequest:
         return "malformed"
     except HPACKError:
@@ -94,6 +100,8 @@ def compare(sequence: list[bytes], limit_bytes: int = MAX_BYTES) -> tuple[list[H
         ours, theirs = own.header_table, decoder.header_table
         assert (ours.dynamic_entries, ours.maxsize) == (theirs.dynamic_entries, theirs.maxsize)
         if isinstance(heads[-1], Head) and isinstance(head := read(reader, block), Head):
-            heads[-1] = head  # the same bytes at once again: they may change the table, so both read them
+            heads[-1] = (
+                head  # the same bytes at once again: they may change the table, so both read them
+            )
             assert head == plainly_read(decoder, block)
     return heads, filled

@@ -82,7 +82,9 @@ class Peer:
         return self.encoder.encode(fields)
 
     def request(self, stream_id: int, flags: int = 0, fields: Sequence[Field] = REQUEST) -> bytes:
-        return frames.frame(frames.HEADERS, flags | frames.END_HEADERS, stream_id, self.block(fields))
+        return frames.frame(
+            frames.HEADERS, flags | frames.END_HEADERS, stream_id, self.block(fields)
+        )
 
     def open(self, *stream_ids: int) -> None:
         self.say(*map(self.request, stream_ids))

@@ -7,7 +7,18 @@ from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.reach import size_of
-from tests.router.wire.peer import END, Event, Frame, Peer, code_of, cut, data, framed, ping, sent_reset
+from tests.router.wire.peer import (
+    END,
+    Event,
+    Frame,
+    Peer,
+    code_of,
+    cut,
+    data,
+    framed,
+    ping,
+    sent_reset,
+)
 from tests.tables import table
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).
@@ -61,7 +72,11 @@ def test_messages_and_their_answers_are_no_flood() -> None:
         events = peer.say(peer.request(stream_id), data(stream_id, framed(b"x"), END))
         peer.send(stream_id, b"y")
         peer.finish(stream_id)
-        assert events == [("opened", stream_id), ("message", stream_id, b"x"), ("half-closed", stream_id)]
+        assert events == [
+            ("opened", stream_id),
+            ("message", stream_id, b"x"),
+            ("half-closed", stream_id),
+        ]
         assert peer.events() == [("closed", stream_id)]
 
 
@@ -71,7 +86,9 @@ EARLY: dict[str, Callable[[int], bytes]] = {
     # CVE-2025-8671: it makes us reset them.
     "a window of nothing": lambda stream_id: frames.window_update(stream_id, 0),
     "a window too far": lambda stream_id: frames.window_update(stream_id, frames.MAX_WINDOW),
-    "trailers without an end": lambda stream_id: frame(frames.HEADERS, frames.END_HEADERS, stream_id, b""),
+    "trailers without an end": lambda stream_id: frame(
+        frames.HEADERS, frames.END_HEADERS, stream_id, b""
+    ),
     "DATA beyond its window": lambda stream_id: data(stream_id, bytes(101)),
     "DATA after its end": lambda stream_id: data(stream_id, b"", END) + data(stream_id, b""),
     "HEADERS after its end": lambda stream_id: (
@@ -81,7 +98,9 @@ EARLY: dict[str, Callable[[int], bytes]] = {
 
 
 @table("end", EARLY.values(), ids=EARLY)
-def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[[int], bytes]) -> None:
+def test_streams_reset_before_their_answer_are_bounded_per_second(
+    end: Callable[[int], bytes],
+) -> None:
     peer = Peer(WireLimits(early_resets_per_s=10, stream_window_bytes=100))
     ids = iter(range(1, 1_000, 2))
 
@@ -180,7 +199,9 @@ OWING = {
 
 
 @table(("said", "is_cancelled"), OWING.values(), ids=OWING)
-def test_a_call_that_owes_a_message_for_too_long_is_cancelled(said: bytes, is_cancelled: bool) -> None:
+def test_a_call_that_owes_a_message_for_too_long_is_cancelled(
+    said: bytes, is_cancelled: bool
+) -> None:
     peer = Peer(calls=(1,))
     peer.say(said)
     peer.events()

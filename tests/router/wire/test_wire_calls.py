@@ -54,7 +54,9 @@ class Served:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[grpc.aio.Channel]:
-        settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "transport": self.transport})
+        settings = ServerSettings.model_validate(
+            {"listen": "127.0.0.1:0", "transport": self.transport}
+        )
         server = await bind_transport(settings, {ECHO: self.accept}, Budget(1 << 26))
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -85,7 +87,9 @@ async def greet(call: Stream) -> None:
     assert [b"hello"] == await read(call, 1)
 
 
-async def test_answers_and_news_reach_the_client_in_the_order_they_were_sent(served: Served) -> None:
+async def test_answers_and_news_reach_the_client_in_the_order_they_were_sent(
+    served: Served,
+) -> None:
     async with served.running() as channel:
         call = open_call(channel)
         await call.write(b"a")
@@ -114,7 +118,9 @@ async def test_the_end_comes_after_what_was_sent_and_is_heard_once(served: Serve
 
 
 @pytest.mark.parametrize("is_half_closed", [False, True])
-async def test_a_call_may_be_finished_while_nothing_comes(served: Served, is_half_closed: bool) -> None:
+async def test_a_call_may_be_finished_while_nothing_comes(
+    served: Served, is_half_closed: bool
+) -> None:
     async with served.running() as channel:
         call = open_call(channel)
         await greet(call)

@@ -69,7 +69,9 @@ async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> Non
 def test_what_is_no_certificate_is_an_error(part: str) -> None:
     pems = SelfSigned(Clock())()._replace(**{part: b"-----BEGIN NOTHING-----\n"})
 
-    with pytest.raises(SettingsError, match=r"server\.tls: the certificate or its key cannot be used"):
+    with pytest.raises(
+        SettingsError, match=r"server\.tls: the certificate or its key cannot be used"
+    ):
         Certificates(lambda: pems).context()
 
 
@@ -79,7 +81,9 @@ def test_a_key_of_another_generation_leaves_the_last_good_certificate() -> None:
     certificates = Certificates(lambda: files[-1])
     listening = certificates.context()
     handshakes = [SimpleNamespace(context=None) for _ in range(3)]
-    for handshake, pems in zip(handshakes, (good, Pems(good.certificate, other.key), other), strict=True):
+    for handshake, pems in zip(
+        handshakes, (good, Pems(good.certificate, other.key), other), strict=True
+    ):
         files.append(pems)
         assert listening.sni_callback is not None
         listening.sni_callback(handshake, None, listening)  # type: ignore[arg-type]  # what it sets of it

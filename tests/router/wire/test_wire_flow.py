@@ -25,7 +25,9 @@ def calling(window: int = frames.DEFAULT_WINDOW, *stream_ids: int) -> Peer:
 
 
 def sent_data(peer: Peer) -> list[tuple[int, bytes]]:
-    return [(stream_id, payload) for kind, _, stream_id, payload in peer.heard() if kind == frames.DATA]
+    return [
+        (stream_id, payload) for kind, _, stream_id, payload in peer.heard() if kind == frames.DATA
+    ]
 
 
 def test_without_a_window_headers_go_and_data_waits() -> None:
@@ -62,7 +64,8 @@ def test_a_setting_opens_the_windows_of_all_calls() -> None:
     sent = peer.heard()
 
     assert events == [("closed", 1), ("closed", 3), ("closed", 5)]
-    # The acknowledgement comes first: the peer counts by the new windows only from there on (§6.5.3).
+    # The acknowledgement comes first: the peer counts by the new windows only from there on
+    # (§6.5.3).
     assert sent[:1] == cut(frames.SETTINGS_ACK)
     assert [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA] == [
         (stream_id, framed(b"x")) for stream_id in (1, 3, 5)
@@ -117,7 +120,8 @@ def test_a_closed_call_waits_for_nothing() -> None:
     initial=st.integers(0, 40),
     updates=st.lists(
         st.one_of(
-            st.tuples(st.sampled_from([0, 1]), st.integers(1, 50)), st.tuples(st.just(-1), st.integers(0, 60))
+            st.tuples(st.sampled_from([0, 1]), st.integers(1, 50)),
+            st.tuples(st.just(-1), st.integers(0, 60)),
         ),
         max_size=30,
     ),
@@ -166,7 +170,11 @@ def test_whatever_the_windows_do_the_bytes_are_the_same_and_within_them(
 TO_THE_BRIM = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
 
 
-INCREMENTS = [(0, Code.PROTOCOL_ERROR), (TO_THE_BRIM + 1, Code.FLOW_CONTROL_ERROR), (TO_THE_BRIM, None)]
+INCREMENTS = [
+    (0, Code.PROTOCOL_ERROR),
+    (TO_THE_BRIM + 1, Code.FLOW_CONTROL_ERROR),
+    (TO_THE_BRIM, None),
+]
 
 
 @table(("increment", "code"), INCREMENTS)
@@ -200,7 +208,10 @@ RANGES: list[tuple[int, list[int], list[int], Code | None]] = [
     (WINDOW, [frames.MAX_WINDOW], [frames.MAX_WINDOW + 1], Code.FLOW_CONTROL_ERROR),
     (frames.MAX_FRAME_SIZE, [16_384, 2**24 - 1], [16_383, 2**24], Code.PROTOCOL_ERROR),
     *((name, [0, 2**32 - 1], [], None) for name in (frames.MAX_CONCURRENT_STREAMS, 8, 0xFFFF)),
-    *((name, [0, 2**32 - 1], [], None) for name in (frames.MAX_HEADER_LIST_SIZE, frames.HEADER_TABLE_SIZE)),
+    *(
+        (name, [0, 2**32 - 1], [], None)
+        for name in (frames.MAX_HEADER_LIST_SIZE, frames.HEADER_TABLE_SIZE)
+    ),
 ]
 
 
@@ -224,7 +235,10 @@ def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
     peer.say(frames.window_update(1, frames.MAX_WINDOW - 20))
 
     assert peer.say(frames.settings({WINDOW: 20})) == []
-    assert peer.say(frames.settings({WINDOW: 21})) == [("closed", 1), ("failed", Code.FLOW_CONTROL_ERROR)]
+    assert peer.say(frames.settings({WINDOW: 21})) == [
+        ("closed", 1),
+        ("failed", Code.FLOW_CONTROL_ERROR),
+    ]
 
 
 @table("way", ["trailers alone", "refused"])
@@ -258,7 +272,9 @@ def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> 
     assert events == [("message", 1, bytes(300))]
 
 
-@table("beyond", [data(1, bytes(101)), data(1, bytes((95,)) + framed(b"") + bytes(95), frames.PADDED)])
+@table(
+    "beyond", [data(1, bytes(101)), data(1, bytes((95,)) + framed(b"") + bytes(95), frames.PADDED)]
+)
 def test_data_beyond_a_streams_window_is_a_stream_error_and_padding_counts(beyond: bytes) -> None:
     peer = Peer(WireLimits(stream_window_bytes=100), calls=(1,))
 

@@ -97,14 +97,20 @@ CONNECTION_ERRORS = {
     "short GOAWAY": (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
     "short WINDOW_UPDATE": (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
     "half a setting": (frame(frames.SETTINGS, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
-    "an acknowledgement with settings": (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+    "an acknowledgement with settings": (
+        frame(frames.SETTINGS, 1, 0, bytes(6)),
+        Code.FRAME_SIZE_ERROR,
+    ),
     "a forbidden setting that a later one replaces": (
         frame(frames.SETTINGS, 0, 0, frames.SETTING.pack(2, 2) + frames.SETTING.pack(2, 0)),
         Code.PROTOCOL_ERROR,
     ),
     "PUSH_PROMISE": (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), Code.PROTOCOL_ERROR),
     "CONTINUATION of nothing": (frame(frames.CONTINUATION, 4, 1, b""), Code.PROTOCOL_ERROR),
-    "HEADERS too short for its priority": (frame(frames.HEADERS, 0x24, 3, bytes(4)), Code.FRAME_SIZE_ERROR),
+    "HEADERS too short for its priority": (
+        frame(frames.HEADERS, 0x24, 3, bytes(4)),
+        Code.FRAME_SIZE_ERROR,
+    ),
     "DATA padded beyond its end": (data(1, b"\x03ab", frames.PADDED), Code.PROTOCOL_ERROR),
     # §6.1 knows no exception; a stream's state is looked at after the frame is read.
     "padded beyond its end on a closed stream": (
@@ -112,8 +118,14 @@ CONNECTION_ERRORS = {
         Code.PROTOCOL_ERROR,
     ),
     "DATA padded without a length": (data(1, b"", frames.PADDED), Code.PROTOCOL_ERROR),
-    "HEADERS padded beyond its end": (frame(frames.HEADERS, 0xC, 3, b"\x03ab"), Code.PROTOCOL_ERROR),
-    "a header block that is none": (frame(frames.HEADERS, 4, 3, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
+    "HEADERS padded beyond its end": (
+        frame(frames.HEADERS, 0xC, 3, b"\x03ab"),
+        Code.PROTOCOL_ERROR,
+    ),
+    "a header block that is none": (
+        frame(frames.HEADERS, 4, 3, b"\xff\xff\xff"),
+        Code.COMPRESSION_ERROR,
+    ),
 }
 
 
@@ -163,7 +175,9 @@ def test_padding_is_taken_off(size: int) -> None:
     padding = bytes((size,)), bytes(size)
     flags = frames.PADDED | frames.END_HEADERS | frames.HAS_PRIORITY
 
-    events = peer.say(frame(frames.HEADERS, flags, 1, padding[0] + bytes(5) + peer.block() + padding[1]))
+    events = peer.say(
+        frame(frames.HEADERS, flags, 1, padding[0] + bytes(5) + peer.block() + padding[1])
+    )
     events += peer.say(data(1, padding[0] + framed(b"x") + padding[1], frames.PADDED))
 
     assert events == [("opened", 1), ("message", 1, b"x")]
@@ -175,7 +189,10 @@ def in_pieces(stream_id: int, block: bytes, count: int, flags: int = 0) -> list[
     parts = [b"", *(block[place * size : (place + 1) * size] for place in range(count))]
     kinds = [frames.HEADERS, *[frames.CONTINUATION] * count]
     marks = [flags, *[0] * (count - 1), frames.END_HEADERS]
-    return [frame(kind, mark, stream_id, part) for kind, mark, part in zip(kinds, marks, parts, strict=True)]
+    return [
+        frame(kind, mark, stream_id, part)
+        for kind, mark, part in zip(kinds, marks, parts, strict=True)
+    ]
 
 
 @table("count", [1, 2, 7, 8])

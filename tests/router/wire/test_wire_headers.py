@@ -20,7 +20,14 @@ from extproc.router.wire.headers import (
     trailers_block,
 )
 from tests.reach import reach
-from tests.router.wire.header_blocks import compare, literal, plainly_read, size_update, string, within
+from tests.router.wire.header_blocks import (
+    compare,
+    literal,
+    plainly_read,
+    size_update,
+    string,
+    within,
+)
 from tests.router.wire.peer import PATH, REQUEST, Field
 from tests.tables import table
 
@@ -100,7 +107,10 @@ def test_a_malformed_request_is_told_from_others(fields: list[Field]) -> None:
         read_head(fields)
 
 
-@table("field", [("x", ""), ("x", "a b\tc"), ("x", "\x01\xff"), ("te", "Trailers"), ("!#$%&'*+-.^_`|~", "x")])
+@table(
+    "field",
+    [("x", ""), ("x", "a b\tc"), ("x", "\x01\xff"), ("te", "Trailers"), ("!#$%&'*+-.^_`|~", "x")],
+)
 def test_a_strange_field_is_none_of_our_business(field: Field) -> None:
     assert read_head([*REQUEST, field]).path == PATH
 
@@ -128,7 +138,9 @@ BYTES = st.lists(st.binary(max_size=60), min_size=1, max_size=8)
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=4) | BYTES, st.lists(st.integers(0, 3), max_size=25))
-def test_blocks_mean_the_same_with_the_cache_and_without(blocks: list[bytes], order: list[int]) -> None:
+def test_blocks_mean_the_same_with_the_cache_and_without(
+    blocks: list[bytes], order: list[int]
+) -> None:
     sequence = [*blocks, *(blocks[place % len(blocks)] for place in order)]
 
     compare(sequence)
@@ -139,7 +151,9 @@ VALUES = st.sampled_from(["", "1", "2", "three", "v" * 80])
 CALLS = st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=4), min_size=1, max_size=20)
 
 
-@given(CALLS, st.lists(st.sampled_from([None, None, 0, 64, 200, 4_096]), max_size=20), st.booleans())
+@given(
+    CALLS, st.lists(st.sampled_from([None, None, 0, 64, 200, 4_096]), max_size=20), st.booleans()
+)
 def test_a_real_encoders_blocks_are_read_as_they_were_meant(
     calls: list[list[Field]], sizes: list[int | None], is_huffman: bool
 ) -> None:
@@ -269,16 +283,24 @@ def test_of_envoys_blocks_only_the_id_is_decoded() -> None:
 
     assert head == plainly_read(Decoder(), second)
     assert head.metadata["traceparent"] == OTHER.decode()
-    assert [*head.metadata][2:] == ["traceparent", "tracestate", "x-envoy-internal", "x-forwarded-for"]
+    assert [*head.metadata][2:] == [
+        "traceparent",
+        "tracestate",
+        "x-envoy-internal",
+        "x-forwarded-for",
+    ]
     # Its state, which is empty, is a byte.
     assert reader.decoded_bytes == len(string(OTHER)) + 1
 
 
 STATES = [b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"v" * 126]
-# What came, what comes, and what is decoded of that: the state may differ, and need not be Huffman-coded; a
-# form with a state is not one without.
+# What came, what comes, and what is decoded of that: the state may differ, and need not be
+# Huffman-coded; a form with a state is not one without.
 FORMS = [
-    *((traced(PARENT, b"first=1"), traced(OTHER, state), string(OTHER) + string(state)) for state in STATES),
+    *(
+        (traced(PARENT, b"first=1"), traced(OTHER, state), string(OTHER) + string(state))
+        for state in STATES
+    ),
     (
         traced(PARENT),
         PLAIN + PARENT_NAME + string(OTHER, is_huffman=False) + BACK,
@@ -288,7 +310,9 @@ FORMS = [
 
 
 @table(("first", "second", "decoded"), FORMS)
-def test_of_a_known_form_only_the_values_are_decoded(first: bytes, second: bytes, decoded: bytes) -> None:
+def test_of_a_known_form_only_the_values_are_decoded(
+    first: bytes, second: bytes, decoded: bytes
+) -> None:
     reader = reader_of(first)
 
     assert reader.read(second) == plainly_read(Decoder(), second)
@@ -302,7 +326,11 @@ def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
     calls = [PLAIN + field + literal(b"traceparent", PARENT) for field in seeming]
     heads, filled = compare([size_update(0) + PLAIN, *calls])
 
-    values = [head.metadata["x"][-55:] for head in heads if isinstance(head, Head) and "x" in head.metadata]
+    values = [
+        head.metadata["x"][-55:]
+        for head in heads
+        if isinstance(head, Head) and "x" in head.metadata
+    ]
     assert (values, filled) == ([PARENT.decode(), OTHER.decode()], 0)
 
 
@@ -332,7 +360,9 @@ NO_STRINGS = [b"\x88" + b"\xff" * 8, b"\x81\x00", b"\x05ab", b"\x7f", b"\xff\xff
         *((string(text), MalformedRequest) for text in (b"a\x00b", b"a\nb", b" a")),
     ],
 )
-def test_a_wrong_value_in_a_known_form_is_what_it_is_elsewhere(value: bytes, error: type[Exception]) -> None:
+def test_a_wrong_value_in_a_known_form_is_what_it_is_elsewhere(
+    value: bytes, error: type[Exception]
+) -> None:
     reader = reader_of(traced(PARENT, back=b""))
     with pytest.raises(error):
         reader.read(PLAIN + PARENT_NAME + value)
@@ -385,7 +415,11 @@ def test_details_are_percent_encoded_and_cut(details: str) -> None:
 
 def test_nothing_that_we_write_changes_the_peers_table() -> None:
     decoder = Decoder()
-    for block in (RESPONSE_BLOCK, trailers_block(Status.OK, "x", is_alone=True), refusal_block(405)):
+    for block in (
+        RESPONSE_BLOCK,
+        trailers_block(Status.OK, "x", is_alone=True),
+        refusal_block(405),
+    ):
         decoder.decode(block)
 
     assert not decoder.header_table.dynamic_entries

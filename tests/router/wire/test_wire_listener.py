@@ -166,7 +166,9 @@ async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) 
         _, asks = await served.connect(open_call(ECHO) + END_OF_CALL, ssl=client)
         await until(lambda: len(served.ends) >= 1)
         for _ in range(20):
-            await served.connect(open_call(ECHO) + END_OF_CALL, ssl=client, local_addr=("127.0.0.2", 0))
+            await served.connect(
+                open_call(ECHO) + END_OF_CALL, ssl=client, local_addr=("127.0.0.2", 0)
+            )
             await until(lambda: len(served.ends) >= len(served.clients))
         ends = [await asyncio.wait_for(reader.read(), 30) for reader, _ in served.clients[1:14]]
         asks.write(request(3, ECHO))
@@ -207,7 +209,9 @@ async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> No
         await until(lambda: len(served.ends) >= 1)
 
 
-async def test_a_peer_that_reads_nothing_is_paused_then_closed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peer_that_reads_nothing_is_paused_then_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with serving(WireLimits(answer_s=0.2, tick_s=0.05)) as served:
         await served.connect(open_call(FEED) + WIDE_WINDOWS, limit=1_000)
         await until(lambda: served.feeds)

@@ -67,7 +67,9 @@ def test_a_large_message_finds_no_more_room_than_there_is() -> None:
     assert read(MessageReader(Budget(131_071), 200_000), [framed(large[1:])]) == [large[1:]]
 
 
-def test_a_skipped_message_holds_nothing_while_it_comes_and_room_that_comes_back_does_not_mend_it() -> None:
+def test_a_skipped_message_holds_nothing_while_it_comes_and_room_that_comes_back_does_not_mend_it() -> (
+    None
+):
     budget = Budget(10)
     budget.hold(13)
     reader = MessageReader(budget, 1_000)

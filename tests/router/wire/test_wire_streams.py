@@ -8,7 +8,18 @@ from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
-from tests.router.wire.peer import ANSWER, END, REQUEST, Event, Field, Frame, Peer, data, framed, sent_reset
+from tests.router.wire.peer import (
+    ANSWER,
+    END,
+    REQUEST,
+    Event,
+    Field,
+    Frame,
+    Peer,
+    data,
+    framed,
+    sent_reset,
+)
 from tests.tables import table
 
 HEADERS_END = frames.END_HEADERS | END
@@ -37,7 +48,10 @@ CALLS: dict[str, tuple[list[bytes], list[Event]]] = {
     "cancelled within a message": ([data(1, b"\x00\x00"), CANCEL], [("closed", 1)]),
     "cancelled twice": ([CANCEL, CANCEL], [("closed", 1)]),
     "trailers": ([TRAILERS], [("half-closed", 1)]),
-    "a refused message": ([data(1, framed(b"a") + b"\x01" * 5)], [("message", 1, b"a"), ("closed", 1)]),
+    "a refused message": (
+        [data(1, framed(b"a") + b"\x01" * 5)],
+        [("message", 1, b"a"), ("closed", 1)],
+    ),
 }
 
 
@@ -73,7 +87,10 @@ def test_an_end_without_a_message_is_trailers_alone() -> None:
 
     assert only[3].startswith(ANSWER)
     front = {":status": "200", "content-type": "application/grpc"}
-    assert trailers_of(sent) == (HEADERS_END, front | {"grpc-status": "5", "grpc-message": "no such thing"})
+    assert trailers_of(sent) == (
+        HEADERS_END,
+        front | {"grpc-status": "5", "grpc-message": "no such thing"},
+    )
 
 
 @table("has_message", [True, False])
@@ -130,7 +147,10 @@ REFUSED = {
     "too long, in one frame": ([data(1, framed(bytes(101)))], Status.RESOURCE_EXHAUSTED),
     "too long, with END_STREAM": ([data(1, framed(bytes(101)), END)], Status.RESOURCE_EXHAUSTED),
     **{
-        f"an end behind {size} bytes of a message": ([data(1, framed(b"abc")[:size]), end], Status.INTERNAL)
+        f"an end behind {size} bytes of a message": (
+            [data(1, framed(b"abc")[:size]), end],
+            Status.INTERNAL,
+        )
         for size in (1, 4, 5, 7)
         for end in (data(1, b"", END), TRAILERS)
     },
@@ -153,7 +173,9 @@ def test_a_message_as_long_as_allowed_is_read() -> None:
     peer = Peer(WireLimits(message_bytes=100), calls=(1,))
     message = bytes(100)
 
-    events = peer.say(data(1, framed(message)), data(1, framed(message)[:50]), data(1, framed(message)[50:]))
+    events = peer.say(
+        data(1, framed(message)), data(1, framed(message)[:50]), data(1, framed(message)[50:])
+    )
 
     assert events == [("message", 1, message)] * 2
 
@@ -215,7 +237,12 @@ COMING: dict[str, tuple[Sequence[str], list[bytes], list[Event], list[Code]]] = 
     "a name in capitals": (["open"], [WITH_CAPITALS, DATA], ENDED, [NO_TRAILERS, NO_STREAM]),
     "DATA after the client's end": (["half-closed"], [DATA], ENDED, [NO_STREAM]),
     "HEADERS after the client's end": (["half-closed"], [TRAILERS], ENDED, [NO_STREAM]),
-    "what may follow the client's end": (["half-closed"], [frames.window_update(1, 5), PRIORITY], [], []),
+    "what may follow the client's end": (
+        ["half-closed"],
+        [frames.window_update(1, 5), PRIORITY],
+        [],
+        [],
+    ),
     "DATA after the end": (CLOSED, [DATA], [], [NO_STREAM]),
     # §5.1.1: ids may only rise; a header block that means nothing known cannot be let pass.
     "HEADERS after the end": (CLOSED, [REQUEST_AGAIN], [("failed", Code.PROTOCOL_ERROR)], []),
@@ -284,7 +311,9 @@ def test_ids_may_be_left_out_and_are_closed_then() -> None:
     last_id = frames.MAX_WINDOW
 
     assert peer.say(peer.request(7), peer.request(last_id)) == [("opened", 7), ("opened", last_id)]
-    assert peer.say(data(3, b"x"), frames.rst_stream(3, Code.CANCEL), frames.window_update(3, 1)) == []
+    assert (
+        peer.say(data(3, b"x"), frames.rst_stream(3, Code.CANCEL), frames.window_update(3, 1)) == []
+    )
     assert peer.heard() == [sent_reset(3, Code.STREAM_CLOSED)]
 
 
@@ -334,7 +363,9 @@ def test_a_refused_connection_ends_with_a_goaway_that_blames_nobody() -> None:
     peer.connection.refuse("too many")
     peer.connection.refuse("too many")
 
-    assert frames.goaway(1, Code.NO_ERROR, "too many") == b"".join(frame(*sent) for sent in peer.heard())
+    assert frames.goaway(1, Code.NO_ERROR, "too many") == b"".join(
+        frame(*sent) for sent in peer.heard()
+    )
     assert peer.connection.is_over
 
 

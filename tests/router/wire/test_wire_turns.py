@@ -54,7 +54,9 @@ def opening(stream_id: int, block: bytes) -> bytes:
 def long_block(number: int) -> bytes:
     """A request of Huffman codes all through, and unlike any other: it has to be decoded."""
     fields = [*REQUEST, ("x-long", f"{number:04d}" + "a" * (BLOCK_BYTES * 8 // 5 // 2))]
-    return Encoder().encode([(name, value, True) for name, value in fields])  # sensitive: never in a table
+    return Encoder().encode(
+        [(name, value, True) for name, value in fields]
+    )  # sensitive: never in a table
 
 
 LONG_BLOCKS = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
@@ -91,7 +93,9 @@ async def count_before(kind: str) -> tuple[int, int]:
         data = flood(kind)
         sent = flooder.send(data)
         assert sent == len(data)
-        other.sendall(GREETING + opening(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x"))
+        other.sendall(
+            GREETING + opening(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x")
+        )
         await until(lambda: 1 in heard.sizes)
         before = opened.index(0) if kind == "blocks" else heard.sizes.index(1)
         await until(lambda: len(heard.sizes) in {31, SMALL + 1} or len(opened) == 9)
@@ -109,7 +113,8 @@ async def until(is_true: Callable[[], bool]) -> None:
     ("kind", "count", "most"),
     [
         ("messages", 30, 2 * READ_BYTES // MESSAGE_BYTES),
-        # 8,000 of two bytes fit into one read; once the loop was theirs until the last was answered.
+        # 8,000 of two bytes fit into one read; once the loop was theirs until the last was
+        # answered.
         ("small messages", SMALL, SMALL // 4),
         ("blocks", 8, 4),
     ],
@@ -132,7 +137,9 @@ def turns_of(peer: Peer, said: bytes) -> list[list[Event]]:
 
 
 def test_a_turn_ends_behind_256_frames_however_small() -> None:
-    pieces = b"".join(frame(frames.DATA, 0, 1, bytes([byte])) for byte in b"\0\0\0\4\0" + bytes(1_024))
+    pieces = b"".join(
+        frame(frames.DATA, 0, 1, bytes([byte])) for byte in b"\0\0\0\4\0" + bytes(1_024)
+    )
     turns = turns_of(Peer(calls=(1,)), pieces)
 
     assert len(turns) == 5

@@ -89,7 +89,9 @@ def test_a_pools_cluster_has_the_settings_of_the_static_one() -> None:
         static.pop(place, None)
         served.pop(place, None)
 
-    assert served == static | {"commonlbconfig": {"healthypanicthreshold": {}, "updatemergewindow": "0s"}}
+    assert served == static | {
+        "commonlbconfig": {"healthypanicthreshold": {}, "updatemergewindow": "0s"}
+    }
     assert static["commonlbconfig"] == {"healthypanicthreshold": {"value": 0}}
 
 
@@ -128,7 +130,12 @@ def test_without_an_open_pool_there_is_no_default_cluster() -> None:
         change()
         told.append(list(catalog[CLUSTERS]))
 
-    assert told == [["llama", "_default"], *[["llama"]] * 2, ["llama", "qwen", "_default"], *[["llama"]] * 2]
+    assert told == [
+        ["llama", "_default"],
+        *[["llama"]] * 2,
+        ["llama", "qwen", "_default"],
+        *[["llama"]] * 2,
+    ]
 
 
 def test_a_response_is_what_envoy_reads() -> None:

@@ -26,7 +26,9 @@ class Proxy:
         self.call = channel.stream_stream(DISCOVER)()  # type: ignore[call-arg]  # optional at run time
 
     async def ask(self, type_url: str, *names: str) -> None:
-        await self.call.write(bytes(DiscoveryRequest(type_url=type_url, resource_names=list(names))))
+        await self.call.write(
+            bytes(DiscoveryRequest(type_url=type_url, resource_names=list(names)))
+        )
 
     async def hear(self, timeout_s: float = 5.0) -> DiscoveryResponse:
         data = await asyncio.wait_for(self.call.read(), timeout_s)
@@ -58,7 +60,9 @@ async def serving(xds: Xds) -> AsyncGenerator[str]:
 
 
 def endpoint(number: int, *, is_ready: bool = True) -> Endpoint:
-    return Endpoint(f"n{number}", f"10.0.{number // 250}.{number % 250 + 1}:8000", is_ready=is_ready)
+    return Endpoint(
+        f"n{number}", f"10.0.{number // 250}.{number % 250 + 1}:8000", is_ready=is_ready
+    )
 
 
 @pytest.fixture
@@ -68,7 +72,9 @@ def xds() -> Xds:
     return xds
 
 
-async def test_a_refusal_is_counted_and_logged_without_line_breaks(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_counted_and_logged_without_line_breaks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rejections: list[str] = []
     async with (
         serving(Xds(["llama"], on_rejection=rejections.append)) as target,
@@ -76,7 +82,9 @@ async def test_a_refusal_is_counted_and_logged_without_line_breaks(caplog: pytes
     ):
         proxy = Proxy(channel)
         await proxy.ask(CLUSTERS)
-        await proxy.answer(await proxy.hear(), fault="bad cluster\nlevel=ERROR forged" + "x" * 5_000)
+        await proxy.answer(
+            await proxy.hear(), fault="bad cluster\nlevel=ERROR forged" + "x" * 5_000
+        )
         await until(lambda: bool(rejections))
     assert rejections == ["Cluster"]
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]

@@ -20,10 +20,14 @@ def names(response: WireResponse | None) -> list[str]:
     """What a response is about: the names of its clusters, or of the clusters whose endpoints it has."""
     assert response is not None
     messages = [Any.parse(resource).unpack() for resource in response.resources]
-    return [getattr(message, "name", "") or getattr(message, "cluster_name", "") for message in messages]
+    return [
+        getattr(message, "name", "") or getattr(message, "cluster_name", "") for message in messages
+    ]
 
 
-def accept(subscriber: Subscriber, response: WireResponse | None, wanted: Sequence[str] = ()) -> None:
+def accept(
+    subscriber: Subscriber, response: WireResponse | None, wanted: Sequence[str] = ()
+) -> None:
     assert response is not None
     assert subscriber.on(Request(response.type_url, tuple(wanted), response.nonce))
 
@@ -99,7 +103,9 @@ def test_a_refused_version_is_reported_and_not_sent_again_until_it_changes() -> 
     response = subscriber.next()
     assert response is not None
 
-    assert subscriber.on(Request(ASSIGNMENTS, ("llama",), response.nonce, fault="malformed address"))
+    assert subscriber.on(
+        Request(ASSIGNMENTS, ("llama",), response.nonce, fault="malformed address")
+    )
     assert subscriber.next() is None
     catalog.replace("llama", [B])
     assert names(subscriber.next()) == ["llama"]
@@ -164,7 +170,8 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
 
 
 @table(
-    ("wanted", "told"), [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])]
+    ("wanted", "told"),
+    [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])],
 )
 def test_clusters_can_be_asked_for_by_name_before_any_endpoints_are_known(
     wanted: tuple[str, ...], told: list[str]
@@ -196,7 +203,9 @@ def test_the_same_endpoints_have_the_same_version_in_another_process_and_order()
 
 
 STEPS = st.tuples(
-    st.sampled_from(["publish", "remove", "read"]), st.sampled_from("qr"), st.frozensets(st.integers(1, 4))
+    st.sampled_from(["publish", "remove", "read"]),
+    st.sampled_from("qr"),
+    st.frozensets(st.integers(1, 4)),
 )
 
 
@@ -218,7 +227,9 @@ def test_a_client_that_answers_ends_with_what_is_published(
         pass
 
     assert client.clusters == {name: resource.body for name, resource in catalog[CLUSTERS].items()}
-    assert client.endpoints == {name: resource.body for name, resource in catalog[ASSIGNMENTS].items()}
+    assert client.endpoints == {
+        name: resource.body for name, resource in catalog[ASSIGNMENTS].items()
+    }
 
 
 class Client:

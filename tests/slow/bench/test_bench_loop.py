@@ -13,7 +13,8 @@ from tests.stack.fetch import get
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Conversations of about six turns whose prompts grow by 140 tokens each, answers short for the sake of time.
+# Conversations of about six turns whose prompts grow by 140 tokens each, answers short for the sake
+# of time.
 CHAT = {
     "name": "synthetic",
     "turns_min": 4,
@@ -22,19 +23,28 @@ CHAT = {
     "reply_tokens": {"kind": "lognormal", "mean": 16, "sigma": 0.5, "min": 4},
     **dict.fromkeys(("mean_input_tokens", "mean_output_tokens")),
 }
-TRAFFIC = {"req_rate": 20, "duration": 10, "warm_up": 3, "cool_down": 1, "think_time": 0.5, "dataset": CHAT}
+TRAFFIC = {
+    "req_rate": 20,
+    "duration": 10,
+    "warm_up": 3,
+    "cool_down": 1,
+    "think_time": 0.5,
+    "dataset": CHAT,
+}
 ARMS = ["round_robin", "least_load", "prefix_hash"]
 
 
 def compare_strategies(fleet: Fleet, folder: Path) -> str:
     """Runs `bench ab` over three strategies; returns what it prints."""
-    # Two cores hold the client, Envoy, the service, eight endpoints and other tests: the client may wait long
-    # for its turn. How verdicts judge that is in tests/bench.
+    # Two cores hold the client, Envoy, the service, eight endpoints and other tests: the client may
+    # wait long for its turn. How verdicts judge that is in tests/bench.
     limits = {"lag_p99": 5, "loop_lag_p99": 5, "cpu": 5, "achieved": 0.1}
     ab = {"arms": ARMS, "repeats": 1, "tolerance": 1}
     spec = folder / "spec.yaml"
     spec.write_text(yaml.safe_dump(fleet.spec(TRAFFIC, ab=ab, limits=limits)))
-    result = CliRunner().invoke(bench, ["ab", str(spec), "--output", str(folder / "out"), "--quiet"])
+    result = CliRunner().invoke(
+        bench, ["ab", str(spec), "--output", str(folder / "out"), "--quiet"]
+    )
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -42,7 +52,8 @@ def compare_strategies(fleet: Fleet, folder: Path) -> str:
 def test_comparison_through_envoy_shows_prefix_hash_ahead(tmp_path: Path) -> None:
     """1. Envoy, the service, eight endpoints. 2. `bench ab` of three strategies, switched live.
 
-    3. Every report is there, every verdict valid, every strategy really in force for its run, the hit rate
+    3. Every report is there, every verdict valid, every strategy really in force for its run, the
+       hit rate
     of prefix_hash far ahead, and the settings file as it was.
     """
     with run_fleet(tmp_path, endpoints=8, simulate=("--speed", "10")) as fleet:
@@ -51,7 +62,9 @@ def test_comparison_through_envoy_shows_prefix_hash_ahead(tmp_path: Path) -> Non
         lines = get(f"http://{fleet.admin}/metrics").splitlines()
         counts = [line for line in lines if line.startswith("extproc_picks_total{")]
         picks = {
-            arm: sum(float(line.rpartition(" ")[2]) for line in counts if f'strategy="{arm}"' in line)
+            arm: sum(
+                float(line.rpartition(" ")[2]) for line in counts if f'strategy="{arm}"' in line
+            )
             for arm in ARMS
         }
         after = fleet.settings_file.read_text()

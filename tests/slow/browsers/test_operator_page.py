@@ -44,7 +44,10 @@ async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
         ["other/cut-short", "Invalid"],
     ]
     verdicts = {row[0]: row[2] for row in rows}
-    assert (verdicts["default/slower"], verdicts["other/cut-short"]) == ("valid", "invalid: partial")
+    assert (verdicts["default/slower"], verdicts["other/cut-short"]) == (
+        "valid",
+        "invalid: partial",
+    )
     assert at == "default/slower"
     assert charts >= 6
     assert links == 1

@@ -70,7 +70,9 @@ async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser)
 
             heading = visit.page.locator(f"#pools section:nth-of-type({number}) h2")
             assert await heading.inner_text() == f"pool {told['name']}"
-            assert [row[:2] for row in rows] == [[row["name"], row["state"]] for row in told["endpoints"]]
+            assert [row[:2] for row in rows] == [
+                [row["name"], row["state"]] for row in told["endpoints"]
+            ]
             assert loads == [row["in_flight"] for row in told["endpoints"]]
         rows = await visit.table(ROWS.format(1))
         assert sum(int(row[3].removesuffix(" %")) for row in rows) in range(99, 102)
@@ -82,7 +84,9 @@ async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser)
         assert "home" in str(await visit.page.locator("#chart").get_attribute("aria-label"))
 
 
-async def test_the_page_follows_endpoints_that_come_and_cool_and_go(tmp_path: Path, browser: Browser) -> None:
+async def test_the_page_follows_endpoints_that_come_and_cool_and_go(
+    tmp_path: Path, browser: Browser
+) -> None:
     pools = listed(tmp_path, {"e1": 1, "e2": 2})
     names = "wanted => [...document.querySelectorAll('#pools tbody th span')]"
     names += ".map(name => name.textContent).join() === wanted"
@@ -109,11 +113,14 @@ async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_compla
         await visit.until("() => document.querySelectorAll('#decisions tr').length > 0")
         await explain(visit, ask("hello"))
         await visit.page.click("summary")
-        await visit.until("() => document.getElementById('config-text').textContent.includes('prefix_hash')")
+        await visit.until(
+            "() => document.getElementById('config-text').textContent.includes('prefix_hash')"
+        )
         asked = [urlsplit(url) for url in visit.requests]
         complaints = list(visit.complaints)
 
-        # What it may not do it cannot do: the policy stops what a script or a style from elsewhere would be.
+        # What it may not do it cannot do: the policy stops what a script or a style from elsewhere
+        # would be.
         with pytest.raises(Exception, match=r"Content Security Policy|Failed to fetch"):
             await visit.page.evaluate("() => fetch('http://127.0.0.1:1/')")
         await visit.page.evaluate(
@@ -124,7 +131,12 @@ async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_compla
 
     assert complaints == []
     assert {f"{url.scheme}://{url.netloc}" for url in asked if url.scheme != "data"} == {live.url}
-    assert {url.path for url in asked if url.scheme != "data"} == {"/", "/live", "/explain", "/config"}
+    assert {url.path for url in asked if url.scheme != "data"} == {
+        "/",
+        "/live",
+        "/explain",
+        "/config",
+    }
 
 
 async def test_a_refused_configuration_is_told_at_the_top_and_by_the_status(
@@ -169,11 +181,14 @@ async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Bro
     assert told == f"Not ready\n{reason}"
 
 
-async def test_an_endpoints_load_is_shown_against_what_limits_it(tmp_path: Path, browser: Browser) -> None:
+async def test_an_endpoints_load_is_shown_against_what_limits_it(
+    tmp_path: Path, browser: Browser
+) -> None:
     """The strategy's bound, else the pool's; where there is none, that is said."""
     pools = [
         pool(["127.0.0.1:1"], {"name": "prefix_hash"}, name="bound", probe=False),
-        pool(["127.0.0.1:2"], {"name": "prefix_cache"}, name="limited", probe=False) | {"max_in_flight": 7},
+        pool(["127.0.0.1:2"], {"name": "prefix_cache"}, name="limited", probe=False)
+        | {"max_in_flight": 7},
         pool(["127.0.0.1:3"], {"name": "prefix_cache"}, name="free", probe=False),
     ]
     pools = [each | {"models": [each["name"]]} for each in pools]
@@ -198,7 +213,9 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
         warm = {live.request(text).pick.endpoint.name for _ in range(2)}
         for endpoint in feedback.pool.snapshot.ready.values():
             found = 400.0 if endpoint.name in warm else 0.0
-            feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0, hit_tokens=found))
+            feedback.apply_signals(
+                endpoint, EndpointSignals(queried_tokens=1_000.0, hit_tokens=found)
+            )
         await visit.until(DECIDED, 2)
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
         facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())
@@ -220,7 +237,9 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
     assert int(candidates[0][2]) > 200
     # What is said aloud is the verdict alone.
     assert re.findall(r"- status:((?:\n +.*heading.*)+)\n *- term", tree) != []
-    assert rows == {name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows}
+    assert rows == {
+        name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows
+    }
     assert "50 % of prompts predicted" in facts
     assert "20 % of tokens found" in facts
 
@@ -235,8 +254,12 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
         live.request()
         await visit.page.wait_for_selector("#decisions tr")
         told = await explain(visit, ask("hello"))
-        refused = await explain(visit, ask("hello").replace(b"simulated", EVIL.encode()), "#told .bad")
-        texts = await visit.page.locator("#pools tbody th, #decisions th, #refusal").all_inner_texts()
+        refused = await explain(
+            visit, ask("hello").replace(b"simulated", EVIL.encode()), "#told .bad"
+        )
+        texts = await visit.page.locator(
+            "#pools tbody th, #decisions th, #refusal"
+        ).all_inner_texts()
 
         assert all(SHOWN in text for text in texts)
         assert len(texts) == 3
@@ -264,7 +287,9 @@ async def test_the_page_is_read_at_420_pixels_and_its_text_has_contrast(
         width = await visit.page.evaluate("() => document.documentElement.scrollWidth")
         wide = await visit.page.evaluate(WIDE)
         poor = await visit.page.evaluate(CONTRAST)
-        background = await visit.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        background = await visit.page.evaluate(
+            "() => getComputedStyle(document.body).backgroundColor"
+        )
 
     assert width <= 420
     assert (wide, poor) == ([], [])
@@ -292,11 +317,19 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
         for _ in range(9):
             await visit.page.keyboard.press("Tab")
             script = "() => { const e = document.activeElement, s = getComputedStyle(e);"
-            script += " return [e.id || e.className || e.tagName, s.outlineStyle + s.outlineWidth]; }"
+            script += (
+                " return [e.id || e.className || e.tagName, s.outlineStyle + s.outlineWidth]; }"
+            )
             focused.append(await visit.page.evaluate(script))
         await visit.page.keyboard.press("Home")
 
-    for landmark in ("banner:", "main:", "contentinfo:", 'region "All pools together"', "status: ready"):
+    for landmark in (
+        "banner:",
+        "main:",
+        "contentinfo:",
+        'region "All pools together"',
+        "status: ready",
+    ):
         assert landmark in tree
     figures = ("In flight", "Share of picks")
     for header in ("Endpoint", "State", *figures):
@@ -351,7 +384,9 @@ async def test_of_a_thousand_endpoints_those_in_trouble_and_the_busiest_are_show
 def test_the_page_is_one_file_that_may_do_nothing_but_ask_who_served_it() -> None:
     page = build_page()
 
-    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'sha256-")
+    assert page.headers["content-security-policy"].startswith(
+        "default-src 'none'; script-src 'sha256-"
+    )
     assert "unsafe" not in page.headers["content-security-policy"]
     assert re.findall(r"""\b(?:on[a-z]+|style)=["']""", page.html) == []
     assert re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page.html) == []

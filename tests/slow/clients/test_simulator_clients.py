@@ -24,7 +24,9 @@ async def client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
         yield found
 
 
-async def test_openais_client_reads_chat_and_responses_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_openais_client_reads_chat_and_responses_whole_and_streamed(
+    client: openai.AsyncOpenAI,
+) -> None:
     whole = await client.chat.completions.create(model="tiny", messages=HELLO)
     async with client.chat.completions.stream(model="tiny", messages=HELLO) as stream:
         streamed = await stream.get_final_completion()
@@ -32,7 +34,11 @@ async def test_openais_client_reads_chat_and_responses_whole_and_streamed(client
     async with client.responses.stream(model="tiny", input="hello") as events:
         final = await events.get_final_response()
 
-    assert whole.choices[0].message.content == streamed.choices[0].message.content == response.output_text
+    assert (
+        whole.choices[0].message.content
+        == streamed.choices[0].message.content
+        == response.output_text
+    )
     assert response.output_text == final.output_text
 
 

@@ -79,7 +79,9 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str | None
 ]
 
 
-@pytest.mark.parametrize(("asked", "kind", "status", "code"), REFUSED, ids=["model", "7", "endpoint", "size"])
+@pytest.mark.parametrize(
+    ("asked", "kind", "status", "code"), REFUSED, ids=["model", "7", "endpoint", "size"]
+)
 async def test_a_refusal_is_the_exception_that_users_catch(
     client: openai.AsyncOpenAI,
     asked: dict[str, Any],

@@ -1,7 +1,7 @@
 """Clients that are not ours, each with its own HTTP/2, and all must be served; and proxies in front of us.
 
-nginx and HAProxy as proxies (one connection a call; h2c upstream), etcdctl for grpc-go, temporalio's client
-for tonic and hyper. Each frames, pings and opens windows in its own way.
+nginx and HAProxy as proxies (one connection a call; h2c upstream), etcdctl for grpc-go,
+temporalio's client for tonic and hyper. Each frames, pings and opens windows in its own way.
 """
 
 import asyncio
@@ -55,14 +55,16 @@ async def test_h2load_opens_ten_thousand_streams_over_ten_connections(message: s
         assert served.listener.budget.used == 0
 
 
-# `--header-table-size` is what the client decodes with, the other one what it encodes with. A window of one
-# byte (-w 1) costs its client a WINDOW_UPDATE a byte, of which too many would be a flood.
+# `--header-table-size` is what the client decodes with, the other one what it encodes with. A
+# window of one byte (-w 1) costs its client a WINDOW_UPDATE a byte, of which too many would be a
+# flood.
 TABLES = [
     (100, ("-c", "1", f"--header-table-size={size}", f"--encoder-header-table-size={size}"))
     for size in (0, 4_096, 65_536)
 ]
 WINDOWS = [
-    (total, ("-c", "2", "-w", bits, "-W", "16")) for bits, total in (("1", 4), ("8", 200), ("30", 200))
+    (total, ("-c", "2", "-w", bits, "-W", "16"))
+    for bits, total in (("1", 4), ("8", 200), ("30", 200))
 ]
 
 
@@ -78,7 +80,9 @@ async def test_clients_with_any_header_table_and_window_get_their_answers(
 
 async def nghttp(message: str, *options: str) -> str:
     async with serving() as served:
-        output = await run("nghttp", "-v", "-d", message, *options, *GRPC, f"http://{served.target}{ECHO}")
+        output = await run(
+            "nghttp", "-v", "-d", message, *options, *GRPC, f"http://{served.target}{ECHO}"
+        )
     return re.sub(r"\x1b\[[0-9;]*m", "", output)
 
 
@@ -101,7 +105,9 @@ async def test_nghttp_that_pads_is_served(message: str) -> None:
 async def test_curl_is_answered_over_http2(message: str) -> None:
     curl = ("curl", "-sS", "-i", "--http2-prior-knowledge", "--max-time", "20", "--output", "-")
     async with serving() as served:
-        output = await run(*curl, "--data-binary", f"@{message}", *GRPC, f"http://{served.target}{ECHO}")
+        output = await run(
+            *curl, "--data-binary", f"@{message}", *GRPC, f"http://{served.target}{ECHO}"
+        )
 
         assert output.startswith("HTTP/2 200")
         assert "grpc-status: 0" in output
@@ -169,7 +175,9 @@ async def answering(path: str) -> AsyncIterator[tuple[str, list[Call]]]:
 async def test_grpc_go_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCDCTL_API", "3")
     async with answering(KV_RANGE) as (target, answered):
-        output = await run("etcdctl", f"--endpoints={target}", "--command-timeout=10s", "get", "key")
+        output = await run(
+            "etcdctl", f"--endpoints={target}", "--command-timeout=10s", "get", "key"
+        )
 
     assert (output, len(answered)) == ("", 1)
     assert answered[0].metadata["user-agent"].startswith("grpc-go/")

@@ -24,7 +24,11 @@ NETWORK = f"{PROJECT}_default"
 
 def docker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["docker", *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        ["docker", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -49,12 +53,16 @@ def _started() -> Iterator[None]:
         return
     if os.geteuid() or not shutil.which("dockerd"):
         pytest.skip("no Docker engine runs, and we cannot start one")
-    with subprocess.Popen(["dockerd"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+    with subprocess.Popen(
+        ["dockerd"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as daemon:
         try:
             # Some machines allow no engine: it ends at once then.
             wait_until(lambda: is_up() or daemon.poll() is not None, "the engine never answered")
             if daemon.poll() is not None:
-                pytest.skip(f"dockerd ended with {daemon.returncode}: this machine allows no engine")
+                pytest.skip(
+                    f"dockerd ended with {daemon.returncode}: this machine allows no engine"
+                )
             yield
         finally:
             daemon.terminate()
@@ -71,12 +79,16 @@ def build() -> dict[str, str]:
             [HERE / "stand-ins.sh"], env=environment, capture_output=True, text=True, check=False
         )
         if made.returncode:
-            pytest.skip(f"no registry is reached, and no stand-ins can be made: {made.stderr[-500:]}")
+            pytest.skip(
+                f"no registry is reached, and no stand-ins can be made: {made.stderr[-500:]}"
+            )
         variables = dict(pair.split("=", 1) for pair in shlex.split(made.stdout) if "=" in pair)
     base = variables.get("BASE_IMAGE", IMAGES["BASE_IMAGE"])
     command = ["build", "--network", "host", "--tag", "extproc-router:compose", str(ROOT)]
     # The classic builder takes images of the machine.
-    built = docker(*command, "--build-arg", f"BASE_IMAGE={base}", DOCKER_BUILDKIT="0" if variables else "1")
+    built = docker(
+        *command, "--build-arg", f"BASE_IMAGE={base}", DOCKER_BUILDKIT="0" if variables else "1"
+    )
     assert built.returncode == 0, built.stdout[-2_000:] + built.stderr[-2_000:]
     return variables
 
@@ -88,8 +100,18 @@ class Compose:
         self._environment = {**os.environ, **environment}
 
     def run(self, *arguments: str) -> None:
-        command = ["docker-compose", "--project-name", PROJECT, "--file", str(HERE / "compose.yaml")]
+        command = [
+            "docker-compose",
+            "--project-name",
+            PROJECT,
+            "--file",
+            str(HERE / "compose.yaml"),
+        ]
         done = subprocess.run(
-            [*command, *arguments], env=self._environment, capture_output=True, text=True, check=False
+            [*command, *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-2_000:]

@@ -65,10 +65,22 @@ def stack() -> Iterator[Stack]:
 
 def test_the_image_is_nobodys_labelled_and_writes_nothing(stack: Stack) -> None:
     name = "extproc-router:compose"
-    limits = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--network", "none"]
-    said, written = [docker("run", "--rm", *limits, name, word).stdout for word in ("--version", "init")]
+    limits = [
+        "--read-only",
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+        "--network",
+        "none",
+    ]
+    said, written = [
+        docker("run", "--rm", *limits, name, word).stdout for word in ("--version", "init")
+    ]
     [image] = json.loads(docker("image", "inspect", name).stdout)
-    labels = {label.removeprefix("org.opencontainers.image.") for label in image["Config"]["Labels"]}
+    labels = {
+        label.removeprefix("org.opencontainers.image.") for label in image["Config"]["Labels"]
+    }
 
     assert image["Config"]["User"] == "65532:65532"
     assert {"title", "description", "licenses", "version", "revision"} <= labels
@@ -88,7 +100,11 @@ class Answer:
 async def ask(http: aiohttp.ClientSession, stack: Stack, text: str, tokens: int = 4) -> Answer:
     """Streams one answer; an answer without its last line is none."""
     answer = Answer(time.monotonic())
-    body = {"model": "simulated", "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+    body = {
+        "model": "simulated",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+    }
     url = f"http://127.0.0.1:{stack.gateway}/v1/chat/completions"
     try:
         async with http.post(url, json={**body, "stream": True}) as response:
@@ -194,7 +210,9 @@ async def test_clients_lose_what_streamed_through_the_broken_part_and_nothing_el
     if name == "envoy":  # nobody is there to answer
         assert all(each.ended_s >= broken_s and each.began_s <= mended_s for each in lost), lost
     elif fault in {"kill", "cut"} and name != "extproc":
-        assert all(each.endpoint in {name, ""} and each.began_s <= broken_s + 1 for each in lost), lost
+        assert all(each.endpoint in {name, ""} and each.began_s <= broken_s + 1 for each in lost), (
+            lost
+        )
         assert len(lost) <= 12
     else:
         assert lost == []

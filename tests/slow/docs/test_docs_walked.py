@@ -46,7 +46,14 @@ class Laptop:
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "install.sh", "extproc", "manifests"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        "install.sh",
+        "extproc",
+        "manifests",
+    ):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "envoy", folder / "envoy")
     # What `make run` installs first is here already: tests/slow/install does that.
@@ -114,11 +121,18 @@ def test_no_other_start_page_is_left_out() -> None:
 @pytest.mark.timeout(600)
 def test_the_site_is_built_without_a_warning() -> None:
     done = subprocess.run(
-        ["make", "--no-print-directory", "docs"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["make", "--no-print-directory", "docs"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     site = ROOT / "build" / "site"
-    pages = [page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")]
+    pages = [
+        page.relative_to(ROOT / "docs").with_suffix(".html")
+        for page in (ROOT / "docs").rglob("*.md")
+    ]
 
     assert "No issues found" in done.stdout + done.stderr
     assert [str(page) for page in pages if not (site / page).exists()] == []

@@ -1,7 +1,7 @@
 """Our reader of header blocks against `hpack` without a cache: the same heads, the same end, the same table.
 
-Blocks as proxies write them while they trace, and everything that looks like it: names and values cut, put
-into strings, said twice, in other representations, behind changes of the table's size.
+Blocks as proxies write them while they trace, and everything that looks like it: names and values
+cut, put into strings, said twice, in other representations, behind changes of the table's size.
 """
 
 from typing import Final
@@ -13,10 +13,21 @@ LIMITS: Final = (MAX_BYTES, MAX_BYTES, 600)
 VALUES: Final = (
     b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01",
     b"00-fedcba9876543210fedcba9876543210-fedcba9876543210-00",
-    *(b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"a" * 120, b" a", b"a\n", b"\x00\xff", b"\x00" * 8),
+    *(
+        b"",
+        b"vendor=1",
+        b"dd=s:1;p:0123456789abcdef",
+        b"a" * 120,
+        b" a",
+        b"a\n",
+        b"\x00\xff",
+        b"\x00" * 8,
+    ),
 )
 NAMES: Final = (b"traceparent", b"tracestate", b"x", b"x-request-id")
-FRONT: Final = b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
+FRONT: Final = (
+    b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
+)
 PARENT: Final = b"\x00" + string(b"traceparent")
 STATE: Final = b"\x00" + string(b"tracestate")
 # Strings that end where they should not, or are none.
@@ -32,7 +43,9 @@ def blocks(data: bytes) -> str:
     choices = Choices(data)
     limit_bytes = choices.one_of(LIMITS)
     traced = FRONT + PARENT + string(VALUES[0])
-    sequence = [size_update(0) + FRONT, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
+    sequence = (
+        [size_update(0) + FRONT, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
+    )
     while choices and len(sequence) < 30:
         sequence.append(_block(choices, sequence))
     told, filled = compare(sequence, limit_bytes)
@@ -60,7 +73,11 @@ def _piece(choices: Choices) -> bytes:
         return literal(name, value, choices.one_of((0x00, 0x10, 0x40)), is_huffman=is_huffman)
     if way < 13:
         return within(name, PARENT + string(value) + (STATE + b"\x00" if is_huffman else b""))
-    odd = (PARENT + choices.one_of(ODD_STRINGS), STATE + choices.one_of(ODD_STRINGS), choices.piece())
+    odd = (
+        PARENT + choices.one_of(ODD_STRINGS),
+        STATE + choices.one_of(ODD_STRINGS),
+        choices.piece(),
+    )
     return choices.one_of((*odd, b"\xbe", b"\xbf", b"\x7e\x013", b"\x90"))
 
 
@@ -79,4 +96,8 @@ def _changed(choices: Choices, block: bytes, other: bytes) -> bytes:
         case 2:
             return block[:end] + STATE + string(choices.one_of(VALUES)) + block[end:]
         case _:
-            return block[:place] + string(choices.one_of(VALUES), is_huffman=choices.flag()) + block[end:]
+            return (
+                block[:place]
+                + string(choices.one_of(VALUES), is_huffman=choices.flag())
+                + block[end:]
+            )

@@ -3,9 +3,10 @@
     python -m tests.slow.fuzz.fuzz [--target NAME] [--seconds N] [--executions N]
     python -m tests.slow.fuzz.fuzz --target NAME --runs N [--seed N] [--findings N]
 
-By coverage, a target ends at whichever limit comes first; inputs are gathered in `build/fuzz`. Seeded ones
-are many times faster: two of three are made of nothing, one is a changed one of the corpus. Keep a finding of
-`build/fuzz` in the corpus when it is mended: the tests try it ever after. Exit status 1 if there was one.
+By coverage, a target ends at whichever limit comes first; inputs are gathered in `build/fuzz`.
+Seeded ones are many times faster: two of three are made of nothing, one is a changed one of the
+corpus. Keep a finding of `build/fuzz` in the corpus when it is mended: the tests try it ever after.
+Exit status 1 if there was one.
 """
 
 import argparse
@@ -26,7 +27,13 @@ HERE = Path(__file__).parent
 GATHERED = HERE.parents[2] / "build" / "fuzz"
 # One input must not take longer, nor the process more memory.
 MAX_BYTES = 160
-LIMITS = ("-timeout=5", "-rss_limit_mb=1024", "-max_len=1000", "-print_final_stats=1", "-verbosity=1")
+LIMITS = (
+    "-timeout=5",
+    "-rss_limit_mb=1024",
+    "-max_len=1000",
+    "-print_final_stats=1",
+    "-verbosity=1",
+)
 
 
 def fuzz_here(target: str, arguments: list[str]) -> None:
@@ -44,11 +51,30 @@ def fuzz_apart(target: str, seconds: int, executions: int) -> tuple[int, float, 
     """Fuzzes in a process of its own; returns executions, seconds, and whether there was a finding."""
     gathered = GATHERED / target
     gathered.mkdir(parents=True, exist_ok=True)
-    limits = [*LIMITS, f"-max_total_time={seconds}", f"-runs={executions}", f"-dict={HERE / 'json.dict'}"]
-    places = [f"-artifact_prefix={GATHERED}/{target}-", str(gathered), str(HERE / "corpus" / target)]
+    limits = [
+        *LIMITS,
+        f"-max_total_time={seconds}",
+        f"-runs={executions}",
+        f"-dict={HERE / 'json.dict'}",
+    ]
+    places = [
+        f"-artifact_prefix={GATHERED}/{target}-",
+        str(gathered),
+        str(HERE / "corpus" / target),
+    ]
     start_s = time.monotonic()
     run = subprocess.run(
-        [sys.executable, "-m", "tests.slow.fuzz.fuzz", "--here", "--target", target, "--", *limits, *places],
+        [
+            sys.executable,
+            "-m",
+            "tests.slow.fuzz.fuzz",
+            "--here",
+            "--target",
+            target,
+            "--",
+            *limits,
+            *places,
+        ],
         capture_output=True,
         text=True,
         errors="replace",
@@ -71,7 +97,9 @@ def inputs(random: Random, corpus: list[bytes]) -> Iterator[bytes]:
 
 def changed(random: Random, data: bytes, other: bytes) -> bytes:
     """The head of one input and the tail of another, with a few bytes set, left out or put in."""
-    made = bytearray(data[: random.randrange(len(data) + 1)] + other[random.randrange(len(other) + 1) :])
+    made = bytearray(
+        data[: random.randrange(len(data) + 1)] + other[random.randrange(len(other) + 1) :]
+    )
     for _ in range(random.randrange(1, 6)):
         place = random.randrange(len(made) + 1)
         made[place : place + random.randrange(3)] = random.randbytes(random.randrange(3))
@@ -87,7 +115,9 @@ def run_seeded(name: str, runs: int, seed: int, max_findings: int) -> int:
     outcomes: Counter[str] = Counter()
     findings, start_s = 0, time.monotonic()
     told_s = start_s
-    for count, data in enumerate(inputs(Random(seed), corpus), start=1):  # the same inputs for the same seed
+    for count, data in enumerate(
+        inputs(Random(seed), corpus), start=1
+    ):  # the same inputs for the same seed
         try:
             outcomes[str(TARGETS[name](data))] += 1
         except Exception:  # noqa: BLE001  # whatever it is, it is the finding
@@ -114,7 +144,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--target", choices=names, help="only this one")
     parser.add_argument("--seconds", type=int, default=120, help="for all targets together")
-    parser.add_argument("--executions", type=int, default=-1, help="per target; -1: as there is time for")
+    parser.add_argument(
+        "--executions", type=int, default=-1, help="per target; -1: as there is time for"
+    )
     parser.add_argument("--runs", type=int, help="seeded inputs instead, so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--findings", type=int, default=20, help="seeded: ends after so many")
@@ -128,7 +160,10 @@ def main() -> None:
         found = [run_seeded(name, options.runs, options.seed, options.findings) for name in targets]
         sys.exit(any(found))
     table = Table("target", "executions", "seconds", "findings", title="fuzzing")
-    told = [fuzz_apart(target, options.seconds // len(targets), options.executions) for target in targets]
+    told = [
+        fuzz_apart(target, options.seconds // len(targets), options.executions)
+        for target in targets
+    ]
     for target, (executions, elapsed_s, is_finding) in zip(targets, told, strict=True):
         table.add_row(target, f"{executions:,}", f"{elapsed_s:.0f}", str(int(is_finding)))
     Console().print(table)

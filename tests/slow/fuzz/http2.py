@@ -1,9 +1,9 @@
 """Our HTTP/2 against `h2`: a conversation of a client's frames and a server's replies, seen by both.
 
-After every frame both must have the same calls, messages, half-closes and resets, and end the connection at
-the same frame or not at all. Where they are meant to differ stands in `RULES`, with the reason. Then the
-same bytes are cut elsewhere, and our side must do the same again. In the end nothing is left: no call
-without its end, no byte of the budget.
+After every frame both must have the same calls, messages, half-closes and resets, and end the
+connection at the same frame or not at all. Where they are meant to differ stands in `RULES`, with
+the reason. Then the same bytes are cut elsewhere, and our side must do the same again. In the end
+nothing is left: no call without its end, no byte of the budget.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,15 @@ from extproc.router.wire.calls import Status
 from extproc.router.wire.connection import Connection
 from extproc.router.wire.frames import Code
 from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.streams import Closed, Event, Failed, HalfClosed, Message, MessageSkipped, Opened
+from extproc.router.wire.streams import (
+    Closed,
+    Event,
+    Failed,
+    HalfClosed,
+    Message,
+    MessageSkipped,
+    Opened,
+)
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2_client import Client
 from tests.slow.fuzz.http2_reference import Call, Fact, Reference, frames_of, head_of
@@ -71,7 +79,9 @@ class Step(NamedTuple):
 
     def has_malformed_status(self) -> bool:
         is_ended = self.is_reset(Code.PROTOCOL_ERROR) or self.is_reset(Code.STREAM_CLOSED)
-        return "informational" in self.words.lower() and (is_ended or (self.is_used and not self.resets))
+        return "informational" in self.words.lower() and (
+            is_ended or (self.is_used and not self.resets)
+        )
 
 
 BLOCKS: Final = (frames.HEADERS, frames.CONTINUATION)
@@ -127,7 +137,9 @@ RULES: Final[Mapping[str, Callable[[Step], bool]]] = {
         step.reason == "a frame longer than allowed"
     ),
     "HEADERS never open a stream that was used, even a reset one (RFC 9113 §5.1, §5.1.1)": lambda step: (
-        step.kind in BLOCKS and step.is_used and step.reason == "HEADERS of an even or a used stream"
+        step.kind in BLOCKS
+        and step.is_used
+        and step.reason == "HEADERS of an even or a used stream"
     ),
     "CONTINUATION of nothing is a connection error on any stream (RFC 9113 §6.10)": lambda step: (
         step.is_used and step.reason == "CONTINUATION of nothing"
@@ -225,7 +237,9 @@ class Match:
                 continue
             for place in range(0, len(waiting), cut_bytes):
                 ours.receive(waiting[place : place + cut_bytes], now_s)
-                events += ours.events  # what is told is worked off, as a link does: else no more is read
+                events += (
+                    ours.events
+                )  # what is told is worked off, as a link does: else no more is read
                 ours.events.clear()
                 while ours.has_more:
                     ours.receive(b"", now_s)
@@ -256,7 +270,13 @@ class Match:
         self.is_over = self.ours.is_over
 
     def _end_of_comparison(
-        self, frame: bytes, error: ProtocolError | None, fault: Failed | None, output: bytes, *, is_used: bool
+        self,
+        frame: bytes,
+        error: ProtocolError | None,
+        fault: Failed | None,
+        output: bytes,
+        *,
+        is_used: bool,
     ) -> None:
         self.is_over = True
         if fault is not None:
@@ -360,7 +380,9 @@ def _sizes(facts: list[Fact], budget_bytes: int) -> list[Fact]:
     """Where the budget is small a message may be skipped: only sizes count then."""
     if budget_bytes == ROOMY:
         return facts
-    sized = [(kind, where, len(what) if isinstance(what, bytes) else what) for kind, where, what in facts]
+    sized = [
+        (kind, where, len(what) if isinstance(what, bytes) else what) for kind, where, what in facts
+    ]
     return [("message" if kind == "skipped" else kind, where, what) for kind, where, what in sized]
 
 

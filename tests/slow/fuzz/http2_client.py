@@ -1,7 +1,7 @@
 """A client's frames, made from choices: mostly what clients send, sometimes what none would.
 
-Knows just enough to be understood most of the time: which streams there are, what the header table holds,
-what is missing of a message. Everything else is left to chance.
+Knows just enough to be understood most of the time: which streams there are, what the header table
+holds, what is missing of a message. Everything else is left to chance.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,33 @@ REQUEST: Final[tuple[Field, ...]] = (
     (b"content-type", b"application/grpc"),
     (b"te", b"trailers"),
 )
-# What replaces a request's field, or is put somewhere among them. Good ones, and each way to be malformed.
+# What replaces a request's field, or is put somewhere among them. Good ones, and each way to be
+# malformed.
 OTHER_FIELDS: Final[tuple[Field, ...]] = (
-    *((b"grpc-timeout", b"5S"), (b"x-request-id", b"1"), (b"x-request-id", b"2"), (b"cookie", b"a=b")),
+    *(
+        (b"grpc-timeout", b"5S"),
+        (b"x-request-id", b"1"),
+        (b"x-request-id", b"2"),
+        (b"cookie", b"a=b"),
+    ),
     *((b"content-type", b"application/grpc+proto"), (b"content-type", b"text/html")),
-    *((b":method", b"GET"), (b":method", b"CONNECT"), (b":method", b""), (b":path", b""), (b":path", b"/")),
+    *(
+        (b":method", b"GET"),
+        (b":method", b"CONNECT"),
+        (b":method", b""),
+        (b":path", b""),
+        (b":path", b"/"),
+    ),
     *((b":scheme", b""), (b":status", b"100"), (b":status", b"200"), (b":protocol", b"websocket")),
     *((b":", b"x"), (b"", b"x"), (b"host", b"echo"), (b"host", b"other"), (b"te", b"Trailers")),
     *((b"te", b"gzip"), (b"connection", b"close"), (b"upgrade", b"h2c"), (b"Upper", b"x")),
-    *((b"sp ace", b"x"), (b"x:y", b"x"), (b"\xe9", b"x"), (b"x-binary", b"\x01\xff"), (b"x-nul", b"\x00")),
+    *(
+        (b"sp ace", b"x"),
+        (b"x:y", b"x"),
+        (b"\xe9", b"x"),
+        (b"x-binary", b"\x01\xff"),
+        (b"x-nul", b"\x00"),
+    ),
     *((b"x-line", b"a\nb"), (b"x-space", b" x"), (b"x-tab", b"x\t"), (b"x-empty", b"")),
     *((b"x-long", b"l" * 300), (b"content-length", b"8"), (b"content-length", b"x")),
 )
@@ -80,7 +98,9 @@ class Blocks:
 
     def encode(self, fields: tuple[Field, ...]) -> bytes:
         forms = self._choices.byte()
-        return b"".join(self._field(field, forms >> place % 4 * 2 & 3) for place, field in enumerate(fields))
+        return b"".join(
+            self._field(field, forms >> place % 4 * 2 & 3) for place, field in enumerate(fields)
+        )
 
     def _varied(self) -> tuple[Field, ...]:
         choices = self._choices
@@ -147,7 +167,9 @@ class Client:
         way = self._choices.byte()
         if way > 20 and self._ids:
             return self._ids[-1 - way % min(len(self._ids), 4)]
-        return (1, 0, 2, self._next_id, self._next_id + 2, max(1, self._next_id - 4), 3, 2**31 - 1)[way % 8]
+        return (1, 0, 2, self._next_id, self._next_id + 2, max(1, self._next_id - 4), 3, 2**31 - 1)[
+            way % 8
+        ]
 
     def request(self) -> bytes:
         way = self._choices.byte()
@@ -203,7 +225,9 @@ class Client:
         """Any type, any flags, any length."""
         choices = self._choices
         stream_id = self.stream_id() if choices.flag() else 0
-        return frames.frame(choices.byte() % 13, choices.byte(), stream_id, choices.take(choices.byte() % 16))
+        return frames.frame(
+            choices.byte() % 13, choices.byte(), stream_id, choices.take(choices.byte() % 16)
+        )
 
     def changed_frame(self) -> bytes:
         """A frame as it should be, but for one byte."""

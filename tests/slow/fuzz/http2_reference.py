@@ -1,8 +1,9 @@
 """What `h2`, as a server, and a plain reading of gRPC make of a client's frames.
 
-`h2` judges frames, streams, windows and header blocks. What it leaves to its user stands here once more,
-written for reading and not for speed: which headers are a gRPC call, where a message ends, which streams
-are late. Our server's output is told to `h2` as if it had sent it, so it also judges what we send.
+`h2` judges frames, streams, windows and header blocks. What it leaves to its user stands here once
+more, written for reading and not for speed: which headers are a gRPC call, where a message ends,
+which streams are late. Our server's output is told to `h2` as if it had sent it, so it also judges
+what we send.
 """
 
 from collections.abc import Iterable, Iterator
@@ -121,7 +122,9 @@ class Reference:
             self._block = (stream_id, flags)
         elif kind == frames.CONTINUATION and flags & frames.END_HEADERS and self._block:
             flags, self._block = self._block[1], None
-        is_end = kind in (frames.DATA, frames.HEADERS, frames.CONTINUATION) and flags & frames.END_STREAM
+        is_end = (
+            kind in (frames.DATA, frames.HEADERS, frames.CONTINUATION) and flags & frames.END_STREAM
+        )
         if kind == frames.RST_STREAM or is_end:
             self.late.discard(stream_id)
 
@@ -238,7 +241,9 @@ class Reference:
                     resets[stream_id] = code
                 self._sent_reset(stream_id, code)
             elif kind == frames.WINDOW_UPDATE:
-                self._h2.increment_flow_control_window(int.from_bytes(payload, "big"), stream_id or None)
+                self._h2.increment_flow_control_window(
+                    int.from_bytes(payload, "big"), stream_id or None
+                )
             elif kind == frames.GOAWAY:
                 self.sent_goaway(payload)
             elif kind in (frames.SETTINGS, frames.PING) and flags & frames.ACK:
@@ -249,7 +254,11 @@ class Reference:
 
     def _sent_headers(self, stream_id: int, fields: Fields, *, is_end: bool) -> None:
         call = self.calls[stream_id]
-        answer = () if call.is_answered else ((b":status", b"200"), (b"content-type", b"application/grpc"))
+        answer = (
+            ()
+            if call.is_answered
+            else ((b":status", b"200"), (b"content-type", b"application/grpc"))
+        )
         if is_end:
             assert call.status is not None, "an end that nobody asked for"
             assert not call.to_send, "an end before all was sent"
@@ -330,20 +339,23 @@ def deframe(received: bytearray, limit_bytes: int) -> Iterator[bytes | Status]:
 def is_malformed(fields: Fields, flags: HeaderValidationFlags) -> bool:
     """Whether these fields are malformed as `h2` sees it, but for what is meant to differ.
 
-    - it wants `:authority` or `host`, one of each and alike; only a client has to (RFC 9113 §8.3.1);
-    - it takes CONNECT, which no gRPC call is, without scheme and path (§8.5), and `:protocol`, which nobody
-      may send before we announce it (RFC 8441 §3);
+    - it wants `:authority` or `host`, one of each and alike; only a client has to (RFC 9113
+      §8.3.1);
+    - it takes CONNECT, which no gRPC call is, without scheme and path (§8.5), and `:protocol`,
+      which nobody may send before we announce it (RFC 8441 §3);
     - it takes an empty method or scheme, which are none (§8.3.1).
     """
     seen = {name: value for name, value in fields if name.startswith(b":")}
     if not flags.is_trailer and (
-        b":protocol" in seen or not all(seen.get(name) for name in (b":method", b":scheme", b":path"))
+        b":protocol" in seen
+        or not all(seen.get(name) for name in (b":method", b":scheme", b":path"))
     ):
         return True
     checked = {(b":method", b"CONNECT"): (b":method", b"POST")}
     try:
         told = [
-            (b"x-host", field[1]) if field[0] == b"host" else checked.get(field, field) for field in fields
+            (b"x-host", field[1]) if field[0] == b"host" else checked.get(field, field)
+            for field in fields
         ]
         list(validate_headers(told, flags))
     except ProtocolError as error:

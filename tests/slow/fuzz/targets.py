@@ -41,13 +41,31 @@ PATHS: Final = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/embeddings", "/v2/embed"),
     *("/score", "/rerank", "/pooling", "/invocations", "/v1/systemone", "/inference/v1/generate"),
-    *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
+    *(
+        "/v1/chat/completions/batch",
+        "/v1/audio/transcriptions",
+        "/tokenize",
+        "/v1/models",
+        "/unknown",
+        "",
+    ),
 )
 # So that a few bytes are a large body, and one of which a part is read.
 LARGE: Final = replace(LIMITS, small_bytes=0)
 TINY: Final = replace(LARGE, head_bytes=64, tail_bytes=32, medium_bytes=8, containers=4, values=8)
-CONTENT_TYPES: Final = ("application/json", "multipart/form-data; boundary=X", "multipart/form-data", "")
-KEY_NAMES: Final = ("header:x-session", "field:user", "conversation", "first_user_message", "prompt_head")
+CONTENT_TYPES: Final = (
+    "application/json",
+    "multipart/form-data; boundary=X",
+    "multipart/form-data",
+    "",
+)
+KEY_NAMES: Final = (
+    "header:x-session",
+    "field:user",
+    "conversation",
+    "first_user_message",
+    "prompt_head",
+)
 KEYS: Final = tuple(map(parse_key, KEY_NAMES))
 ENDPOINTS: Final = tuple(
     Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
@@ -104,7 +122,9 @@ def letter(data: bytes) -> None:
         share.heartbeat(now)
         head = [choices.byte() % 3, name_of("a"), int(now * 1e6)]
         try:
-            told = read(encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]]))
+            told = read(
+                encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]])
+            )
         except LetterError:
             told = read(encode_letter([*head, []]))
         share.receive(told, now)
@@ -164,14 +184,20 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
         text.encode()
     chain = chain_of(read.turns(16 * chars), seed=1)
     assert [*chain.ends] == sorted(set(chain.ends)), "a block without text"
-    assert all(end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True))
+    assert all(
+        end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True)
+    )
     prefix = prefix_of(read, KEYS, chars, {})
     assert prefix != "", "an empty prefix is none"
-    assert 0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64
+    assert (
+        0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64
+    )
     return texts
 
 
-def _converse(picker: Picker, pools: list[Pool], said: Iterable[events.Event], choices: Choices) -> None:
+def _converse(
+    picker: Picker, pools: list[Pool], said: Iterable[events.Event], choices: Choices
+) -> None:
     pool = choices.one_of((None, None, "a", "x"))
     budget = Budget(200)
     stream = Session(picker, SessionOptions(lambda: "id", 300, budget=budget), pool)
@@ -189,7 +215,9 @@ def _converse(picker: Picker, pools: list[Pool], said: Iterable[events.Event], c
     decisions = [reply for reply in replies if isinstance(reply, events.Routed | events.Answer)]
     # What is not kept of a body, or of an answer, ends a request that was routed.
     lost = [
-        reply for reply in decisions[1:] if isinstance(reply, events.Answer) and reply.outcome == "no_room"
+        reply
+        for reply in decisions[1:]
+        if isinstance(reply, events.Answer) and reply.outcome == "no_room"
     ]
     assert len(decisions) - len(lost) <= 1, "more than one decision"
     _check_request_pieces(sent, replies)

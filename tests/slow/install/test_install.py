@@ -24,7 +24,9 @@ CLUSTER = "pools: [{name: a, models: [a], endpoints: {kubernetes: {service: x, n
 
 
 def install(venv: Path, extras: str) -> Path:
-    done = subprocess.run([ROOT / "install.sh", venv, extras], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [ROOT / "install.sh", venv, extras], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return venv
 
@@ -42,7 +44,9 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(venv: Path, folder: Path, *words: str) -> tuple[int, str]:
     environment = {"PATH": os.environ["PATH"]}
     command = [str(venv / "bin/extproc"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -90,7 +94,9 @@ def test_a_command_says_in_one_line_which_extra_it_lacks(
     status, output = call(router, tmp_path, *words)
 
     assert (2, 1) == (status, len(output.splitlines())), output
-    assert output.endswith(f"needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'\n")
+    assert output.endswith(
+        f"needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'\n"
+    )
 
 
 def test_help_and_the_simulator_need_no_extra(router: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Faults are made, and a real Prometheus fires the alert of each: the shipped rules, only quicker.
 
-Service, Envoy and simulated endpoints are real, too. What is decided is which alerts fire, never when.
+Service, Envoy and simulated endpoints are real, too. What is decided is which alerts fire, never
+when.
 """
 
 import asyncio
@@ -45,7 +46,9 @@ class Scene:
     session: aiohttp.ClientSession
     tasks: asyncio.TaskGroup
     folder: Path
-    is_flushed: asyncio.Event = field(default_factory=asyncio.Event)  # the caches, after each question
+    is_flushed: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # the caches, after each question
 
     async def firing(self) -> dict[str, Any]:
         return await asyncio.to_thread(self.prometheus.firing)
@@ -79,7 +82,9 @@ class Scene:
 
     async def post(self, number: int, path: str, **fields: object) -> None:
         """Tells a simulated endpoint something."""
-        async with self.session.post(f"http://{self.stack.addresses[number]}{path}", json=fields) as answer:
+        async with self.session.post(
+            f"http://{self.stack.addresses[number]}{path}", json=fields
+        ) as answer:
             assert answer.status == 200
 
     def during(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -92,11 +97,18 @@ def pools(addresses: list[str], folder: Path) -> list[Pool]:
     for name in ("listed", "emptied"):
         write_list(folder / f"{name}.yaml", well)
     return [
-        pool(well, {"name": "prefix_cache"}, name="affine", models=["simulated"], signals={"scrape_s": 0.5}),
+        pool(
+            well,
+            {"name": "prefix_cache"},
+            name="affine",
+            models=["simulated"],
+            signals={"scrape_s": 0.5},
+        ),
         pool(failing, name="failing", models=["failing"]),
         pool(busy, name="busy", models=["busy"], max_in_flight=4),
         *(
-            pool([], name=name, models=[name]) | {"endpoints": {"file": str(folder / f"{name}.yaml")}}
+            pool([], name=name, models=[name])
+            | {"endpoints": {"file": str(folder / f"{name}.yaml")}}
             for name in ("listed", "emptied")
         ),
     ]
@@ -106,7 +118,9 @@ async def talk(scene: Scene) -> None:
     """Goes on asking about the same few documents, whose prefixes are worth a cache, one at a time."""
     for number in count():
         about = number % 5
-        await scene.chat("simulated", f"document {about}: " + f"word{about} " * 300 + f"question {number}")
+        await scene.chat(
+            "simulated", f"document {about}: " + f"word{about} " * 300 + f"question {number}"
+        )
         # vLLM refuses to while a request runs; ours is over, another one may not be.
         for well in (0, 1) if scene.is_flushed.is_set() else ():
             await scene.post(well, "/reset_prefix_cache")
@@ -170,7 +184,9 @@ async def refuse(scene: Scene) -> None:
         await call.write(bytes(DiscoveryRequest(type_url=CLUSTERS)))
         response = DiscoveryResponse.parse(await call.read())  # type: ignore[arg-type]  # bytes
         detail = Status(code=3, message="no")
-        refusal = DiscoveryRequest(type_url=CLUSTERS, response_nonce=response.nonce, error_detail=detail)
+        refusal = DiscoveryRequest(
+            type_url=CLUSTERS, response_nonce=response.nonce, error_detail=detail
+        )
         await call.write(bytes(refusal))
         await asyncio.sleep(1)
 
@@ -193,7 +209,9 @@ async def faults(scene: Scene) -> AsyncGenerator[None]:
     write_list(scene.folder / "emptied.yaml", [])
     # Events are asked for, and no engine has any.
     config.write_bytes(good.replace(b"scrape_s: 0.5", b"events: true\n    scrape_s: 0.5"))
-    await until(lambda: asyncio.to_thread(scene.stack.service.metric, "extproc_kv_events", state="inferred"))
+    await until(
+        lambda: asyncio.to_thread(scene.stack.service.metric, "extproc_kv_events", state="inferred")
+    )
     config.write_text("pools: nonsense")
     yield
     scene.is_flushed.clear()
@@ -220,16 +238,21 @@ LEAK = "ExtprocMemoryNearBound"
 IN_A_CLUSTER = {"ExtprocAllNotReady"}
 
 
-async def test_each_alert_fires_and_is_gone_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_alert_fires_and_is_gone_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. All is well, under load. 2. All that can go wrong with a running service does. 3. It is put right.
 
     4. The service is killed. 5. It is back, and no alert is left. That nothing else fires is what
-    promtool says; here a planted bug is a request passed by as well, and a slow machine a scrape that failed.
+    promtool says; here a planted bug is a request passed by as well, and a slow machine a scrape
+    that failed.
     """
     with_service = {*alerts()} - WITHOUT_SERVICE - IN_A_CLUSTER
     async with AsyncExitStack() as stack:
         scene = await stack.enter_async_context(running(tmp_path, monkeypatch))
-        await asyncio.to_thread(scene.prometheus.wait_until, lambda: bool(scene.prometheus.query(TOLD)))
+        await asyncio.to_thread(
+            scene.prometheus.wait_until, lambda: bool(scene.prometheus.query(TOLD))
+        )
         await scene.until(lambda found: not found)
         assert await asyncio.to_thread(scene.prometheus.faulty_rules) == []
 
@@ -243,10 +266,16 @@ async def test_each_alert_fires_and_is_gone_again(tmp_path: Path, monkeypatch: p
         await asyncio.to_thread(restart, scene.stack)
         await scene.until(lambda found: not found)
 
-    texts = [text for each in (*fired.values(), *killed.values()) for text in each["annotations"].values()]
+    texts = [
+        text
+        for each in (*fired.values(), *killed.values())
+        for text in each["annotations"].values()
+    ]
     assert not [text for text in texts if "<" in text]  # <no value>, <error expanding template>
     assert fired["ExtprocEndpointFails"]["labels"]["endpoint"] == scene.stack.addresses[3]
-    assert {name: each["labels"]["pool"] for name, each in fired.items() if "pool" in each["labels"]} == {
+    assert {
+        name: each["labels"]["pool"] for name, each in fired.items() if "pool" in each["labels"]
+    } == {
         "ExtprocAffinityFindsNothing": "affine",
         "ExtprocEndpointFails": "failing",
         "ExtprocEventsMissing": "affine",

@@ -21,7 +21,9 @@ pytestmark = needs_prometheus
 @pytest.mark.parametrize(
     "asked", [("check", "rules", RULES), ("test", "rules", CASES), ("check", "config", CONFIG)]
 )
-def test_promtool_has_nothing_to_say_against_rules_cases_and_configuration(asked: tuple[object, ...]) -> None:
+def test_promtool_has_nothing_to_say_against_rules_cases_and_configuration(
+    asked: tuple[object, ...],
+) -> None:
     """Each alert fires where it should and nowhere else."""
     assert promtool(*map(str, asked)) == ""
 
@@ -31,18 +33,26 @@ def test_the_cases_see_a_rule_that_is_wrong(tmp_path: Path) -> None:
     assert wrong != RULES.read_text()
     (tmp_path / RULES.name).write_text(wrong)
     cases = yaml.safe_load(CASES.read_text())
-    cases["tests"] = [each for each in cases["tests"] if each["name"].endswith("endpoints, of one replica")]
+    cases["tests"] = [
+        each for each in cases["tests"] if each["name"].endswith("endpoints, of one replica")
+    ]
     (tmp_path / CASES.name).write_text(yaml.safe_dump(cases))
 
     assert "FAILED" in promtool("test", "rules", str(tmp_path / CASES.name))
 
 
-async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(tmp_path: Path) -> None:
+async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(
+    tmp_path: Path,
+) -> None:
     async with served(everything()) as url:
         _, text = await get(f"{url}/metrics")
         command = ["promtool", "check", "metrics"]
-        checked = await asyncio.to_thread(subprocess.run, command, input=text.encode(), capture_output=True)
-        with Prometheus(tmp_path, {"operator": f"{url}/metrics".removeprefix("http://")}, []) as prometheus:
+        checked = await asyncio.to_thread(
+            subprocess.run, command, input=text.encode(), capture_output=True
+        )
+        with Prometheus(
+            tmp_path, {"operator": f"{url}/metrics".removeprefix("http://")}, []
+        ) as prometheus:
             await asyncio.to_thread(prometheus.wait_ready)
             query = 'extproc_benchmark_figure{benchmark="slower",figure="req_per_s"}'
             await asyncio.to_thread(prometheus.wait_until, lambda: bool(prometheus.query(query)))

@@ -1,6 +1,7 @@
 """Every query of the dashboards is asked of a real Prometheus that watches `make run`'s stack under load.
 
-The load is a benchmark run, whose metrics are a dashboard, too. The pool is that of envoy/extproc.yaml.
+The load is a benchmark run, whose metrics are a dashboard, too. The pool is that of
+envoy/extproc.yaml.
 """
 
 import math
@@ -25,7 +26,8 @@ from tests.stack.stack import Stack
 pytestmark = [needs_prometheus, pytest.mark.envoy, pytest.mark.timeout(300)]
 
 BOARD_NAMES = [board.uid for board in BOARDS]
-# What Grafana fills in. The interval is longer than the run: nothing of it is over before the query.
+# What Grafana fills in. The interval is longer than the run: nothing of it is over before the
+# query.
 FILLED = {"$__rate_interval": "2m", "$namespace": ".*", "$pool": "tiny"}
 DATASET = {"name": "synthetic", "turns": "sessions"}
 LOAD: Mapping[str, Any] = {
@@ -52,7 +54,15 @@ def loading(folder: Path, stack: Stack, port: int) -> Iterator[Process]:
     scrape = {"scrape": stack.addresses}
     spec = folder / "load.yaml"
     spec.write_text(yaml.safe_dump({**LOAD, **scrape, "port": int(stack.url.rpartition(":")[2])}))
-    options = ["--output", str(folder / "out"), "--metrics-port", str(port), "--linger", LINGER, "--quiet"]
+    options = [
+        "--output",
+        str(folder / "out"),
+        "--metrics-port",
+        str(port),
+        "--linger",
+        LINGER,
+        "--quiet",
+    ]
     command = [sys.executable, "-m", "extproc", "bench", "run", *options, str(spec)]
     with Process("bench", command, folder) as run:
         yield run
@@ -70,7 +80,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
             "envoy": f"{stack.gateway.admin_url}/stats/prometheus".removeprefix("http://"),
             "benchmark": f"127.0.0.1:{port}/metrics",
         }
-        with Prometheus(folder, targets, [RULES]) as prometheus, loading(folder, stack, port) as run:
+        with (
+            Prometheus(folder, targets, [RULES]) as prometheus,
+            loading(folder, stack, port) as run,
+        ):
             run.wait_until((folder / "out" / "report.json").exists, 120)
             prometheus.wait_until(lambda: all(map(prometheus.query, LAST)), 60)
             yield prometheus
@@ -102,7 +115,9 @@ def fault(prometheus: Prometheus, query: Query) -> str | None:
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
-def test_every_query_has_an_answer_with_the_labels_of_its_legend(watched: Prometheus, board: Board) -> None:
+def test_every_query_has_an_answer_with_the_labels_of_its_legend(
+    watched: Prometheus, board: Board
+) -> None:
     faults = {
         f"{panel.title}: {query.expr}": found
         for panel in board.panels

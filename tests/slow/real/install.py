@@ -70,7 +70,9 @@ def rename(packages: Path) -> None:
             (target / file.name).write_bytes(file.read_bytes())
     metadata = (target / "METADATA").read_text()
     metadata = re.sub(r"^Name: .*$", "Name: vllm", metadata, count=1, flags=re.MULTILINE)
-    metadata = re.sub(r"^Version: .*$", f"Version: {VLLM_VERSION}+cpu", metadata, count=1, flags=re.MULTILINE)
+    metadata = re.sub(
+        r"^Version: .*$", f"Version: {VLLM_VERSION}+cpu", metadata, count=1, flags=re.MULTILINE
+    )
     (target / "METADATA").write_text(metadata)
 
 

@@ -1,6 +1,7 @@
 """Writes a tiny model folder that vLLM serves with random weights; runs in vLLM's own environment.
 
-The tokenizer is a byte-level BPE trained on the standard library's sources: text that every Python has.
+The tokenizer is a byte-level BPE trained on the standard library's sources: text that every Python
+has.
 """
 
 import json
@@ -30,7 +31,10 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=SIZE, special_tokens=SPECIAL, initial_alphabet=ByteLevel.alphabet(), show_progress=False
+        vocab_size=SIZE,
+        special_tokens=SPECIAL,
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
     )
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-e]*.py"))
     tokenizer.train([str(source) for source in sources], trainer)

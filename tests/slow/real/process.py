@@ -14,7 +14,18 @@ import pytest
 
 STARTS_WITHIN_S = 400
 DIRECTORY = Path(os.environ.get("REAL_VLLM", ""))
-WORDS = ("import", "return", "class", "value", "yield", "except", "module", "string", "number", "object")
+WORDS = (
+    "import",
+    "return",
+    "class",
+    "value",
+    "yield",
+    "except",
+    "module",
+    "string",
+    "number",
+    "object",
+)
 needs_vllm = [
     pytest.mark.real_vllm,
     pytest.mark.timeout(900),
@@ -22,7 +33,14 @@ needs_vllm = [
 ]
 OPTIONS = (
     *("--load-format", "dummy", "--dtype", "float32", "--served-model-name", "tiny"),
-    *("--max-model-len", "4096", "--enforce-eager", "--enable-prefix-caching", "--block-size", "32"),
+    *(
+        "--max-model-len",
+        "4096",
+        "--enforce-eager",
+        "--enable-prefix-caching",
+        "--block-size",
+        "32",
+    ),
     *("--enable-prompt-tokens-details", "--host", "127.0.0.1"),
 )
 ENVIRONMENT = {
@@ -37,8 +55,8 @@ ENVIRONMENT = {
 class Talks:
     """Interleaved conversations that share system prompts, of which the `latest` so many go on.
 
-    The models' own answers become part of them: three tokens each, for what random weights say does not
-    become the same tokens when it is read again.
+    The models' own answers become part of them: three tokens each, for what random weights say does
+    not become the same tokens when it is read again.
     """
 
     def __init__(self, seed: int) -> None:
@@ -61,7 +79,14 @@ class Talks:
 @contextmanager
 def run_vllm(port: int, log: Path, *options: str) -> Iterator[str]:
     """Runs the vLLM of `install.py`; yields its URL when it is ready, and ends it with its children."""
-    command = [str((DIRECTORY / "venv/bin/vllm").absolute()), "serve", "model", *OPTIONS, "--port", str(port)]
+    command = [
+        str((DIRECTORY / "venv/bin/vllm").absolute()),
+        "serve",
+        "model",
+        *OPTIONS,
+        "--port",
+        str(port),
+    ]
     command += options
     environment = os.environ | ENVIRONMENT
     with (

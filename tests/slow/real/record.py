@@ -14,7 +14,9 @@ from tests.simulator.wording import ERRORS, STREAMS, WHOLE, as_stream, list_kind
 async def record(url: str) -> dict[str, object]:
     """Returns the masked answers to all cases, in their order."""
     async with aiohttp.ClientSession(url) as client:
-        streams = [list_kinds(await events(client, path, as_stream(body))) for path, body in STREAMS]
+        streams = [
+            list_kinds(await events(client, path, as_stream(body))) for path, body in STREAMS
+        ]
         whole = [await post(client, path, body) for path, body in WHOLE]
         errors = [await post(client, path, body) for path, body in ERRORS]
     described = [[status, mask(orjson.dumps(answer).decode())] for status, answer in whole]

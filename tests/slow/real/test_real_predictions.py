@@ -1,7 +1,7 @@
 """What `prefix_cache` predicts of a real vLLM 0.32.0, with its KV events and without them.
 
-`make test-vllm` sets one up, and prints the table of docs/why/events.md. Each request's prediction is from
-the moment before it is sent; the truth is the engine's own `cached_tokens`.
+`make test-vllm` sets one up, and prints the table of docs/why/events.md. Each request's prediction
+is from the moment before it is sent; the truth is the engine's own `cached_tokens`.
 """
 
 import asyncio
@@ -29,7 +29,11 @@ from tests.waiting import until
 
 pytestmark = needs_vllm
 BLOCK = 32
-CHATS, RESET, RESTARTED = "chats", "`/reset_prefix_cache` each 25 requests", "ended, and started again"
+CHATS, RESET, RESTARTED = (
+    "chats",
+    "`/reset_prefix_cache` each 25 requests",
+    "ended, and started again",
+)
 SMALL_CACHE = "60 open chats, a cache of 9,600 tokens"
 SMALL = ("--num-gpu-blocks-override", "300")
 
@@ -78,9 +82,13 @@ class Scene:
             _, answer = await post(self._client, self.url + CHAT, body)
             for pick, _ in picks:
                 pick.release()
-            talk.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            talk.append(
+                {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+            )
             found = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-            rows.append((found, *(predicted for _, predicted in picks), answer["usage"]["prompt_tokens"]))
+            rows.append(
+                (found, *(predicted for _, predicted in picks), answer["usage"]["prompt_tokens"])
+            )
         return rows
 
     async def ask_emptied(self, count: int) -> list[tuple[float, ...]]:
@@ -114,7 +122,9 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as client:
         scene = Scene(f"127.0.0.1:{port}", client)
         hearing = scene.routers[1]
-        reader = asyncio.create_task(EventReader(hearing.pool, hearing.heard, None, monotonic).run())
+        reader = asyncio.create_task(
+            EventReader(hearing.pool, hearing.heard, None, monotonic).run()
+        )
         with run_vllm(port, tmp_path / "1.log", "--kv-events-config", config):
             await scene.ask(110)
             await until(lambda: any(log.next for log in hearing.heard["e"]))
@@ -134,7 +144,12 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
     shares = {name: tell(name, each) for name, each in rows.items()}
 
     # With events, then how much better than without.
-    limits = {CHATS: (0.95, 0.0), RESET: (0.85, 0.1), RESTARTED: (0.93, 0.02), SMALL_CACHE: (0.9, 0.0)}
+    limits = {
+        CHATS: (0.95, 0.0),
+        RESET: (0.85, 0.1),
+        RESTARTED: (0.93, 0.02),
+        SMALL_CACHE: (0.9, 0.0),
+    }
     for name, (inferred, heard) in shares.items():
         assert heard >= limits[name][0], name
         assert heard >= inferred + limits[name][1], name

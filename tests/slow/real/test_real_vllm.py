@@ -74,7 +74,9 @@ async def read_counters(client: aiohttp.ClientSession) -> dict[str, float]:
     }
 
 
-async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: ServerOptions) -> None:
+async def test_cached_tokens_equal_vllms_request_by_request(
+    real: str, options: ServerOptions
+) -> None:
     async with aiohttp.ClientSession(real) as client, serving(options, speed=50) as face:
         await post(client, "/reset_prefix_cache", b"")
         before = await read_counters(client)
@@ -83,13 +85,16 @@ async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: 
             _, expected = await post(client, CHAT, request)
             _, actual = await face.post(CHAT, request)
             usages = [answer["usage"] for answer in (expected, actual)]
-            pairs.append([(usage["prompt_tokens"], usage["prompt_tokens_details"]) for usage in usages])
+            pairs.append(
+                [(usage["prompt_tokens"], usage["prompt_tokens_details"]) for usage in usages]
+            )
         after = await read_counters(client)
         simulated = await read_counters(face.client)
     cached = [expected[1]["cached_tokens"] for expected, _ in pairs]
     equal = sum(expected == actual for expected, actual in pairs)
     grown = {name: after[name] - before[name] for name in after}
-    print(f"\n{equal} of {len(pairs)} equal; {sum(map(bool, cached))} with hits, {sum(cached)} tokens")  # noqa: T201
+    hits = f"{sum(map(bool, cached))} with hits, {sum(cached)} tokens"
+    print(f"\n{equal} of {len(pairs)} equal; {hits}")  # noqa: T201
     print(f"vLLM: {grown}\nsimulator: {simulated}")  # noqa: T201
 
     assert [expected for expected, _ in pairs] == [actual for _, actual in pairs]
@@ -148,7 +153,10 @@ async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_
     with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.subscribe("kv@real")
         subscriber.connect(f"tcp://127.0.0.1:{events_port}")
-        async with aiohttp.ClientSession(real) as client, serving(options, publisher=publisher) as face:
+        async with (
+            aiohttp.ClientSession(real) as client,
+            serving(options, publisher=publisher) as face,
+        ):
             # Until the subscription has arrived, no event comes.
             while not await subscriber.poll(200):
                 await post(client, wording.COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
@@ -180,7 +188,11 @@ def number_hashes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         event
         | {"block_hashes": [numbers[block] for block in event.get("block_hashes", ())]}
-        | ({"parent_block_hash": numbers[event["parent_block_hash"]]} if "parent_block_hash" in event else {})
+        | (
+            {"parent_block_hash": numbers[event["parent_block_hash"]]}
+            if "parent_block_hash" in event
+            else {}
+        )
         for event in found
     ]
 

@@ -87,7 +87,9 @@ class Relay:
             finally:
                 forth.transport.abort()
 
-    async def _forward(self, frames: AsyncIterator[tuple[bytes, bool]], writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, frames: AsyncIterator[tuple[bytes, bool]], writer: asyncio.StreamWriter
+    ) -> None:
         loop = asyncio.get_running_loop()
         with suppress(OSError, EOFError):
             async for frame, is_letter in frames:
@@ -181,7 +183,11 @@ class OverMesh(Carriage):
         }
         super().__init__(services, [*self._ways.values()])
         for one, service in enumerate(services):
-            to = [f"127.0.0.1:{relay.port}" for (sender, _), relay in self._ways.items() if sender == one]
+            to = [
+                f"127.0.0.1:{relay.port}"
+                for (sender, _), relay in self._ways.items()
+                if sender == one
+            ]
             listen = f"127.0.0.1:{service.mesh_port}"
             service.share(**share_settings(mesh={"listen": listen, "peers": {"static": to}}))
 
@@ -209,7 +215,9 @@ class OverNats(Carriage):
             password = service.config.parent / "password"
             password.write_text("password")
             access = {"user": "gateway", "password": {"file": str(password)}}
-            service.share(**share_settings(nats={"servers": [f"nats://127.0.0.1:{relay.port}"], **access}))
+            service.share(
+                **share_settings(nats={"servers": [f"nats://127.0.0.1:{relay.port}"], **access})
+            )
 
     def part(self) -> None:
         for relay in self.relays[GATEWAYS // 2 :]:

@@ -40,7 +40,8 @@ class Front:
     def hears(self, others: int) -> bool:
         """Whether each of the services uses the counts of so many others."""
         return all(
-            service.metric("extproc_share_peers", state="prompt") == others for service in self.services
+            service.metric("extproc_share_peers", state="prompt") == others
+            for service in self.services
         )
 
 

@@ -38,7 +38,9 @@ class Sharing(Service):
 
     def share(self, **share: Any) -> None:
         """Shares so; not at all without anything said."""
-        self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)], share=share or None)
+        self.configure(
+            [pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)], share=share or None
+        )
 
     def peers(self, state: str = "prompt") -> float:
         return self.metric("extproc_share_peers", state=state)
@@ -50,7 +52,9 @@ class Sharing(Service):
 
 def build(tmp_path: Path, count: int, *, is_shared: bool = True) -> list[Sharing]:
     ports = free_ports(3 * count)
-    services = [Sharing(tmp_path / f"{place}", ports[3 * place : 3 * place + 3]) for place in range(count)]
+    services = [
+        Sharing(tmp_path / f"{place}", ports[3 * place : 3 * place + 3]) for place in range(count)
+    ]
     meshes = [f"127.0.0.1:{service.mesh_port}" for service in services]
     for service, listen in zip(services, meshes, strict=True):
         mesh = {"listen": listen, "peers": {"static": meshes}}

@@ -24,7 +24,8 @@ from tests.slow.share.broker import PASSWORD, Broker, rave_over
 from tests.stack.ports import free_ports
 from tests.waiting import until
 
-# The library loses a connection whose making is cancelled. Python closes it and warns: here, not later.
+# The library loses a connection whose making is cancelled. Python closes it and warns: here, not
+# later.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
@@ -62,8 +63,10 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
 ) -> None:
     """Nobody waits for the server.
 
-    1. It is not there: picks are picks. 2. It comes: a pick counts everywhere. 3. It dies: picks go on, and
-    the others' counts are gone. 4. It is back: all is as before. 5. A fourth comes and ends: nobody is lost.
+    1. It is not there: picks are picks. 2. It comes: a pick counts everywhere. 3. It dies: picks go
+       on, and
+    the others' counts are gone. 4. It is back: all is as before. 5. A fourth comes and ends: nobody
+    is lost.
     """
     one, two, _ = three
     one.pick("before").release()
@@ -115,7 +118,9 @@ async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> N
 
 
 def test_nobody_reads_a_password_in_what_is_printed() -> None:
-    assert "swordfish" not in repr(NatsAccess(["nats://nats:4222"], user="gateway", password="swordfish"))
+    assert "swordfish" not in repr(
+        NatsAccess(["nats://nats:4222"], user="gateway", password="swordfish")
+    )
 
 
 async def test_a_wrong_password_and_another_cluster_are_not_heard(
@@ -150,7 +155,9 @@ async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
         return [(gateway.neighbours.active, gateway.counts["sent"]) for gateway in gateways[2:]]
 
 
-async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(tmp_path: Path) -> None:
+async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(
+    tmp_path: Path,
+) -> None:
     operator, stranger = Operator(), Operator()
     operator.write_server(tmp_path / "server.conf")
     operator.write_user(tmp_path / "user.creds")
@@ -174,13 +181,17 @@ async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> 
     def access(authority: trustme.CA) -> NatsAccess:
         context = ssl.create_default_context()
         authority.configure_trust(context)
-        return NatsAccess([f"tls://127.0.0.1:{port}"], user="gateway", password="password", tls=context)
+        return NatsAccess(
+            [f"tls://127.0.0.1:{port}"], user="gateway", password="password", tls=context
+        )
 
     with Broker(tmp_path, port, (*PASSWORD, *tls)):
         assert await share_by(access(authority), access(authority), access(stranger)) == [(0, 0)]
 
 
-async def test_a_flood_over_the_server_ends_with_its_sender(broker: Broker, three: list[Gateway]) -> None:
+async def test_a_flood_over_the_server_ends_with_its_sender(
+    broker: Broker, three: list[Gateway]
+) -> None:
     """It has the secret, and is believed. It crowds out others' letters, but keeps nobody from picking."""
     one, other, _ = three
     with broker:
@@ -211,7 +222,9 @@ class Operator:
 
     def write_user(self, path: Path) -> None:
         seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
-        jwt = _claims(self._account, nkeys.from_seed(seed), "gateway", "user", subs=-1, data=-1, payload=-1)
+        jwt = _claims(
+            self._account, nkeys.from_seed(seed), "gateway", "user", subs=-1, data=-1, payload=-1
+        )
         path.write_text(_paper("NATS USER JWT", jwt) + _paper("USER NKEY SEED", seed.decode()))
 
 
@@ -229,7 +242,9 @@ def _public(key: nkeys.KeyPair) -> str:
     return bytes(key.public_key).decode()
 
 
-def _claims(issuer: nkeys.KeyPair, subject: nkeys.KeyPair, name: str, kind: str, **more: Any) -> str:
+def _claims(
+    issuer: nkeys.KeyPair, subject: nkeys.KeyPair, name: str, kind: str, **more: Any
+) -> str:
     claims: dict[str, Any] = {"iat": 1_700_000_000, "iss": _public(issuer), "name": name}
     claims |= {"sub": _public(subject), "nats": {"type": kind, "version": 2, **more}}
     claims["jti"] = b32encode(sha512(orjson.dumps(claims)).digest()[:32]).decode().rstrip("=")

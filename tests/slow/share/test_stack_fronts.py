@@ -41,24 +41,39 @@ async def talk(fronts: Sequence[Front]) -> list[Answer]:
 def counted(simulators: Simulators, name: str) -> float:
     """The sum of a metric over the endpoints, as they show it."""
     lines = [line for a in simulators.addresses for line in get(f"http://{a}/metrics").splitlines()]
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}_total{{"))
+    return sum(
+        float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}_total{{")
+    )
 
 
-def hit_rate(directory: Path, *, gateways: int, services: int = 1, carrier: str | None = None) -> float:
+def hit_rate(
+    directory: Path, *, gateways: int, services: int = 1, carrier: str | None = None
+) -> float:
     """The share of prompt tokens that the endpoints found in their caches."""
     directory.mkdir()
     with Simulators(directory, free_ports(4), "--speed", "10") as simulators:
         simulators.wait_until(simulators.is_ready, LONG_S)
         pools = [pool(simulators.addresses, PREFIX_CACHE)]
         with run_fronts(
-            directory, pools, simulators.ports, gateways=gateways, services=services, carrier=carrier
+            directory,
+            pools,
+            simulators.ports,
+            gateways=gateways,
+            services=services,
+            carrier=carrier,
         ) as fronts:
             answers = asyncio.run(talk(fronts))
-            picks = [service.metric("extproc_picks_total") for front in fronts for service in front.services]
+            picks = [
+                service.metric("extproc_picks_total")
+                for front in fronts
+                for service in front.services
+            ]
         assert statuses(answers) == {200: CONVERSATIONS * TURNS}
         assert sum(picks) == len(answers)
         assert min(picks) > len(answers) / len(picks) / 2
-        hits, queries = (counted(simulators, f"prefix_cache_{what}") for what in ("hits", "queries"))
+        hits, queries = (
+            counted(simulators, f"prefix_cache_{what}") for what in ("hits", "queries")
+        )
         assert hits == sum(answer.cached_tokens for answer in answers)
         return hits / queries
 

@@ -19,7 +19,8 @@ from tests.waiting import until
 async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_path: Path) -> None:
     """A process that ends without a word, and with one.
 
-    1. A request in flight at one of four counts at all of them. 2. That one is killed: it counts nowhere, and
+    1. A request in flight at one of four counts at all of them. 2. That one is killed: it counts
+       nowhere, and
     the others know that one is lost. 3. It is back: they are four again. 4. It is told to
     end: nobody is lost.
     """
@@ -46,7 +47,9 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_pat
         assert (2, 2) == (shown["share"]["heard"], shown["share"]["prompt"])
 
 
-async def go_on(services: Sequence[Service], place: int, chats: list[list[str]], last: list[str]) -> int:
+async def go_on(
+    services: Sequence[Service], place: int, chats: list[list[str]], last: list[str]
+) -> int:
     """Each chat has one more turn at one gateway; returns how many went where the turn before went."""
     proxy, hits = Proxy(services), 0
     for number, said in enumerate(chats):
@@ -60,10 +63,13 @@ async def go_on(services: Sequence[Service], place: int, chats: list[list[str]],
 
 
 @pytest.mark.parametrize("carrier", ["mesh", "nats"])
-async def test_a_gateway_that_is_started_again_hits_as_often_as_before(tmp_path: Path, carrier: str) -> None:
+async def test_a_gateway_that_is_started_again_hits_as_often_as_before(
+    tmp_path: Path, carrier: str
+) -> None:
     """It learns from what the other one sends.
 
-    1. Chats begin at one of two, and go on at the other. 2. The first one is killed, and comes back. 3. They
+    1. Chats begin at one of two, and go on at the other. 2. The first one is killed, and comes
+       back. 3. They
     go on at the other, then at the first, and find their endpoints as before.
     """
     two = build(tmp_path / "two", 2)
@@ -74,7 +80,9 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(tmp_path:
             broker.wait_until(broker.is_ready, LONG_S)
             for service in two:
                 access = {"user": "gateway", "password": {"env": "PASSWORD"}}
-                service.share(**share_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access}))
+                service.share(
+                    **share_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access})
+                )
         started(two, stack)
         await until(lambda: all(one.peers() == 1 for one in two))
         chats: list[list[str]] = [[] for _ in range(30)]

@@ -14,12 +14,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--users", type=int, default=24)
-    parser.add_argument("--carrier", choices=("nats", "mesh"), default="nats", help="of what gateways share")
+    parser.add_argument(
+        "--carrier", choices=("nats", "mesh"), default="nats", help="of what gateways share"
+    )
     parser.add_argument("--out", type=Path, help="folder of the logs, a new one; else one in /tmp")
     arguments = parser.parse_args()
     directory = arguments.out or Path(tempfile.mkdtemp(prefix="soak-"))
     directory.mkdir(parents=True, exist_ok=True)
-    options = Options(60 * arguments.minutes, arguments.seed, arguments.users, arguments.carrier, directory)
+    options = Options(
+        60 * arguments.minutes, arguments.seed, arguments.users, arguments.carrier, directory
+    )
     findings = run(options, lambda text: print(text, flush=True))
     page = write(findings)
     (directory / "report.txt").write_text(page + "\n")

@@ -1,26 +1,27 @@
 """Four books of the same requests: the clients', the Envoys', the services', the endpoints'. Pure.
 
-Each request has an id, and each book is held against the one before it, to the request. What is missing
-somewhere must be missing by an outage that is known: a part was killed or stopped while the request was
-with it.
+Each request has an id, and each book is held against the one before it, to the request. What is
+missing somewhere must be missing by an outage that is known: a part was killed or stopped while the
+request was with it.
 """
 
 # The rules:
 #
-# - What a client sent is one line in one Envoy's log; none, if that Envoy was killed while the request was
-#   with it or at most `UNWRITTEN_S` after its end: an Envoy writes its log every 50 ms. What nobody listened
-#   for is no line, and wants that Envoy to be away.
-# - Client and Envoy have the same status. An answer that breaks off, and a failure that is no endpoint's own,
-#   want an Envoy or an endpoint that was away.
-# - A line with a pick is one pick in the log of one of that gateway's services, of the same endpoint. A line
-#   without wants a service that was away, a client that left, or `PATIENCE_S` without an
-#   answer; so does a pick that its line does not name. One
-#   without a line wants the Envoy to be killed.
-# - What an endpoint answered is one entry in its own log, of the same status. No request is begun twice. An
-#   entry without an end wants the endpoint to be killed; one without a line, the Envoy.
-# - What a part has counted in its metrics is what it wrote in its log, when all is quiet. Of a life that was
-#   ended, the count is from just before: the log has as much or more. What a worker counted after its last
-#   scrape ends with it: what it logged from there on may be missing, and no more.
+# - What a client sent is one line in one Envoy's log; none, if that Envoy was killed while the
+#   request was with it or at most `UNWRITTEN_S` after its end: an Envoy writes its log every 50 ms.
+#   What nobody listened for is no line, and wants that Envoy to be away.
+# - Client and Envoy have the same status. An answer that breaks off, and a failure that is no
+#   endpoint's own, want an Envoy or an endpoint that was away.
+# - A line with a pick is one pick in the log of one of that gateway's services, of the same
+#   endpoint. A line without wants a service that was away, a client that left, or `PATIENCE_S`
+#   without an answer; so does a pick that its line does not name. One without a line wants the
+#   Envoy to be killed.
+# - What an endpoint answered is one entry in its own log, of the same status. No request is begun
+#   twice. An entry without an end wants the endpoint to be killed; one without a line, the Envoy.
+# - What a part has counted in its metrics is what it wrote in its log, when all is quiet. Of a life
+#   that was ended, the count is from just before: the log has as much or more. What a worker
+#   counted after its last scrape ends with it: what it logged from there on may be missing, and no
+#   more.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -223,7 +224,9 @@ class _Clerk:
             only[entry.id] = entry
         return only
 
-    def _was_away(self, parts: Iterable[str], began_s: float, ended_s: float, margin_s: float = 0.0) -> bool:
+    def _was_away(
+        self, parts: Iterable[str], began_s: float, ended_s: float, margin_s: float = 0.0
+    ) -> bool:
         """Whether one of them was away at any time from `began_s` to `ended_s`, which `margin_s` follows."""
         return any(
             outage.from_s <= ended_s + margin_s and began_s <= outage.until_s
@@ -248,7 +251,9 @@ class _Clerk:
             self._balance.settle("a line of another gateway", (asked, line), excuse=False)
         match asked.end:
             case End.REFUSED | End.UNHEARD:
-                self._balance.settle(f"a line of what was {asked.end}", (asked, line), excuse=is_cut)
+                self._balance.settle(
+                    f"a line of what was {asked.end}", (asked, line), excuse=is_cut
+                )
             case End.BROKEN:
                 is_torn = self._was_away(self._endpoints(), *span)
                 self._balance.settle("an answer broke off", (asked, line), excuse=is_cut or is_torn)
@@ -259,10 +264,14 @@ class _Clerk:
 
     def _compare_whole(self, asked: Asked, line: Line) -> None:
         if line.status != asked.status:
-            self._balance.settle("client and Envoy tell different statuses", (asked, line), excuse=False)
+            self._balance.settle(
+                "client and Envoy tell different statuses", (asked, line), excuse=False
+            )
         elif not line.is_endpoints:
             is_away = self._was_away(self._endpoints(), asked.began_s, asked.ended_s)
-            self._balance.settle(f"Envoy's own answer, {line.status}", (asked, line), excuse=is_away)
+            self._balance.settle(
+                f"Envoy's own answer, {line.status}", (asked, line), excuse=is_away
+            )
 
     def _compare_pick(self, line: Line) -> None:
         """Envoys against services."""
@@ -278,7 +287,11 @@ class _Clerk:
 
     def _is_passed_by(self, line: Line) -> bool:
         is_late = line.ended_s - line.began_s >= PATIENCE_S
-        return line.is_left or is_late or self._was_away([service(line.gateway)], line.began_s, line.ended_s)
+        return (
+            line.is_left
+            or is_late
+            or self._was_away([service(line.gateway)], line.began_s, line.ended_s)
+        )
 
     def _compare_answer(self, line: Line) -> None:
         """Envoys against endpoints."""
@@ -293,7 +306,9 @@ class _Clerk:
                 self._balance.settle("an answer of another endpoint", (line, served), excuse=False)
             elif served.status is None:
                 excuse = self._was_killed(served)
-                self._balance.settle("an answer that its endpoint did not end", (line, served), excuse=excuse)
+                self._balance.settle(
+                    "an answer that its endpoint did not end", (line, served), excuse=excuse
+                )
             elif served.status != line.status:
                 self._balance.settle("statuses differ behind Envoy", (line, served), excuse=False)
 

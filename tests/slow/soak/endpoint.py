@@ -53,7 +53,9 @@ def keep_log(app: web.Application, log: int) -> None:
 
 
 async def serve(port: int, log: int) -> None:
-    profile = replace(find_profile(DEFAULT_PROFILE), kv_tokens=KV_TOKENS, max_model_len=KV_TOKENS // 2)
+    profile = replace(
+        find_profile(DEFAULT_PROFILE), kv_tokens=KV_TOKENS, max_model_len=KV_TOKENS // 2
+    )
     options = ServerOptions(profile, FourByteTokenizer(), (MODEL,))
     app = build_app(SimulatedEndpoint(f"vllm-{port}", options, Clock(SPEED), time))
     keep_log(app, log)

@@ -89,7 +89,9 @@ class Load:
         self, gateway: int, name: str, body: bytes, leaves_s: float | None, sent: SimpleNamespace
     ) -> tuple[End, int, str]:
         headers = {"content-type": "application/json", "x-request-id": name}
-        post = self._sessions[gateway].post(CHAT, data=body, headers=headers, trace_request_ctx=sent)
+        post = self._sessions[gateway].post(
+            CHAT, data=body, headers=headers, trace_request_ctx=sent
+        )
         try:
             async with asyncio.timeout(leaves_s), post as answer:
                 data = await answer.read()
@@ -137,5 +139,7 @@ async def _connect(url: str) -> AsyncGenerator[aiohttp.ClientSession]:
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(note)
     options: Any = {"timeout": _TIMEOUT, "trace_configs": [trace]}
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), **options) as session:
+    async with aiohttp.ClientSession(
+        url, connector=aiohttp.TCPConnector(limit=0), **options
+    ) as session:
         yield session

@@ -77,7 +77,10 @@ def read_served(path: Path, endpoint: str) -> list[Served]:
             ends[told["end"]] = told
     never = {"at": None, "status": None}
     told_ends = [(name, began_s, ends.get(name, never)) for name, began_s in begins]
-    return [Served(name, endpoint, began_s, end["at"], end["status"]) for name, began_s, end in told_ends]
+    return [
+        Served(name, endpoint, began_s, end["at"], end["status"])
+        for name, began_s, end in told_ends
+    ]
 
 
 def _seconds(text: str) -> float:

@@ -34,7 +34,9 @@ class Endpoint(Process):
 
     def fail(self, **faults: float) -> None:
         """Answers with faults from now on; without any, with none."""
-        request = urllib.request.Request(f"http://{self.address}/simulate/fail", json.dumps(faults).encode())
+        request = urllib.request.Request(
+            f"http://{self.address}/simulate/fail", json.dumps(faults).encode()
+        )
         request.add_header("content-type", "application/json")
         with urllib.request.urlopen(request, timeout=LONG_S):
             pass

@@ -50,8 +50,8 @@ def plan(
 ) -> list[Step]:
     """Every kind once in each round, in another order each time.
 
-    The first gateway and the first endpoint live on from a while before the second half, so that there is
-    somebody whose memory one can follow.
+    The first gateway and the first endpoint live on from a while before the second half, so that
+    there is somebody whose memory one can follow.
     """
     kinds = [kind for kind in Kind if has_broker or kind not in OF_BROKER]
     rng, at_s = random.Random(seed), EVERY_S / 2

@@ -73,7 +73,11 @@ class Findings:
         """Why the run is not good; empty if it is."""
         balance = self.balance
         return [
-            *([f"{len(balance.faults)} entries of the books do not agree"] if not balance.is_even else []),
+            *(
+                [f"{len(balance.faults)} entries of the books do not agree"]
+                if not balance.is_even
+                else []
+            ),
             *self.counts,
             *(f"in flight: {name} {count:g}" for name, count in self.in_flight.items() if count),
             *self.growing(),
@@ -85,7 +89,9 @@ class Findings:
 
 def write(findings: Findings) -> str:
     reasons = findings.reasons()
-    verdict = ["Verdict: good"] if not reasons else ["Verdict: FAILED", *(f"  {why}" for why in reasons)]
+    verdict = (
+        ["Verdict: good"] if not reasons else ["Verdict: FAILED", *(f"  {why}" for why in reasons)]
+    )
     parts = [_books, _wrong, _processes, _logs]
     return "\n".join([*(line for part in parts for line in part(findings)), *verdict])
 
@@ -94,7 +100,9 @@ def _books(findings: Findings) -> Iterator[str]:
     counts, balance = findings.balance.counts, findings.balance
     yield f"Soak: {findings.about}; {findings.seconds / 60:.1f} min, {counts['asked']} requests"
     yield ""
-    ends = ", ".join(f"{name[9:]} {count}" for name, count in counts.items() if name.startswith("clients: "))
+    ends = ", ".join(
+        f"{name[9:]} {count}" for name, count in counts.items() if name.startswith("clients: ")
+    )
     yield f"Clients {counts['asked']}: {ends}"
     yield f"Envoys {counts['lines']}, services {counts['picked']}, endpoints {counts['served']}"
     yield "Missing, and why it may be:"
@@ -108,7 +116,9 @@ def _books(findings: Findings) -> Iterator[str]:
 
 def _wrong(findings: Findings) -> Iterator[str]:
     yield ""
-    yield "On purpose: " + ", ".join(f"{name} {count}" for name, count in sorted(findings.steps.items()))
+    yield "On purpose: " + ", ".join(
+        f"{name} {count}" for name, count in sorted(findings.steps.items())
+    )
     yield f"Away, s: {_sum(findings.outages)}"
     if findings.starved:
         yield f"Starved by the machine, s: {_sum(findings.starved)}"

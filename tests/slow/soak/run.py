@@ -9,7 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from tests.slow.soak.books import Asked, Books, Outage, Tally, compare_counts, envoy, reconcile, service
+from tests.slow.soak.books import (
+    Asked,
+    Books,
+    Outage,
+    Tally,
+    compare_counts,
+    envoy,
+    reconcile,
+    service,
+)
 from tests.slow.soak.load import Load
 from tests.slow.soak.logs import read_lines, read_picked, read_served, unexpected
 from tests.slow.soak.plan import Step, plan
@@ -113,7 +122,9 @@ class _Run:
         load, passed_s = self._load, round(time.time() - self._began_s)
         ends = ", ".join(f"{end} {count}" for end, count in sorted(load.ends.items()))
         latest = self._watch.latest().items()
-        sizes = "+".join(f"{one.memory_mb:.0f}" for name, one in latest if name.startswith("service"))
+        sizes = "+".join(
+            f"{one.memory_mb:.0f}" for name, one in latest if name.startswith("service")
+        )
         clock = f"{passed_s // 60}:{passed_s % 60:02} of {self._options.seconds / 60:.1f} min"
         return f"{clock}  {len(load.asked)} ({ends}), open {load.open}; services {sizes} MB; {self._now}"
 
@@ -121,7 +132,9 @@ class _Run:
         """Reads the books when all parts have ended."""
         town, load, options = self._town, self._load, self._options
         lives = self._watch.lives()
-        starved = [one for life in lives if life.name.startswith("service") for one in life.starved()]
+        starved = [
+            one for life in lives if life.name.startswith("service") for one in life.starved()
+        ]
         books = read_books(town, load.asked, [*town.outages, *starved])
         return Findings(
             f"{GATEWAYS} gateways over {options.carrier}, seed {options.seed}",
@@ -146,7 +159,11 @@ def read_books(town: Town, asked: Sequence[Asked], outages: Sequence[Outage]) ->
         asked,
         [line for place, front in fronts for line in read_lines(front.gateway.log, place)],
         [one for place, front in fronts for one in read_picked(front.services[0].log, place)],
-        [one for endpoint in town.endpoints for one in read_served(endpoint.served, endpoint.address)],
+        [
+            one
+            for endpoint in town.endpoints
+            for one in read_served(endpoint.served, endpoint.address)
+        ],
         outages,
     )
 

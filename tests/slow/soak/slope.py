@@ -46,5 +46,10 @@ def _stretch(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]
     each_s = (last_s - first_s) / _STRETCHES or 1.0
     stretches: dict[int, list[tuple[float, float]]] = {}
     for at_s, value in samples:
-        stretches.setdefault(min(_STRETCHES - 1, int((at_s - first_s) / each_s)), []).append((at_s, value))
-    return [(mean(at_s for at_s, _ in one), mean(value for _, value in one)) for one in stretches.values()]
+        stretches.setdefault(min(_STRETCHES - 1, int((at_s - first_s) / each_s)), []).append(
+            (at_s, value)
+        )
+    return [
+        (mean(at_s for at_s, _ in one), mean(value for _, value in one))
+        for one in stretches.values()
+    ]

@@ -80,12 +80,19 @@ def test_what_disagrees_is_told(fault: str, books: ours.Books) -> None:
 
 
 EXCUSED = {
-    "a client whose Envoy was killed": (but(asked=[asked(end=ours.End.BROKEN)], lines=[]), away("envoy 0")),
+    "a client whose Envoy was killed": (
+        but(asked=[asked(end=ours.End.BROKEN)], lines=[]),
+        away("envoy 0"),
+    ),
     "a line that was not written yet": (but(lines=[]), away("envoy 0", 11.5)),
     "nobody listened": (REFUSED, away("envoy 0")),
     "the service was away": (PASSED_BY, away("service 0")),
     "the endpoint was killed": (
-        but(asked=[asked(end=ours.End.BROKEN)], lines=[line(details=DISCONNECTED)], served=[NEVER_ENDED]),
+        but(
+            asked=[asked(end=ours.End.BROKEN)],
+            lines=[line(details=DISCONNECTED)],
+            served=[NEVER_ENDED],
+        ),
         away(ENDPOINT),
     ),
 }
@@ -97,7 +104,10 @@ def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(
 ) -> None:
     """Not by one of another part, nor by one at another time."""
     elsewhere = replace(outage, part="somebody else")
-    earlier, later = replace(outage, from_s=1.0, until_s=2.0), replace(outage, from_s=101.0, until_s=102.0)
+    earlier, later = (
+        replace(outage, from_s=1.0, until_s=2.0),
+        replace(outage, from_s=101.0, until_s=102.0),
+    )
     excused = ours.reconcile(replace(books, outages=[outage]))
 
     assert (excused.faults, excused.excused.total() > 0) == ([], True)
@@ -114,7 +124,13 @@ def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_pat
 
 @table(
     ("counted", "told", "is_last", "is_good"),
-    [(7, 7, True, True), (7, 8, True, False), (8, 7, True, False), (7, 9, False, True), (8, 7, False, False)],
+    [
+        (7, 7, True, True),
+        (7, 8, True, False),
+        (8, 7, True, False),
+        (7, 9, False, True),
+        (8, 7, False, False),
+    ],
 )
 def test_a_count_is_that_of_the_log_or_of_a_life_that_was_ended_at_most(
     counted: int, told: int, is_last: bool, is_good: bool

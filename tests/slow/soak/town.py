@@ -44,7 +44,9 @@ class Town:
         lines = free_ports(GATEWAYS)
         carry = over_mesh(lines) if self.broker is None else over_nats(self.broker)
         self._shares = [share(carry(port)) for port in lines]
-        self.fronts = [build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)]
+        self.fronts = [
+            build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)
+        ]
         # Where the log of each part's present life begins.
         self._starts: dict[str, int] = {}
 
@@ -97,7 +99,9 @@ class Town:
         front, endpoint = self.fronts[step.gateway], self.endpoints[step.endpoint]
         match step.kind:
             case Kind.ENDPOINT_KILLED:
-                self._restart(endpoint.address, endpoint, endpoint.kill, step.lasts_s, endpoint.is_ready)
+                self._restart(
+                    endpoint.address, endpoint, endpoint.kill, step.lasts_s, endpoint.is_ready
+                )
             case Kind.ENDPOINT_LEAVES:
                 self.write_list([one for one in self.endpoints if one is not endpoint])
                 time.sleep(step.lasts_s)
@@ -118,7 +122,9 @@ class Town:
                 self._end_service(front, step)
             case Kind.ENVOY_KILLED:
                 gateway = front.gateway
-                self._restart(envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready)
+                self._restart(
+                    envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready
+                )
                 self._until(front.sees_services, "an Envoy does not see its service")
             case Kind.BROKER_KILLED | Kind.BROKER_STOPPED:
                 assert self.broker is not None
@@ -151,7 +157,9 @@ class Town:
                 self.faults.append(f"{name} ended with status {status}")
             part.kill()
 
-        self._restart(name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services())
+        self._restart(
+            name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services()
+        )
         self._hear_each_other()
 
     def _hurt_broker(self, broker: Broker, step: Step) -> None:
@@ -168,7 +176,12 @@ class Town:
         self._hear_each_other()
 
     def _restart(
-        self, name: str, part: Process, end: Callable[[], object], away_s: float, is_back: Callable[[], bool]
+        self,
+        name: str,
+        part: Process,
+        end: Callable[[], object],
+        away_s: float,
+        is_back: Callable[[], bool],
     ) -> None:
         with self._away(name):
             end()
@@ -217,7 +230,9 @@ class Town:
                 told[f"{service(place)} {name}"] = part.metric(name)
             told[f"{service(place)} /pools"] = sum(shown["in_flight"] for shown in part.pools())
         for endpoint in self.endpoints:
-            told[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")["server_load"]
+            told[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")[
+                "server_load"
+            ]
             for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
                 told[f"{endpoint.name} {name}"] = endpoint.metric(name)
         return told
@@ -230,10 +245,15 @@ class Town:
         for place, front in enumerate(self.fronts):
             part = front.services[0]
             # One that failed shortly before the end is on trial, and nobody asks it any more.
-            ready = sum(part.metric("extproc_pool_endpoints", state=state) for state in ("ready", "cooling"))
+            ready = sum(
+                part.metric("extproc_pool_endpoints", state=state) for state in ("ready", "cooling")
+            )
             if ready != ENDPOINTS:
                 yield f"{service(place)} has {ready:g} endpoints ready"
-            for name, labels in (("extproc_config_refused", {}), ("extproc_share_peers", {"state": "lost"})):
+            for name, labels in (
+                ("extproc_config_refused", {}),
+                ("extproc_share_peers", {"state": "lost"}),
+            ):
                 if left := part.metric(name, **labels):
                     yield f"{service(place)} says {name} {left:g} {labels or ''}"
 

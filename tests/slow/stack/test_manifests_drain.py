@@ -22,18 +22,27 @@ pytestmark = pytest.mark.envoy
 SCRIPT = MANIFESTS / "components" / "drain" / "drain.sh"
 
 
-def run_script(admin_port: int, *, limit_s: int = 20) -> "asyncio.Task[subprocess.CompletedProcess[bytes]]":
+def run_script(
+    admin_port: int, *, limit_s: int = 20
+) -> "asyncio.Task[subprocess.CompletedProcess[bytes]]":
     settings = {"ENVOY_ADMIN_PORT": str(admin_port), "SETTLE_S": "1", "LIMIT_S": str(limit_s)}
     environment = {**os.environ, **settings}
     run = asyncio.to_thread(
-        subprocess.run, ["bash", str(SCRIPT)], env=environment, capture_output=True, timeout=60, check=False
+        subprocess.run,
+        ["bash", str(SCRIPT)],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     return asyncio.create_task(run)
 
 
 def alone(tree: Tree) -> None:
     """Envoy without the service and with one endpoint: what drains is Envoy."""
-    manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
+        "typed_config"
+    ]
     manager["http_filters"] = manager["http_filters"][-1:]
     del cluster(tree, "vllm")["load_assignment"]["endpoints"][0]["lb_endpoints"][1:]
 
@@ -42,7 +51,9 @@ def alone(tree: Tree) -> None:
 async def run_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Endpoints, int]]:
     """Yields an Envoy, its one pod and Envoy's admin port."""
     client, admin, service, pod = free_ports(4)
-    tree = edited(load("standalone.yaml"), {8080: client, 9901: admin, 9002: service, 8001: pod}, [alone])
+    tree = edited(
+        load("standalone.yaml"), {8080: client, 9901: admin, 9002: service, 8001: pod}, [alone]
+    )
     async with serve([f"127.0.0.1:{pod}"]) as pods:
         with Gateway(directory, tree, port=client, admin_port=admin) as gateway:
             await asyncio.to_thread(gateway.wait_ready)
@@ -52,7 +63,8 @@ async def run_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Endpoints,
 async def test_draining_waits_for_open_answers_and_takes_no_new_connection(tmp_path: Path) -> None:
     """What a client sees of a Pod that goes.
 
-    1. Answers are open. 2. The script runs: Envoy is not ready at once, then takes no new connection.
+    1. Answers are open. 2. The script runs: Envoy is not ready at once, then takes no new
+       connection.
     3. The answers end as they should. 4. The script ends, and Envoy may.
     """
     async with run_envoy(tmp_path) as (gateway, pods, admin), connect(gateway.url) as session:

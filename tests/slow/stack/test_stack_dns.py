@@ -17,7 +17,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
-# Envoy's file has the short name; the Pod's search domains, here c-ares' variable for them, make it this one.
+# Envoy's file has the short name; the Pod's search domains, here c-ares' variable for them, make it
+# this one.
 DOMAIN = "llm.svc.cluster.local"
 NAME = f"vllm-headless.{DOMAIN}."
 CARES = "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
@@ -79,7 +80,9 @@ async def test_a_pod_that_envoy_has_not_resolved_yet_costs_no_request(tmp_path: 
 
 async def test_a_pod_that_leaves_dns_finishes_its_streams(tmp_path: Path) -> None:
     async with run_sidecar(tmp_path) as (running, dns), connect(running.gateway.url) as session:
-        streams = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(30)]
+        streams = [
+            asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(30)
+        ]
         await until(lambda: running.pods.held == 30)
 
         running.apply(0, 1, 2, draining=frozenset({1}))

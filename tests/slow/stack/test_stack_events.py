@@ -30,7 +30,9 @@ async def test_a_cache_that_an_engine_empties_is_forgotten_as_its_events_say(
         stack.use(pool([at], {"name": "prefix_cache"}, signals=signals), endpoints=[at])
 
         def explained(body: bytes) -> Any:
-            return fetch_explanation(stack.service.admin_url, path=CHAT, headers={}, body=body, timeout_s=9)
+            return fetch_explanation(
+                stack.service.admin_url, path=CHAT, headers={}, body=body, timeout_s=9
+            )
 
         def known(body: bytes) -> int:
             return int(explained(body)["candidates"][0]["match_tokens"])

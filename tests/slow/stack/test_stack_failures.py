@@ -41,7 +41,9 @@ async def test_service_hangs(stack: Stack, transport: str) -> None:
     assert back == homes
 
 
-async def test_endpoint_that_swallows_connections_costs_its_conversations_a_moment(stack: Stack) -> None:
+async def test_endpoint_that_swallows_connections_costs_its_conversations_a_moment(
+    stack: Stack,
+) -> None:
     """A node that vanished answers no SYN: a connect timeout later the next one is tried. Three times."""
     gone = stack.spare[3]
     stack.use(pool(stack.spare, name="vanishing", probe=False), endpoints=stack.spare)
@@ -100,7 +102,9 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
 
     async def change(addresses: Sequence[str]) -> None:
         write_list(listed, addresses)
-        await until(lambda: {a for a, state in states(stack).items() if state == "ready"} == {*addresses})
+        await until(
+            lambda: {a for a, state in states(stack).items() if state == "ready"} == {*addresses}
+        )
 
     write_list(listed, stack.addresses)
     stack.use(pool([], name="listed") | {"endpoints": {"file": str(listed)}})
@@ -124,7 +128,9 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
     assert stack.addresses[3] not in without.values()
 
 
-async def go_on(session: aiohttp.ClientSession, number: int, is_over: asyncio.Event) -> list[Answer]:
+async def go_on(
+    session: aiohttp.ClientSession, number: int, is_over: asyncio.Event
+) -> list[Answer]:
     answers: list[Answer] = []
     while not is_over.is_set():
         answers.append(await send(session, ask(f"load {number} {len(answers) % 40}")))

@@ -120,7 +120,9 @@ FAULTS: dict[str, tuple[Callable[[Stack], AbstractAsyncContextManager[None]], in
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_few_streams_are_lost_and_the_endpoint_has_its_share_again(stack: Stack, fault: str) -> None:
+async def test_few_streams_are_lost_and_the_endpoint_has_its_share_again(
+    stack: Stack, fault: str
+) -> None:
     """Without cooling, seven of eight requests met the endpoint that fails at once."""
     having, most, shown = FAULTS[fault]
     stack.use(pool(stack.addresses, {"name": "prefix_cache"}, name=fault.replace(" ", "-")))
@@ -155,7 +157,10 @@ async def test_few_streams_are_lost_and_the_endpoint_has_its_share_again(stack: 
 
 async def test_response_headers_are_enough(stack: Stack) -> None:
     stack.use(pool(stack.addresses, name="headers"))
-    async with streams(stack.through("headers_instead_of_the_log")) as asked, failing(stack, error_rate=1):
+    async with (
+        streams(stack.through("headers_instead_of_the_log")) as asked,
+        failing(stack, error_rate=1),
+    ):
         await until(lambda: len(asked) > FIRST_S * PER_S)
         # It is on trial now and then: shown as ready where probes speak well of it.
         await until(lambda: asyncio.to_thread(lambda: states(stack)[bad(stack)] == "cooling"))

@@ -34,7 +34,11 @@ def fresh(number: int) -> tuple[bytes, str, dict[str, str]]:
         "tracestate": f"a={text[:200]}",
         "traceparent": f"00-{text[:32]}-{text[32:48]}-01",
     }
-    return ask(text, model=text[:300], user=text[300:600]), f"/v1/chat/completions?{text[:200]}", headers
+    return (
+        ask(text, model=text[:300], user=text[300:600]),
+        f"/v1/chat/completions?{text[:200]}",
+        headers,
+    )
 
 
 @pytest.mark.timeout(300)

@@ -17,7 +17,10 @@ from tests.waiting import until
 @pytest.fixture
 def learning(stack: Stack, transport: str) -> Stack:
     learner = {"name": "prefix_cache", "learn": True}
-    stack.use(pool(stack.addresses, learner, name="learner", signals={"scrape_s": 0.5}), transport=transport)
+    stack.use(
+        pool(stack.addresses, learner, name="learner", signals={"scrape_s": 0.5}),
+        transport=transport,
+    )
     return stack.through("first_tokens_in_the_log")
 
 
@@ -32,11 +35,15 @@ def learnt(stack: Stack) -> Any:
 def cache_tokens(stack: Stack) -> int:
     """The size of an endpoint's cache, as it says it to Prometheus."""
     text = get(f"http://{stack.addresses[0]}/metrics")
-    size, count = (re.findall(rf'{name}="(\d+)"', text)[0] for name in ("block_size", "num_gpu_blocks"))
+    size, count = (
+        re.findall(rf'{name}="(\d+)"', text)[0] for name in ("block_size", "num_gpu_blocks")
+    )
     return int(size) * int(count)
 
 
-async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(learning: Stack) -> None:
+async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(
+    learning: Stack,
+) -> None:
     """1. A stream shows its first token, whole answers do not. 2. Twelve streams under one id are twelve."""
     async with connect(learning.url) as session:
         await send(session, ask("first", stream=True))
@@ -65,7 +72,9 @@ async def test_what_endpoints_say_is_told(learning: Stack) -> None:
 
     def counted() -> dict[str, float]:
         return {
-            name: learning.service.metric(f"extproc_{name}_tokens_total", pool="learner", cached="yes")
+            name: learning.service.metric(
+                f"extproc_{name}_tokens_total", pool="learner", cached="yes"
+            )
             for name in ("predicted", "measured")
         }
 

@@ -54,7 +54,9 @@ async def test_pods_come_drain_and_go_under_open_streams(cluster: Cluster) -> No
         answers = await asyncio.gather(*streams)
 
     assert cluster.address(1) not in while_draining | after
-    assert Counter((answer.status, answer.body) for answer in answers) == {(200, b"first last"): STREAMS}
+    assert Counter((answer.status, answer.body) for answer in answers) == {
+        (200, b"first last"): STREAMS
+    }
     assert servers(answers)[cluster.address(1)] > STREAMS / 10
 
 
@@ -71,7 +73,9 @@ async def test_an_outage_of_the_api_server_does_not_touch_traffic(cluster: Clust
         await until_hosts(cluster.gateway, "llama", cluster.hosts(0, 1, 2, 3))
 
 
-async def test_a_pool_added_to_the_configuration_is_served_without_touching_envoy(cluster: Cluster) -> None:
+async def test_a_pool_added_to_the_configuration_is_served_without_touching_envoy(
+    cluster: Cluster,
+) -> None:
     """Envoy has a cluster for it; while the service is down, nobody gets another pool's prompts."""
     async with connect(cluster.gateway.url) as session:
         cluster.apply(3, service="qwen-pods")
@@ -95,7 +99,9 @@ async def test_a_pool_added_to_the_configuration_is_served_without_touching_envo
 
     assert servers(theirs) == servers(back) == {cluster.address(3): 8}
     assert cluster.address(3) not in servers(others)
-    assert {(answer.status, answer.error["code"]) for answer in refused} == {(503, "upstream_unavailable")}
+    assert {(answer.status, answer.error["code"]) for answer in refused} == {
+        (503, "upstream_unavailable")
+    }
     assert reached == 0
 
 
@@ -167,7 +173,9 @@ async def until_pool(cluster: Cluster, pool: str, why: str) -> None:
     await until(is_told)
 
 
-async def test_a_restarted_service_finds_its_clusters_and_affinity_is_back(cluster: Cluster) -> None:
+async def test_a_restarted_service_finds_its_clusters_and_affinity_is_back(
+    cluster: Cluster,
+) -> None:
     """Killed, it is missed by nobody; back, each prompt goes to the pod it had; Envoy changed no cluster."""
     async with connect(cluster.gateway.url) as session:
         before = [answer.served_by for answer in await sweep(session, 30)]
@@ -208,8 +216,12 @@ async def test_over_xds_the_first_endpoint_answers_what_waited_for_it(cluster: C
     cluster.configure(hold={"wait_s": 300}, llama="vllm")
     await until(lambda: applied_count(cluster) > applied)
     async with connect(cluster.gateway.url) as session:
-        requests = [asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(5)]
-        await until(lambda: cluster.service.metric("extproc_held_requests", pool="llama") == len(requests))
+        requests = [
+            asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(5)
+        ]
+        await until(
+            lambda: cluster.service.metric("extproc_held_requests", pool="llama") == len(requests)
+        )
         cluster.apply(1)
         answers = await asyncio.gather(*requests)
 

@@ -56,7 +56,9 @@ async def send(service: Service, *bodies: Body) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["text", "an image", "a chat of 2,000 messages"])
-async def test_twelve_honest_bodies_at_once_are_served_or_routed_without(service: Service, kind: str) -> None:
+async def test_twelve_honest_bodies_at_once_are_served_or_routed_without(
+    service: Service, kind: str
+) -> None:
     await send(service, *[HONEST[kind](SIZE_BYTES)] * AT_ONCE)
 
     assert memory_bytes(service.pid, "VmHWM") <= BOUND_BYTES

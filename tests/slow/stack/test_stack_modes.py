@@ -24,7 +24,9 @@ LISTENERS = (None, *MODES, "streamed_at_once", "a_part_of_1_mb")
 
 
 @pytest.mark.parametrize("transport", ["native", "grpcio"])
-async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(stack: Stack, transport: str) -> None:
+async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(
+    stack: Stack, transport: str
+) -> None:
     """STREAMED bodies come after the decision, unless Envoy is set to send them at once."""
     stack.use(transport=transport)
     bodies = [body_of(size_bytes) for size_bytes in SIZES]
@@ -46,7 +48,10 @@ async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(stack: Stack
         if mode == "streamed":
             assert stack.service.metric("extproc_picks_total", reason="no_prefix") - blind >= 12
         else:
-            assert [len({answer.served_by for answer in alike}) for alike in (large, again)] == [1, 1], mode
+            assert [len({answer.served_by for answer in alike}) for alike in (large, again)] == [
+                1,
+                1,
+            ], mode
         for name in ("failure_mode_allowed", "streams_failed"):
             assert after[name] == before[name], mode
 
@@ -62,16 +67,22 @@ def held(stack: Stack) -> float:
     ("variant", "transport"),
     [("impatient", "grpcio"), ("impatient", "native"), ("impatient_in_full_duplex", "native")],
 )
-async def test_a_request_waits_longer_than_envoy_would(stack: Stack, variant: str, transport: str) -> None:
+async def test_a_request_waits_longer_than_envoy_would(
+    stack: Stack, variant: str, transport: str
+) -> None:
     """1. The pool is full: three more wait. 2. One client leaves. 3. Much later there is room for both."""
     full = pool(stack.spare, max_in_flight=1, hold={"wait_s": 300}, probe=False)
     stack.use(full, endpoints=stack.spare, transport=transport)
     other = stack.through(variant)
     before, timeouts = ends_of_holds(stack), other.gateway.ext_proc()["message_timeouts"]
     async with serve(stack.spare, holds=b"") as endpoints, connect(other.url) as session:
-        requests = [asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(4)]
+        requests = [
+            asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(4)
+        ]
         await endpoints.until_arrived(4)
-        gone, *waiting = [asyncio.create_task(send(session, ask(f"late {number}"))) for number in range(3)]
+        gone, *waiting = [
+            asyncio.create_task(send(session, ask(f"late {number}"))) for number in range(3)
+        ]
         await until(lambda: held(stack) == 3)
         gone.cancel()
         await until(lambda: held(stack) == 2)
@@ -82,5 +93,9 @@ async def test_a_request_waits_longer_than_envoy_would(stack: Stack, variant: st
         await until(lambda: stack.service.metric("extproc_endpoint_in_flight") == 0)
 
     assert statuses(answers) == {200: 6}
-    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [2, 0, 1]
+    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
+        2,
+        0,
+        1,
+    ]
     assert other.gateway.ext_proc()["message_timeouts"] == timeouts

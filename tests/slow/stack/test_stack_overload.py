@@ -19,11 +19,14 @@ from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.envoy
 
-BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml") if "overload_manager" in path.read_text())
+BOOTSTRAPS = sorted(
+    path.name for path in SHIPPED.glob("*.yaml") if "overload_manager" in path.read_text()
+)
 BODIES_PER_HEAP = 16
 MIB = 1_048_576
 
-# The attack: uploads that stop a little before their end. Together they hold more than twice the heap.
+# The attack: uploads that stop a little before their end. Together they hold more than twice the
+# heap.
 BODY_BYTES = 4 * MIB
 UPLOADS = 40
 SENT_BYTES = BODY_BYTES - 200_000
@@ -38,13 +41,17 @@ TICK_BYTES = 100 * MIB
 
 def shrink(tree: Tree) -> None:
     """The shipped rules at a twelfth of their size, and with less patience."""
-    (listener,) = (each for each in tree["static_resources"]["listeners"] if each["name"] == "clients")
+    (listener,) = (
+        each for each in tree["static_resources"]["listeners"] if each["name"] == "clients"
+    )
     scale = listener["per_connection_buffer_limit_bytes"] // BODY_BYTES
     listener["per_connection_buffer_limit_bytes"] //= scale
     for options in find(listener, "http2_protocol_options"):
         options["initial_stream_window_size"] //= scale
         options["initial_connection_window_size"] //= scale
-    (heap,) = (each for each in tree["overload_manager"]["resource_monitors"] if "heap" in each["name"])
+    (heap,) = (
+        each for each in tree["overload_manager"]["resource_monitors"] if "heap" in each["name"]
+    )
     heap["typed_config"]["max_heap_size_bytes"] //= scale
     tree["overload_manager"]["buffer_factory_config"]["minimum_account_to_track_power_of_two"] -= 3
     for patience, *_ in find(tree, "timer_scale_factors"):
@@ -151,7 +158,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize("protocol", UPLOADING)
-async def test_uploads_that_stop_are_survived_while_others_are_served(small: Stack, protocol: str) -> None:
+async def test_uploads_that_stop_are_survived_while_others_are_served(
+    small: Stack, protocol: str
+) -> None:
     """1. Uploads hold more than the heap. 2. Envoy cuts some. 3. The rest waits on, others are served."""
     async with attack(small, UPLOADING[protocol]) as seen:
         await asyncio.to_thread(small.gateway.wait_until, lambda: pressure(small) < TIGHT_PERCENT)

@@ -21,7 +21,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.envoy
 
 PATIENCE_S, LONG_S = 4.0, 30.0  # of a client whom nobody may answer, and of one who must be
-# With the service away: nothing at all, more than one piece of a stream, and more than a buffer holds.
+# With the service away: nothing at all, more than one piece of a stream, and more than a buffer
+# holds.
 BODIES = [body_of(size_bytes) for size_bytes in (SIZES[0], SIZES[3], SIZES[5])]
 
 
@@ -59,7 +60,9 @@ async def test_bodies_arrive_unchanged_at_a_picked_endpoint(stack: Stack) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_of_10_mb_arrives_unchanged(stack: Stack, picked: Picked, *, stream: bool) -> None:
+async def test_an_answer_of_10_mb_arrives_unchanged(
+    stack: Stack, picked: Picked, *, stream: bool
+) -> None:
     """200 completions that begin with the prompt. In full duplex the picker has given each piece back."""
     prompt = "".join(f"{number:08}" for number in range(6_500))
     fields = {"n": 200, "echo": True, "max_tokens": 1, "stream": stream}
@@ -77,11 +80,16 @@ async def test_an_answer_of_10_mb_arrives_unchanged(stack: Stack, picked: Picked
     await _until_idle(stack)
 
 
-async def test_a_conversation_stays_whatever_its_client_orders_and_all_are_released(stack: Stack) -> None:
+async def test_a_conversation_stays_whatever_its_client_orders_and_all_are_released(
+    stack: Stack,
+) -> None:
     async with connect(stack.url) as session:
         answers = [await send(session, ask("stay")) for _ in range(8)]
         streamed = await send(session, ask("stay", stream=True, max_tokens=200))
-        orders = {"x-gateway-destination-endpoint": "127.0.0.1:1", "x-llm-d-inference-objective": "premium"}
+        orders = {
+            "x-gateway-destination-endpoint": "127.0.0.1:1",
+            "x-llm-d-inference-objective": "premium",
+        }
         ordered = await send(session, ask("stay"), headers=orders)
 
     assert len({answer.served_by for answer in (*answers, streamed, ordered)}) == 1
@@ -106,7 +114,9 @@ async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked)
     2. Once the gateway has noticed, each client gets what the table says, whatever its body.
     3. Back: bodies of every size are picked for again, and a conversation has its home.
     """
-    breaks = pytest.raises(aiohttp.ClientPayloadError) if answers_in_duplex(picked) else nullcontext()
+    breaks = (
+        pytest.raises(aiohttp.ClientPayloadError) if answers_in_duplex(picked) else nullcontext()
+    )
     async with connect(stack.url) as session:
         home = await send(session, ask("home"))
         with breaks:
@@ -130,7 +140,8 @@ async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked)
 async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> None:
     """1. Hung: once the gateway has noticed, if it does, bodies of every size get the same.
 
-    All at once: a gateway that does not notice gives up ten seconds after it wants a further connection.
+    All at once: a gateway that does not notice gives up ten seconds after it wants a further
+    connection.
     2. Goes on: affinity.
     """
     async with connect(stack.url) as session:
@@ -139,7 +150,9 @@ async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> Non
             if picked.when_hung and is_probed(picked):
                 await until(lambda: not stack.gateway.sees_service())
             patience_s = LONG_S if picked.when_hung else PATIENCE_S
-            statuses = await asyncio.gather(*(_status(session, body, patience_s) for body in (None, *BODIES)))
+            statuses = await asyncio.gather(
+                *(_status(session, body, patience_s) for body in (None, *BODIES))
+            )
         finally:
             stack.service.send(signal.SIGCONT)
         await _until_picked(stack)
@@ -163,7 +176,9 @@ async def test_the_picker_hangs_for_a_moment_while_an_answer_streams(stack: Stac
 async def _stream_while(session: aiohttp.ClientSession, happens: Callable[[], None]) -> bytes:
     """Something happens after an answer's first chunk; returns all of it, raises if it breaks off."""
     body = ask("stream", stream=True, max_tokens=2_000, ignore_eos=True)
-    async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
+    async with session.post(
+        CHAT, data=body, headers={"content-type": "application/json"}
+    ) as answer:
         received = await answer.content.readany()
         happens()
         received += await answer.content.read()
@@ -201,7 +216,9 @@ async def _until_picked(stack: Stack) -> None:
     """Until a request meets the picker: Envoy's threads hear of its health a second after its counters."""
     before = stack.service.metric("extproc_picks_total")
     async with connect(stack.url) as session, asyncio.timeout(60):
-        while await _status(session) != 200 or stack.service.metric("extproc_picks_total") == before:
+        while (
+            await _status(session) != 200 or stack.service.metric("extproc_picks_total") == before
+        ):
             pass
 
 

@@ -19,10 +19,16 @@ RESET = 92  # curl's word for a stream that was reset
 
 async def test_the_operators_route_chooses_the_pool_whatever_the_model(stack: Stack) -> None:
     first, second = stack.addresses[:2], stack.addresses[2:]
-    stack.use(pool(first, name="first", models=["simulated"]), pool(second, name="second", models=["other"]))
+    stack.use(
+        pool(first, name="first", models=["simulated"]),
+        pool(second, name="second", models=["other"]),
+    )
     async with connect(stack.through("route_batch_to_second").url) as session:
         usual = await send(session, ask("hello"), headers={"x-extproc-pool": "second"})
-        batch = [await send(session, ask(f"hello {n}"), path="/batch/v1/chat/completions") for n in range(6)]
+        batch = [
+            await send(session, ask(f"hello {n}"), path="/batch/v1/chat/completions")
+            for n in range(6)
+        ]
         listed = await send(session, b"", path="/v1/models", method="GET")
         theirs = await send(session, b"", path="/batch/v1/models", method="GET")
 
@@ -36,7 +42,10 @@ async def test_the_operators_route_chooses_the_pool_whatever_the_model(stack: St
 def split(stack: Stack) -> Stack:
     """A cluster per pool without xDS, as docs/how-to/models-and-lora.md describes it."""
     first, second = stack.addresses[:2], stack.addresses[2:]
-    pools = pool(first, name="llama", models=["llama-3"]), pool(second, name="qwen", models=["qwen-2"])
+    pools = (
+        pool(first, name="llama", models=["llama-3"]),
+        pool(second, name="qwen", models=["qwen-2"]),
+    )
     stack.use(*pools, clear_route_cache=True)
     return stack.through("split_cluster")
 
@@ -55,11 +64,15 @@ async def test_header_of_the_service_chooses_the_cluster_and_no_client_does(spli
             assert (without.status, without.served_by) == (503, "")
 
 
-async def test_without_the_service_requests_are_refused_and_open_answers_end_whole(split: Stack) -> None:
+async def test_without_the_service_requests_are_refused_and_open_answers_end_whole(
+    split: Stack,
+) -> None:
     """The closed route, and not `failure_mode_allow: false`, which would cut them."""
     async with connect(split.url) as session:
         body = ask("a long one", model="llama-3", max_tokens=200, stream=True, ignore_eos=True)
-        async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
+        async with session.post(
+            CHAT, data=body, headers={"content-type": "application/json"}
+        ) as answer:
             begun = await answer.content.readany()
             split.service.kill()
             refused = [
@@ -73,9 +86,9 @@ async def test_without_the_service_requests_are_refused_and_open_answers_end_who
     assert b"[DONE]" not in begun
     assert (begun + rest).count(b"data: ") >= 200
     assert rest.endswith(b"data: [DONE]\n\n")
-    assert {(answer.status, answer.headers["retry-after"], answer.error["code"]) for answer in refused} == {
-        (503, "1", "upstream_unavailable")
-    }
+    assert {
+        (answer.status, answer.headers["retry-after"], answer.error["code"]) for answer in refused
+    } == {(503, "1", "upstream_unavailable")}
 
 
 async def test_one_line_opens_a_path(stack: Stack) -> None:
@@ -115,11 +128,13 @@ async def test_a_body_over_the_limit_is_refused_in_the_words_of_its_api(stack: S
 
 
 @pytest.mark.parametrize("protocol", ["--http1.1", "--http2-prior-knowledge"])
-async def test_twenty_megabytes_arrive_and_more_than_the_limit_does_not(stack: Stack, protocol: str) -> None:
+async def test_twenty_megabytes_arrive_and_more_than_the_limit_does_not(
+    stack: Stack, protocol: str
+) -> None:
     """With curl, which reads an early answer while it still sends.
 
-    After a whole early answer Envoy may reset an HTTP/2 stream without an error (RFC 9113 section 8.1),
-    which curl before 8 takes for one; nghttp has the answer each time.
+    After a whole early answer Envoy may reset an HTTP/2 stream without an error (RFC 9113 section
+    8.1), which curl before 8 takes for one; nghttp has the answer each time.
     """
     body = ask("x" * 20_000_000)
     options = ["--silent", "--include", "--max-time", "60", protocol, "--data-binary", "@-"]

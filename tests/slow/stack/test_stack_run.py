@@ -44,12 +44,16 @@ class Played:
 
     def state(self, port: int) -> str:
         address = f"127.0.0.1:{port + self.offset}"
-        return next(str(one["state"]) for one in self.pool()["endpoints"] if one["address"] == address)
+        return next(
+            str(one["state"]) for one in self.pool()["endpoints"] if one["address"] == address
+        )
 
     def picks(self) -> float:
         lines = get(f"http://127.0.0.1:{9090 + self.offset}/metrics").splitlines()
         return sum(
-            float(each.rpartition(" ")[2]) for each in lines if each.startswith("extproc_picks_total{")
+            float(each.rpartition(" ")[2])
+            for each in lines
+            if each.startswith("extproc_picks_total{")
         )
 
     def listening(self) -> list[int]:
@@ -61,13 +65,19 @@ def played(script: str) -> Iterator[Played]:
     """Runs a script in a terminal of its own, where its stdin is typed; Ctrl-C ends all."""
     with port_offset() as offset:
         # Not the session's leader, as it is none below `make`.
-        command = f"RUN_PORT_OFFSET={offset} PYTHONPATH={ROOT} {sys.executable} envoy/{script}; exit $?"
+        command = (
+            f"RUN_PORT_OFFSET={offset} PYTHONPATH={ROOT} {sys.executable} envoy/{script}; exit $?"
+        )
         words = ["script", "--quiet", "--return", "--command", command, "/dev/null"]
-        with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
             try:
                 stack = Played(process, offset, read_until(process, "Ctrl-C stops everything"))
                 # The first address of all is the page's, and it is there.
-                assert b"<title>extproc-router</title>" in page(re.findall(r"http://\S+", stack.text)[0])
+                assert b"<title>extproc-router</title>" in page(
+                    re.findall(r"http://\S+", stack.text)[0]
+                )
                 yield stack
                 stack.press(CTRL_C)
                 assert process.wait(60) == 0
@@ -95,9 +105,15 @@ def page(url: str) -> bytes:
 def test_run_serves_the_line_it_prints_and_ctrl_c_stops_everything() -> None:
     with played("run.py") as stack:
         text = stack.text
-        curl = text[text.index("curl -si") : text.index("Ctrl-C")].replace("\r\n", "\n").replace("\\\n", " ")
+        curl = (
+            text[text.index("curl -si") : text.index("Ctrl-C")]
+            .replace("\r\n", "\n")
+            .replace("\\\n", " ")
+        )
         command = shlex.split(curl)
-        answers = [subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL) for _ in "12"]
+        answers = [
+            subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL) for _ in "12"
+        ]
         served = [re.findall(r"x-served-by: (\S+)", answer) for answer in answers]
         cached = [re.search(r'"cached_tokens":(\d+)', answer) for answer in answers]
 

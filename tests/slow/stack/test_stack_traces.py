@@ -42,7 +42,11 @@ def parents(spans: list[Span], span: Span) -> list[Span]:
 
 
 async def test_client_envoy_and_decision_are_one_trace(traced: Stack, receiver: Receiver) -> None:
-    headers = {"traceparent": f"00-{TRACE}-{CLIENT}-01", "tracestate": "vendor=1", "x-request-id": CLIENT_ID}
+    headers = {
+        "traceparent": f"00-{TRACE}-{CLIENT}-01",
+        "tracestate": "vendor=1",
+        "x-request-id": CLIENT_ID,
+    }
     async with connect(traced.url) as session:
         answer = await send(session, ask("What is a trace?"), headers=headers)
     spans = until_spans(receiver, 4, TRACE)
@@ -50,14 +54,18 @@ async def test_client_envoy_and_decision_are_one_trace(traced: Stack, receiver: 
     stream, request = parents(spans, decision)
 
     assert (answer.status, answer.headers["x-request-id"]) == (200, CLIENT_ID)
-    # The request's span is the client's child; of it the ext_proc stream's, and the decision's of that.
+    # The request's span is the client's child; of it the ext_proc stream's, and the decision's of
+    # that.
     assert (request.service, stream.service) == ("envoy", "envoy")
     assert request.parent == CLIENT
     assert request.kind == decision.kind == OtlpSpan.SPAN_KIND_SERVER
     assert request.start_ns <= decision.start_ns <= decision.end_ns
     told = {"extproc.pool": "vllm", "extproc.endpoint": answer.served_by, "extproc.match_tokens": 0}
     told |= {"gen_ai.request.model": MODEL, "gen_ai.operation.name": "chat"}
-    assert told.items() <= {k: v for k, v in decision.attributes.items() if k != "extproc.candidates"}.items()
+    assert (
+        told.items()
+        <= {k: v for k, v in decision.attributes.items() if k != "extproc.candidates"}.items()
+    )
     assert decision.attributes["extproc.candidates"][0] == answer.served_by
 
 
@@ -77,7 +85,9 @@ def test_the_block_is_one_comment_in_every_shipped_file(shipped: str) -> None:
     plain, traced = load(shipped), load(shipped, marks="otlp")
 
     def manager(tree: Tree) -> set[str]:
-        (found,) = [c for c in find(tree, "typed_config") if "http_filters" in c and "access_log" in c][:1]
+        (found,) = [
+            c for c in find(tree, "typed_config") if "http_filters" in c and "access_log" in c
+        ][:1]
         return set(found)
 
     def clusters(tree: Tree) -> set[str]:

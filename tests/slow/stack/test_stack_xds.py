@@ -32,7 +32,9 @@ IPS = [f"127.0.1.{number}" for number in range(1, 5)]
 
 def no_service(tree: Tree) -> None:
     """Takes out ext_proc and the health check of it, and believes the client's headers."""
-    [manager] = [value for value in find(tree, "typed_config") if value.get("stat_prefix") == "clients"]
+    [manager] = [
+        value for value in find(tree, "typed_config") if value.get("stat_prefix") == "clients"
+    ]
     manager["http_filters"] = [manager["http_filters"][-1]]
     del manager["early_header_mutation_extensions"]
     del cluster(tree, "extproc")["health_checks"]
@@ -75,12 +77,18 @@ class Mesh:
         await asyncio.to_thread(self.gateway.wait_ready)
         await self.until(0, 1, 2)
 
-    async def until(self, *numbers: int, draining: Sequence[int] = (), cluster: str = "llama") -> None:
+    async def until(
+        self, *numbers: int, draining: Sequence[int] = (), cluster: str = "llama"
+    ) -> None:
         wanted = {self.address(n): "DRAINING" if n in draining else "HEALTHY" for n in numbers}
         await until_hosts(self.gateway, cluster, wanted)
 
     async def ask(
-        self, session: aiohttp.ClientSession, *numbers: int, pool: str = "llama", body: bytes = b"{}"
+        self,
+        session: aiohttp.ClientSession,
+        *numbers: int,
+        pool: str = "llama",
+        body: bytes = b"{}",
     ) -> Answer:
         """Sends a request for a pool with these endpoints picked, best first."""
         headers = {"x-extproc-pool": pool} if pool else {}
@@ -110,7 +118,9 @@ async def run_mesh(directory: Path) -> AsyncGenerator[Mesh]:
         yield mesh
 
 
-async def served(mesh: Mesh, session: aiohttp.ClientSession, count: int, *numbers: int) -> Counter[str]:
+async def served(
+    mesh: Mesh, session: aiohttp.ClientSession, count: int, *numbers: int
+) -> Counter[str]:
     return servers([await mesh.ask(session, *numbers) for _ in range(count)])
 
 
@@ -143,7 +153,8 @@ async def test_the_fallback_passes_by_a_draining_endpoint_a_pick_does_not(tmp_pa
 async def test_pools_come_and_go_and_the_open_one_is_the_default(tmp_path: Path) -> None:
     """1. A pool comes. 2. It goes and comes back, with the endpoint it had.
 
-    3. No pool is open: what nobody routed is refused, an answer that began goes on. 4. It is alone, and open.
+    3. No pool is open: what nobody routed is refused, an answer that began goes on. 4. It is alone,
+       and open.
     """
     async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
         mesh.publish(3, pool="qwen")
@@ -185,7 +196,9 @@ async def test_pools_come_and_go_and_the_open_one_is_the_default(tmp_path: Path)
         assert answer.error["code"] == "upstream_unavailable"
 
 
-async def test_envoy_refuses_what_it_cannot_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_envoy_refuses_what_it_cannot_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
         mesh.xds.publish("llama", [Endpoint("liar", "not-an-address:8000")])
         await until(lambda: mesh.rejections)
@@ -199,9 +212,14 @@ async def test_envoy_refuses_what_it_cannot_use(tmp_path: Path, caplog: pytest.L
 
 
 async def test_an_envoy_whose_replica_dies_hears_of_changes_from_another(tmp_path: Path) -> None:
-    async with run_envoy(tmp_path, replicas=2) as mesh, AsyncExitStack() as one, AsyncExitStack() as other:
+    async with (
+        run_envoy(tmp_path, replicas=2) as mesh,
+        AsyncExitStack() as one,
+        AsyncExitStack() as other,
+    ):
         running = {
-            await stack.enter_async_context(mesh.serving(n)): stack for n, stack in enumerate((one, other))
+            await stack.enter_async_context(mesh.serving(n)): stack
+            for n, stack in enumerate((one, other))
         }
         for xds in running:
             xds.publish("llama", [mesh.endpoint(number) for number in range(3)])

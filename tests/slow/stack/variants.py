@@ -87,7 +87,9 @@ def open_ping(tree: Tree) -> None:
 
 def lock(tree: Tree) -> None:
     """The filter that docs/how-to/plain-envoy.md shows for API keys."""
-    [shown] = [block.partition("```")[0] for block in DOCS.split("```yaml\n") if "api_key_auth" in block][-1:]
+    [shown] = [
+        block.partition("```")[0] for block in DOCS.split("```yaml\n") if "api_key_auth" in block
+    ][-1:]
     filters = next(find(tree, "http_filters"))
     names = [each["name"] for each in filters]
     filters[names.index("envoy.filters.http.ext_proc") : 0] = yaml.safe_load(shown)
@@ -99,7 +101,9 @@ def first_tokens_in_the_log(tree: Tree) -> None:
     for logs in find(tree, "access_log"):
         for log in logs:
             if log["name"] == "envoy.access_loggers.http_grpc":
-                log["typed_config"]["common_config"]["custom_tags"] = [{"tag": tag[0], "value": tag[1]}]
+                log["typed_config"]["common_config"]["custom_tags"] = [
+                    {"tag": tag[0], "value": tag[1]}
+                ]
                 log["typed_config"]["additional_response_headers_to_log"].append("content-type")
 
 

@@ -13,8 +13,8 @@ from typing import Final
 class Field:
     """A body field that holds a part of the prompt.
 
-    `role` names the one turn that its text makes; where `has_turns`, the field may hold several turns
-    with roles of their own, and `role` is for bare text.
+    `role` names the one turn that its text makes; where `has_turns`, the field may hold several
+    turns with roles of their own, and `role` is for bare text.
     """
 
     name: str
@@ -95,7 +95,10 @@ def operation_of(path: str) -> str:
 
 def reads_body(method: str, path: str) -> bool:
     """Tells whether the body of a request may matter to its routing, by the model that it names at least."""
-    return method.upper() in {"POST", "PUT", "PATCH"} and _route(path).rpartition("/")[2] not in _BODYLESS
+    return (
+        method.upper() in {"POST", "PUT", "PATCH"}
+        and _route(path).rpartition("/")[2] not in _BODYLESS
+    )
 
 
 _SHORT: Final = 256

@@ -1,17 +1,19 @@
 """A prompt as a chain of blocks, to find how much of it an endpoint has. Pure: text in, hashes out.
 
-vLLM names a block of tokens by a hash of its parent's name and its own content, so equal names mean equal
-prefixes. Here the same is done with text: tokens would need the model's tokenizer, and cost far more.
+vLLM names a block of tokens by a hash of its parent's name and its own content, so equal names mean
+equal prefixes. Here the same is done with text: tokens would need the model's tokenizer, and cost
+far more.
 """
 
 # How a prompt is cut, and why:
 #
 # - By bytes of UTF-8, not by characters: the bytes of a token vary less from script to script.
-# - Every `BLOCK_BYTES`, so that two prompts share the blocks of what they have in common. Shorter blocks find
-#   more of it and cost memory and time by as much.
+# - Every `BLOCK_BYTES`, so that two prompts share the blocks of what they have in common. Shorter
+#   blocks find more of it and cost memory and time by as much.
 # - Where the user first speaks: what stands before is the operator's, and many chats begin with it.
-# - Where the model began to speak. There an earlier request of the same conversation ended, so its whole
-#   chain is the head of this one's, to the byte; without these cuts, up to a block of each would be lost.
+# - Where the model began to speak. There an earlier request of the same conversation ended, so its
+#   whole chain is the head of this one's, to the byte; without these cuts, up to a block of each
+#   would be lost.
 # - Where the prompt ends, for the same reason, unless it is bare text, which may go on anywhere.
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,12 +50,12 @@ class Blocks(Protocol):
 class Chain(Struct, frozen=True):
     """A prompt's blocks, first to last: their hashes, and where each ends, in bytes of the prompt.
 
-    `reaches` has, for each block, how much of the prompt an endpoint has that served a request up to
-    there: the block's end, or the end of the answer that it gave then. `size` counts the whole prompt.
-    `home` is the same for all turns of a conversation; `answered` is the end of its last answer so far, 0
-    in the first turn. `root` names what stands before the user first speaks, and `rooted` is its end, 0
-    where that is too short to count. `question` names what the user says first, whatever stands before it,
-    and `answers` counts the model's answers so far.
+    `reaches` has, for each block, how much of the prompt an endpoint has that served a request up
+    to there: the block's end, or the end of the answer that it gave then. `size` counts the whole
+    prompt. `home` is the same for all turns of a conversation; `answered` is the end of its last
+    answer so far, 0 in the first turn. `root` names what stands before the user first speaks, and
+    `rooted` is its end, 0 where that is too short to count. `question` names what the user says
+    first, whatever stands before it, and `answers` counts the model's answers so far.
     """
 
     hashes: Sequence[int]
@@ -84,8 +86,8 @@ _NOTHING: Final = Chain((), (), (), 0, 0, 0)
 def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHING) -> Chain:
     """Cuts and hashes a prompt: the role and the text of each turn, in order; bare text has no role.
 
-    `seed` keeps apart what shares no cache. `before` is the chain of the turns before these, of which the
-    first is an answer.
+    `seed` keeps apart what shares no cache. `before` is the chain of the turns before these, of
+    which the first is an answer.
     """
     pieces, cuts = list[bytes](), dict[int, int]()
     size, rooted, answers, answered = before.size, before.rooted, before.answers, before.answered
@@ -107,7 +109,9 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
             if size >= ROOT_BYTES:
                 rooted = cuts[size] = size
         is_chat = is_chat or (bool(role) and not size)
-        data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode("utf-8", "surrogatepass")
+        data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode(
+            "utf-8", "surrogatepass"
+        )
         pieces.append(data)
         size += len(data)
     if was_spoken:
@@ -120,7 +124,9 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
         question = xxh3_64_intdigest(said, seed)
         home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
     root = hashes[ends.index(rooted)] if rooted else 0
-    return Chain(hashes, ends, reaches, size, home or seed, answered, root, rooted, question, answers)
+    return Chain(
+        hashes, ends, reaches, size, home or seed, answered, root, rooted, question, answers
+    )
 
 
 def _cut(
@@ -128,8 +134,8 @@ def _cut(
 ) -> tuple[list[int], list[int], list[int]]:
     """Hashes a prompt block by block; returns the hashes, where each block ends, and how far it reaches.
 
-    `cuts` are where blocks end whatever their length, and how far those reach. An open end that fills no
-    block is left out.
+    `cuts` are where blocks end whatever their length, and how far those reach. An open end that
+    fills no block is left out.
     """
     hashes, ends, reaches = [*before.hashes], [*before.ends], [*before.reaches]
     parent, start = hashes[-1] if hashes else seed, before.size
@@ -138,11 +144,15 @@ def _cut(
         least = BLOCK_BYTES if is_open and cut == size else BLOCK_BYTES + _REST_BYTES
         while cut - start >= least:
             stop = start + BLOCK_BYTES
-            hashes.append(parent := xxh3_64_intdigest(written[start - offset : stop - offset], parent))
+            hashes.append(
+                parent := xxh3_64_intdigest(written[start - offset : stop - offset], parent)
+            )
             ends.append(stop)
             start = stop
         if start < cut and least > BLOCK_BYTES:
-            hashes.append(parent := xxh3_64_intdigest(written[start - offset : cut - offset], parent))
+            hashes.append(
+                parent := xxh3_64_intdigest(written[start - offset : cut - offset], parent)
+            )
             ends.append(cut)
             start = cut
         reaches += ends[len(reaches) :]

@@ -1,17 +1,17 @@
 """The members of a JSON object, read when they are used; of a very large body as much as a prompt needs.
 
-Only `open_object` raises. A member that cannot be read is as good as absent: it must not cost a request
-its route, since the endpoint is the one to judge it.
+Only `open_object` raises. A member that cannot be read is as good as absent: it must not cost a
+request its route, since the endpoint is the one to judge it.
 """
 
 # How a large body is read, so that nobody's holds the loop or takes memory by the element:
 #
 # 1. Long media (base64) give way to their digests: what is left of 30 MB of images is a chat.
-# 2. msgspec finds the members that a prompt may need, in one pass that makes no objects (3 ms for 2 MB of
-#    brackets). Of a body beyond `head_bytes` the head is read, as if the client had sent no more; and the
-#    model and the salt are looked for among the last members, too.
-# 3. A member becomes objects as far as it has not too many values: of 2 MB of empty arrays, 50 ns each, that
-#    would take 35 MB. Prompts have few values for their size.
+# 2. msgspec finds the members that a prompt may need, in one pass that makes no objects (3 ms for 2
+#    MB of brackets). Of a body beyond `head_bytes` the head is read, as if the client had sent no
+#    more; and the model and the salt are looked for among the last members, too.
+# 3. A member becomes objects as far as it has not too many values: of 2 MB of empty arrays, 50 ns
+#    each, that would take 35 MB. Prompts have few values for their size.
 #
 # What is cut off is missing from the prompt's end, where the next turn's differs anyhow.
 
@@ -37,8 +37,8 @@ from extproc.router.routing.prompt.apis import FIELDS
 # A chat of so many messages has its prefix among them.
 MAX_ELEMENTS: Final = 2_048
 
-# What a medium's digest begins with in its place. A client that writes it names a medium that it did not
-# send, and misleads its own routing alone: the engine reads the body.
+# What a medium's digest begins with in its place. A client that writes it names a medium that it
+# did not send, and misleads its own routing alone: the engine reads the body.
 DIGEST: Final = "\x1f"
 
 TOO_COMPLEX: Final = "the body is too large and too complex to be read for routing"
@@ -90,8 +90,8 @@ _TRIES, _MANY = 8, 4_096
 class Object:
     """A JSON object whose members are read when they are used; nothing here raises.
 
-    `members` are as they were written, `values` are read. `body` has those that are not among them; without
-    it there are no others.
+    `members` are as they were written, `values` are read. `body` has those that are not among them;
+    without it there are no others.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ def open_object(
 ) -> Object:
     """Opens the one object that `body` is.
 
-    Takes what vLLM takes, which reads with Python's `json`: a byte order mark, UTF-16 and UTF-32, NaN,
-    lone surrogates (read as `?`), duplicate keys (the last one counts). `is_partial` says that the end
-    is missing: what came is read, but a last member only if it is a prompt's: half a model's name is
-    another model.
+    Takes what vLLM takes, which reads with Python's `json`: a byte order mark, UTF-16 and UTF-32,
+    NaN, lone surrogates (read as `?`), duplicate keys (the last one counts). `is_partial` says that
+    the end is missing: what came is read, but a last member only if it is a prompt's: half a
+    model's name is another model.
 
     Raises `PromptError` for anything else, and for nesting beyond Python's recursion limit.
     """
@@ -246,7 +246,9 @@ def _open_head(body: bytes | bytearray, limits: ReadLimits, *, is_partial: bool)
     is_cut, members, values = is_partial or size < len(body), dict[str, Raw](), dict[str, object]()
     if not is_partial:
         tail = bytes(body[-limits.tail_bytes :])
-        found = ((name, _find_last(tail, b'"%b"' % name.encode())) for name in ("model", "cache_salt"))
+        found = (
+            (name, _find_last(tail, b'"%b"' % name.encode())) for name in ("model", "cache_salt")
+        )
         members = {name: Raw(text) for name, text in found if text}
     try:
         values = _read_object(bytes(body[:size]), is_cut=is_cut)
@@ -298,17 +300,22 @@ def _readable(written: bytes | bytearray, limits: ReadLimits) -> int:
 def _find_last(tail: bytes, name: bytes) -> bytes | None:
     """The text of the body's own member of this name, if it is among the last ones: `tail` ends the body.
 
-    In JSON a quote without a backslash before it starts or ends a string, so `"model":` is a name; and
-    it is one of the body's own members if the brackets behind it close nothing but the body.
+    In JSON a quote without a backslash before it starts or ends a string, so `"model":` is a name;
+    and it is one of the body's own members if the brackets behind it close nothing but the body.
     """
     brackets, behind, at = b"", len(tail), len(tail)
     for _ in range(_TRIES):
         at = tail.rfind(name, 0, at)
-        found = _VALUE.match(tail, at + len(name)) if at > 0 and tail[at - 1] != _BACKSLASH else None
+        found = (
+            _VALUE.match(tail, at + len(name)) if at > 0 and tail[at - 1] != _BACKSLASH else None
+        )
         if at < 0:
             break
         if found is not None:
-            brackets = _STRING.sub(b"", tail[found.end() : behind]).translate(None, _NO_BRACKETS) + brackets
+            brackets = (
+                _STRING.sub(b"", tail[found.end() : behind]).translate(None, _NO_BRACKETS)
+                + brackets
+            )
             if _close_all(brackets):
                 return found[1]
             behind = at
@@ -358,7 +365,9 @@ def _without_media(body: bytes | bytearray, limits: ReadLimits) -> bytes | bytea
 
 @lru_cache(maxsize=64)  # names that an operator's keys have
 def _decoder_of(name: str) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(msgspec.defstruct("Member", [("value", Raw, Raw())], rename={"value": name}))
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Member", [("value", Raw, Raw())], rename={"value": name})
+    )
 
 
 def _head_of_numbers(raw: Raw, start: int, chars: int) -> str:

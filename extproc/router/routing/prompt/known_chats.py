@@ -1,11 +1,12 @@
 """Chats that were read before: of the next turn only what is new is read, cut and hashed. Pure."""
 
-# A next turn sends everything again: the messages of the turn before, byte by byte, then the answer and what
-# the user says to it. So a chat's chain is kept by a hash of its messages as they were written, and looked
-# for by all of them, then by those before the last answer. What is found is what reading them would give.
+# A next turn sends everything again: the messages of the turn before, byte by byte, then the answer
+# and what the user says to it. So a chat's chain is kept by a hash of its messages as they were
+# written, and looked for by all of them, then by those before the last answer. What is found is
+# what reading them would give.
 #
-# The seed, tools and what else the model reads before the messages are hashed, too. Not kept are large
-# bodies, of which only parts are read, and chats that end with an answer: it may go on.
+# The seed, tools and what else the model reads before the messages are hashed, too. Not kept are
+# large bodies, of which only parts are read, and chats that end with an answer: it may go on.
 
 from collections.abc import Iterable
 from operator import attrgetter

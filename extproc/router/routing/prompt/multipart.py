@@ -1,7 +1,7 @@
 """The short text fields of a `multipart/form-data` body (RFC 7578), such as the model of an audio request.
 
-Files are stepped over, neither copied nor decoded. Fields stand before the files or behind them, so of
-a large body only both ends are looked at.
+Files are stepped over, neither copied nor decoded. Fields stand before the files or behind them, so
+of a large body only both ends are looked at.
 """
 
 import re
@@ -23,9 +23,12 @@ END_BYTES: Final = 512 * 1024
 
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _NAME: Final = re.compile(
-    rb'^content-disposition:[^\r\n]*?;\s*name=(?:"([^"\r\n]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
+    rb'^content-disposition:[^\r\n]*?;\s*name=(?:"([^"\r\n]*)"|([^\s;"]+))',
+    re.IGNORECASE | re.MULTILINE,
 )
-_FILE: Final = re.compile(rb"^content-disposition:[^\r\n]*?;\s*filename\*?=", re.IGNORECASE | re.MULTILINE)
+_FILE: Final = re.compile(
+    rb"^content-disposition:[^\r\n]*?;\s*filename\*?=", re.IGNORECASE | re.MULTILINE
+)
 
 
 def is_form(content_type: str) -> bool:
@@ -35,9 +38,9 @@ def is_form(content_type: str) -> bool:
 def open_form(content_type: str, body: bytes | bytearray | memoryview) -> Object:
     """Returns the form's text fields; of fields with one name the last one counts.
 
-    Looks at `MAX_PARTS` parts at most, at each end of a body over twice `END_BYTES`, and leaves out files
-    and values over `MAX_VALUE_BYTES`. A body that breaks off gives what came. Raises `PromptError` without
-    a boundary, or if it never occurs.
+    Looks at `MAX_PARTS` parts at most, at each end of a body over twice `END_BYTES`, and leaves out
+    files and values over `MAX_VALUE_BYTES`. A body that breaks off gives what came. Raises
+    `PromptError` without a boundary, or if it never occurs.
     """
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:

@@ -1,7 +1,7 @@
 """A request's prompt: the model it names, and the text that may be in a KV cache already.
 
-Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never raises. Bodies are read as
-far as needed and never changed.
+Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never raises. Bodies are read
+as far as needed and never changed.
 """
 
 from collections.abc import Iterator
@@ -51,8 +51,8 @@ class Prompt(Struct, frozen=True):
     def first_user_message(self, chars: int) -> str:
         """The first characters of the first message by `user`; KubeAI's rule, 100 there.
 
-        Without roles it is the prompt itself, or the first one of a batch. Text only. Token ids count
-        as their numbers (KubeAI ignores them).
+        Without roles it is the prompt itself, or the first one of a batch. Text only. Token ids
+        count as their numbers (KubeAI ignores them).
         """
         turns = turns_of(self._api, self._fields, chars)
         return next((turn.text(chars) for turn in turns if turn.is_user), "")
@@ -60,13 +60,13 @@ class Prompt(Struct, frozen=True):
     def head(self, chars: int) -> str:
         """The first characters of the whole prompt as the model reads it.
 
-        Tools, system text, then the messages in order; each turn behind its role; images, sounds and
-        files by digest; tool calls and results, reasoning.
+        Tools, system text, then the messages in order; each turn behind its role; images, sounds
+        and files by digest; tool calls and results, reasoning.
         """
         turns = self.turns(chars)
-        return "".join([f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text for role, text in turns])[
-            :chars
-        ]
+        return "".join(
+            [f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text for role, text in turns]
+        )[:chars]
 
     def turns(self, chars: int) -> Iterator[tuple[str, str]]:
         """The role and the text of each turn, as many as the first characters of the whole prompt need."""
@@ -109,8 +109,8 @@ def parse(
 ) -> Prompt:
     """Reads the request that `path` names out of `body`.
 
-    `is_partial` says that the proxy cut the body off: what came is read. Raises `PromptError` if it is
-    neither a JSON object nor, by its content type, a form.
+    `is_partial` says that the proxy cut the body off: what came is read. Raises `PromptError` if it
+    is neither a JSON object nor, by its content type, a form.
     """
     api = api_of(path)
     if is_form(content_type):

@@ -71,7 +71,9 @@ def routing_key(prefix: str, *, model: str, adapter: str = "", cache_salt: str =
     # Different fields make different bytes: all but the last are led by their lengths.
     lengths = f"{len(model)},{len(adapter)},{len(cache_salt)}:"
     # Headers may hold what UTF-8 cannot spell.
-    return xxh3_64_intdigest(f"{lengths}{model}{adapter}{cache_salt}{prefix}".encode(errors="surrogatepass"))
+    return xxh3_64_intdigest(
+        f"{lengths}{model}{adapter}{cache_salt}{prefix}".encode(errors="surrogatepass")
+    )
 
 
 def _find(prompt: Prompt | None, key: Key, chars: int, headers: Mapping[str, str]) -> str | None:

@@ -11,20 +11,27 @@ from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from extproc.router.routing.prompt.apis import Api, Field
-from extproc.router.routing.prompt.json_reader import DIGEST, MAX_ELEMENTS, Object, compact, elements
+from extproc.router.routing.prompt.json_reader import (
+    DIGEST,
+    MAX_ELEMENTS,
+    Object,
+    compact,
+    elements,
+)
 
 # Control characters that text hardly holds: no text looks like the start of another turn.
 TURN_START: Final = "\x1e"
 TURN_TEXT: Final = "\x1f"
 
-# The fields of a message that the model reads, in the order of the usual templates; the items of the
-# Responses API keep theirs beside them.
+# The fields of a message that the model reads, in the order of the usual templates; the items of
+# the Responses API keep theirs beside them.
 _SPOKEN: Final = (
     *("reasoning", "reasoning_content", "summary", "content", "refusal"),
     *("tool_calls", "function_call", "name", "arguments", "output"),
 )
 _TEXTS: Final = ("text", "refusal", "thinking")
-# First `uuid`: vLLM takes it for the identity of the medium, and lets later turns leave the data out.
+# First `uuid`: vLLM takes it for the identity of the medium, and lets later turns leave the data
+# out.
 _MEDIA: Final = (
     *("uuid", "image_url", "video_url", "audio_url", "input_audio", "source"),
     *("image_embeds", "audio_embeds", "file", "file_data", "file_url", "file_id"),
@@ -125,7 +132,9 @@ def _turns(field: Field, value: object) -> Iterator[Turn]:
             yield Turn(field.role, (element,))
             return
         if isinstance(element, list):
-            yield from (_message(message) for message in elements(element) if isinstance(message, dict))
+            yield from (
+                _message(message) for message in elements(element) if isinstance(message, dict)
+            )
             return
         if isinstance(element, dict):
             yield _message(element)
@@ -135,7 +144,11 @@ def _message(message: Mapping[str, object]) -> Turn:
     # An item of the Responses API without a role (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
     is_plain = len(message) == 2 and "content" in message
-    said = (message["content"],) if is_plain else tuple(message[name] for name in _SPOKEN if name in message)
+    said = (
+        (message["content"],)
+        if is_plain
+        else tuple(message[name] for name in _SPOKEN if name in message)
+    )
     return Turn(role if isinstance(role, str) else "", said)
 
 
@@ -173,7 +186,9 @@ def _medium(part: Mapping[str, object]) -> str:
         data = next((text for text in texts if isinstance(text, str)), None)
         if data:
             digest = (
-                data.removeprefix(DIGEST) if data.startswith(DIGEST) else xxh3_64_hexdigest(data.encode())
+                data.removeprefix(DIGEST)
+                if data.startswith(DIGEST)
+                else xxh3_64_hexdigest(data.encode())
             )
             return f"{TURN_TEXT}{name}:{digest}"
     return ""

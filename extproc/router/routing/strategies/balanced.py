@@ -17,7 +17,9 @@ from extproc.router.routing.strategies.base import (
 
 TURN: Final = Reason("turn", "it was its turn (`round_robin`), or chance (`random`)", "yellow")
 LEAST_LOAD: Final = Reason("least_load", "it had the least load", "cyan")
-NO_PREFIX: Final = Reason("no_prefix", "the request has no prompt. This endpoint had the least load", "grey")
+NO_PREFIX: Final = Reason(
+    "no_prefix", "the request has no prompt. This endpoint had the least load", "grey"
+)
 
 
 class _Blind(Strategy, Reading):

@@ -1,16 +1,17 @@
 """The seam between a pool and its strategy: what a strategy sees of a request, and what it answers.
 
-A strategy *reads* a request as far as it needs to. The result, a `Reading`, stays with the request to its
-end: it chooses an endpoint, explains the choice, and learns what became of the request. So a pool may change
-its strategy at any moment: each request ends with the strategy that placed it.
+A strategy *reads* a request as far as it needs to. The result, a `Reading`, stays with the request
+to its end: it chooses an endpoint, explains the choice, and learns what became of the request. So a
+pool may change its strategy at any moment: each request ends with the strategy that placed it.
 
-Every strategy has the methods of `Strategy`. Two capabilities are optional: a strategy that `SharesPicks`
-takes the picks of other gateways, one that `ReadsSignals` takes the endpoints' metrics. The pool looks once,
-when a strategy is installed, which of them it has.
+Every strategy has the methods of `Strategy`. Two capabilities are optional: a strategy that
+`SharesPicks` takes the picks of other gateways, one that `ReadsSignals` takes the endpoints'
+metrics. The pool looks once, when a strategy is installed, which of them it has.
 
-Three kinds of state, and their owners. The pool owns the loads (`LoadBook`). What depends on nothing but the
-endpoints is the strategy's `Placement`: immutable, part of the pool's snapshot, built away from the serving
-loop since it may take long. Whatever else a strategy learns it keeps to itself.
+Three kinds of state, and their owners. The pool owns the loads (`LoadBook`). What depends on
+nothing but the endpoints is the strategy's `Placement`: immutable, part of the pool's snapshot,
+built away from the serving loop since it may take long. Whatever else a strategy learns it keeps to
+itself.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +35,8 @@ Colour = Literal["green", "blue", "magenta", "red", "yellow", "cyan", "orange", 
 class Reason(str):
     """Why an endpoint was picked: one word, a metric's label and part of the decision metadata.
 
-    `meaning` explains it in the page and in the documentation, `colour` marks it there and in a terminal.
+    `meaning` explains it in the page and in the documentation, `colour` marks it there and in a
+    terminal.
     """
 
     __slots__ = ("colour", "meaning")
@@ -61,7 +63,8 @@ class Choice(Struct, frozen=True):
 class CostRow(Struct, frozen=True):
     """What one endpoint would cost, of those that a strategy compared.
 
-    The endpoint holds `blocks` of the prompt. It has `match_bytes` of its text, of `prompt_bytes` in all.
+    The endpoint holds `blocks` of the prompt. It has `match_bytes` of its text, of `prompt_bytes`
+    in all.
     """
 
     endpoint: str
@@ -96,8 +99,8 @@ class CostRow(Struct, frozen=True):
 class Ending(Struct, frozen=True):
     """What became of a request. The proxy says so some time after the end; `None` where it does not.
 
-    `first_token_s` counts from the moment when the proxy sent the request to the endpoint. It is unknown for
-    a request that was tried more than once, or whose answer came all at once.
+    `first_token_s` counts from the moment when the proxy sent the request to the endpoint. It is
+    unknown for a request that was tried more than once, or whose answer came all at once.
     """
 
     status: int | None = None
@@ -133,8 +136,9 @@ NOWHERE: Final = _Nowhere()
 class Candidates:
     """The endpoints that may take one request: a pool's ready ones, or the eligible ones among them.
 
-    `eligible` of `None` means all but the `closed` ones, which count only then. A whole pool's total and
-    least loaded cost O(1), those of a pool without k closed endpoints O(k), of k eligible ones O(k log k).
+    `eligible` of `None` means all but the `closed` ones, which count only then. A whole pool's
+    total and least loaded cost O(1), those of a pool without k closed endpoints O(k), of k eligible
+    ones O(k log k).
     """
 
     __slots__ = ("_all_names", "_book", "_eligible", "_placement", "closed", "in_flight")
@@ -164,7 +168,9 @@ class Candidates:
         if self._eligible is None:
             closed = self.closed
             return (
-                tuple(name for name in self._all_names if name not in closed) if closed else self._all_names
+                tuple(name for name in self._all_names if name not in closed)
+                if closed
+                else self._all_names
             )
         return tuple(name for name in self._all_names if name in self._eligible)
 
@@ -203,12 +209,12 @@ class Withdrawal(Struct, frozen=True):
 class Reading(ABC):
     """What a strategy made of one request. All but `choose` may be left as they are here.
 
-    The pool calls `choose` and, if it follows the choice, `taken` in the same step; then `ended` once
-    for each `taken`, and perhaps `learn`, at any time after `taken` or not at all. A request that
-    another endpoint answered than the picked one ends at the one and is taken at the other.
+    The pool calls `choose` and, if it follows the choice, `taken` in the same step; then `ended`
+    once for each `taken`, and perhaps `learn`, at any time after `taken` or not at all. A request
+    that another endpoint answered than the picked one ends at the one and is taken at the other.
 
-    `key` is the routing key, shown to operators; `None` where there is no prefix. `costs` are the rows
-    that `choose` compared, the best first, until `taken`: an open request keeps none.
+    `key` is the routing key, shown to operators; `None` where there is no prefix. `costs` are the
+    rows that `choose` compared, the best first, until `taken`: an open request keeps none.
     """
 
     __slots__ = ()
@@ -281,7 +287,9 @@ class PeerCounts(Struct, frozen=True):
 class StrategySettings(BaseModel):
     """A strategy's section of the configuration. Each strategy adds its options and the literal `name`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
     name: str
 
@@ -293,8 +301,8 @@ class StrategySettings(BaseModel):
 class Strategy(ABC):
     """A placement policy, made from `Outside` and its settings' options.
 
-    `settings` describes the options. `reasons` are those that its choices may have. `headers` are the names,
-    in lower case, of the request headers that it reads.
+    `settings` describes the options. `reasons` are those that its choices may have. `headers` are
+    the names, in lower case, of the request headers that it reads.
     """
 
     name: ClassVar[str]
@@ -310,8 +318,8 @@ class Strategy(ABC):
     def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str, /) -> Reading:
         """Makes of a request what the choice depends on.
 
-        `prompt` is `None` where there is no body that could be read, `adapter` the LoRA adapter that the
-        request names, else empty.
+        `prompt` is `None` where there is no body that could be read, `adapter` the LoRA adapter
+        that the request names, else empty.
         """
 
     def place(self, _ready: Mapping[str, Endpoint], _before: Placement, /) -> Placement:
@@ -355,7 +363,11 @@ class ReadsSignals(Protocol):
     """A strategy that takes the endpoints' metrics, and predicts what their caches hold."""
 
     def apply_signals(
-        self, endpoint: str, signals: EndpointSignals | None, in_flight: Callable[[], Mapping[str, int]], /
+        self,
+        endpoint: str,
+        signals: EndpointSignals | None,
+        in_flight: Callable[[], Mapping[str, int]],
+        /,
     ) -> None:
         """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
 

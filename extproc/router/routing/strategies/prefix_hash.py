@@ -28,13 +28,19 @@ _WALK_LENGTH: Final = 16
 
 HOME: Final = Reason("home", "it is the usual endpoint for this prefix", "magenta")
 SPILL: Final = Reason(
-    "spill", "the usual endpoint, or one with most of the prompt, was too busy. This is the next", "orange"
+    "spill",
+    "the usual endpoint, or one with most of the prompt, was too busy. This is the next",
+    "orange",
 )
 
 
 # Headers by which agents name a session: sub-agents and rewritten prompts follow it.
 _HEADERS: Final = ("x-session-affinity", "x-claude-code-session-id", "session-id")
-_KEYS: Final = (*(f"header:{name}" for name in _HEADERS), "field:prompt_cache_key", "first_user_message")
+_KEYS: Final = (
+    *(f"header:{name}" for name in _HEADERS),
+    "field:prompt_cache_key",
+    "first_user_message",
+)
 
 
 class PrefixHashSettings(StrategySettings):
@@ -43,7 +49,8 @@ class PrefixHashSettings(StrategySettings):
     name: Literal["prefix_hash"]
     key: list[str] = Field(default=[*_KEYS], min_length=1)
     """What to hash: the first of these that a request has. `first_user_message` (KubeAI's), `prompt_head`,
-    `conversation`, `header:<name>`, `field:<name>`. Omitted: the session names of agents come first."""
+    `conversation`, `header:<name>`, `field:<name>`. Omitted: the session names of agents come
+    first."""
     prefix_chars: int = Field(default=100, ge=1, le=1_000_000)
     """How many characters to hash (KubeAI: 100). With fewer, more prompts go to the same endpoint."""
     load_factor: float = Field(default=1.25, ge=1, le=100)
@@ -66,7 +73,8 @@ class PrefixHash(Strategy):
     """Walks the ring from the routing key to the first endpoint within its bound.
 
     `key` names the places where a prefix is looked for, `prefix_chars` is how much of it counts; a
-    request without any goes to the least loaded endpoint. The ring has so many `positions` per endpoint.
+    request without any goes to the least loaded endpoint. The ring has so many `positions` per
+    endpoint.
 
     The bound (Mirrokni, Thorup, Zadimoghaddam 2018) is `load_factor` times the mean load with this
     request counted, as KubeAI computes it: float, unrounded, the candidate's own +1 left out. An
@@ -74,9 +82,9 @@ class PrefixHash(Strategy):
     requests the mean says nothing, and leaving a warm endpoint costs a whole prefill.
     `load_floor` 0 is KubeAI's rule exactly.
 
-    `load_factor` is at least 1, so some endpoint is always within the bound: the least loaded one has
-    at most the mean. Because the number of endpoints over the bound is then limited too, a walk looks
-    at O(1) endpoints on average (ibid., theorem 3).
+    `load_factor` is at least 1, so some endpoint is always within the bound: the least loaded one
+    has at most the mean. Because the number of endpoints over the bound is then limited too, a walk
+    looks at O(1) endpoints on average (ibid., theorem 3).
     """
 
     name = "prefix_hash"
@@ -94,7 +102,9 @@ class PrefixHash(Strategy):
         positions: int = 256,
     ) -> None:
         if load_factor < 1:
-            raise ValueError(f"load_factor {load_factor} is below 1: every endpoint could be over its bound")
+            raise ValueError(
+                f"load_factor {load_factor} is below 1: every endpoint could be over its bound"
+            )
         self._keys = tuple(map(parse_key, key))
         self._prefix_chars = prefix_chars
         self._load_factor = load_factor
@@ -158,6 +168,7 @@ class _Keyed(Reading):
         return {
             "bound": round(bound, 3),
             "walk": [
-                {"endpoint": name, "in_flight": load, "is_within": load <= bound} for name, load in loads
+                {"endpoint": name, "in_flight": load, "is_within": load <= bound}
+                for name, load in loads
             ],
         }

@@ -35,7 +35,9 @@ class StrategyRegistry:
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{name}: {error}") from None
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """One section of several, chosen by its `name`; a bare name stands for its defaults."""
         sections: Any = Union[tuple(kind.settings for kind in self.kinds.values())]  # noqa: UP007  # of a list
         chosen: Any = Annotated[sections, Field(discriminator="name")]

@@ -1,7 +1,7 @@
 """Builds the service's state for the live page, from its counters and from the recording of its decisions.
 
-Pure: time comes in. Everything is read in one step, so the figures fit together: some 0.3 ms for a thousand
-endpoints. Their rows take ten times as long, so a thread may build them of what was read.
+Pure: time comes in. Everything is read in one step, so the figures fit together: some 0.3 ms for a
+thousand endpoints. Their rows take ten times as long, so a thread may build them of what was read.
 """
 
 from collections import Counter, deque
@@ -57,8 +57,8 @@ _NOTHING: Final = (0.0, 0.0)
 class EndpointCounts(Struct, frozen=True):
     """What was counted of a pool's endpoints up to one moment, by name.
 
-    Pairs: answers and their seconds to the first token; bytes sent and predicted in the cache; tokens looked
-    for and found there.
+    Pairs: answers and their seconds to the first token; bytes sent and predicted in the cache;
+    tokens looked for and found there.
     """
 
     picks: Mapping[str, int]
@@ -106,14 +106,20 @@ class StateBuilder:
         return lambda: replace(state, pools=[_build_pool(one) for one in seen])
 
     def _count(self, feedback: PoolFeedback) -> EndpointCounts:
-        found = {name: (each.queried_tokens, each.hit_tokens) for name, each in feedback.signals.items()}
-        first = {name: (each.first_tokens, each.first_token_s) for name, each in feedback.signals.items()}
+        found = {
+            name: (each.queried_tokens, each.hit_tokens) for name, each in feedback.signals.items()
+        }
+        first = {
+            name: (each.first_tokens, each.first_token_s) for name, each in feedback.signals.items()
+        }
         picks = dict(self._recording.picks.get(feedback.pool.name, {}))
         strategy = feedback.pool.reads_signals
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
         return EndpointCounts(picks, first, sent, found)
 
-    def _remember(self, now_s: float, counts: dict[str, EndpointCounts]) -> dict[str, EndpointCounts]:
+    def _remember(
+        self, now_s: float, counts: dict[str, EndpointCounts]
+    ) -> dict[str, EndpointCounts]:
         """Returns the oldest counts of the window."""
         before = self._before
         before.append((now_s, counts))
@@ -124,7 +130,9 @@ class StateBuilder:
 
 def _build_decision(one: RecordedDecision, now_s: float) -> DecisionRow:
     prefix = None if one.key is None else f"{one.key:016x}"
-    return DecisionRow(one.number, round(now_s - one.at_s, 2), one.pool, one.reason, one.endpoint, prefix)
+    return DecisionRow(
+        one.number, round(now_s - one.at_s, 2), one.pool, one.reason, one.endpoint, prefix
+    )
 
 
 def _build_configuration(configuration: Configuration, now_s: float) -> ConfigurationState:
@@ -174,7 +182,9 @@ def _read_pool(
         balance=_ratio(max(loads, default=0) * len(loads), sum(loads)),
         picks=sum(now.picks.values()) - sum(then.picks.values()),
         states=Counter(state for _, state in states),
-        saved_s=None if cache is None else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
+        saved_s=None
+        if cache is None
+        else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
         estimate=estimate.shares(),
     )
     events = {

@@ -1,8 +1,9 @@
 """What least load would have found in caches: an estimate from the prompts that come while somebody looks.
 
-Each prompt is also put where the fewest were put, in an index of its own: nothing waits there, so an even
-spread is what least load comes to. Only conversations that began since somebody looks count, for both.
-The caches of the estimate evict later than most engines', which speaks for least load.
+Each prompt is also put where the fewest were put, in an index of its own: nothing waits there, so
+an even spread is what least load comes to. Only conversations that began since somebody looks
+count, for both. The caches of the estimate evict later than most engines', which speaks for least
+load.
 """
 
 from typing import Final

@@ -1,7 +1,8 @@
 """The live page's events: one state a second to every subscriber, and no work at all while there is none.
 
-The first subscriber starts the recording and a task, the last one's leaving ends both. A subscriber has one
-state on its way at most; one that does not read for a while is disconnected, so nothing piles up.
+The first subscriber starts the recording and a task, the last one's leaving ends both. A subscriber
+has one state on its way at most; one that does not read for a while is disconnected, so nothing
+piles up.
 """
 
 import asyncio

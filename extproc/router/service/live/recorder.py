@@ -38,7 +38,9 @@ class Recording:
         pick = decision.pick
         pool, reason, endpoint = pick.pool.name, str(pick.reason), pick.endpoint.name
         self.total += 1
-        self.last.append(RecordedDecision(self.total, self._clock(), pool, reason, endpoint, decision.key))
+        self.last.append(
+            RecordedDecision(self.total, self._clock(), pool, reason, endpoint, decision.key)
+        )
         self.picks[pool][endpoint] += 1
         self.reasons[pool][reason] += 1
         self.least_load[pool].note(pick, self._clock())

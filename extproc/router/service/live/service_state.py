@@ -1,7 +1,7 @@
 """The state of the service at one moment, as the live page reads it in JSON.
 
-A state stands alone, so a viewer may miss one. With a thousand endpoints it has 75 kB; rows have their fields
-in order and not by name.
+A state stands alone, so a viewer may miss one. With a thousand endpoints it has 75 kB; rows have
+their fields in order and not by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from msgspec import Struct
 class EndpointRow(Struct, frozen=True, array_like=True):
     """One endpoint. Shares are between 0 and 1, `None` without a figure.
 
-    `elsewhere` of those in flight are other gateways'. `share` is of the pool's picks. `left_s` is how long
-    it is left alone yet. `predicted` is how much of its prompts it was believed to hold, `found` how much it
-    found, as it says. `events`: how its KV events come, and why not.
+    `elsewhere` of those in flight are other gateways'. `share` is of the pool's picks. `left_s` is
+    how long it is left alone yet. `predicted` is how much of its prompts it was believed to hold,
+    `found` how much it found, as it says. `events`: how its KV events come, and why not.
     """
 
     name: str
@@ -46,8 +46,9 @@ class PoolState(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
-    engines' time for tokens believed to be cached, of all requests. `estimate`: the shares that were
-    predicted in caches, and that least load would have found, of chats that began since somebody looks.
+    engines' time for tokens believed to be cached, of all requests. `estimate`: the shares that
+    were predicted in caches, and that least load would have found, of chats that began since
+    somebody looks.
     """
 
     name: str
@@ -91,7 +92,8 @@ Reasons = Mapping[str, Mapping[str, int]]
 class State(Struct, frozen=True):
     """The service. `reasons` count since somebody looks; one a second, by `number`.
 
-    Figures of "now" are of the last minute; where nothing was counted in it, of all the time before.
+    Figures of "now" are of the last minute; where nothing was counted in it, of all the time
+    before.
     """
 
     number: int

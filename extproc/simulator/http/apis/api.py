@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.api_request import (
+    AnswerHead,
+    ApiRequest,
+    FinishedAnswer,
+    NewText,
+    TokenUsage,
+)
 from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
@@ -13,7 +19,8 @@ FINGERPRINT = "vllm-0.32.0-simulated"
 class Frames(Protocol):
     """How one API words a stream, as whole server-sent events.
 
-    `index` counts the request's answers. An answer that calls tools has pieces where there is news of a call.
+    `index` counts the request's answers. An answer that calls tools has pieces where there is news
+    of a call.
     """
 
     def opening(self) -> bytes:
@@ -43,5 +50,10 @@ class Api(Protocol):
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames: ...
 
     def whole(
-        self, head: AnswerHead, request: ApiRequest, choices: Sequence[FinishedAnswer], usage: TokenUsage, /
+        self,
+        head: AnswerHead,
+        request: ApiRequest,
+        choices: Sequence[FinishedAnswer],
+        usage: TokenUsage,
+        /,
     ) -> dict[str, Any]: ...

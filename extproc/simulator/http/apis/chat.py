@@ -5,7 +5,13 @@ from typing import Any
 
 import orjson
 
-from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.api_request import (
+    AnswerHead,
+    ApiRequest,
+    FinishedAnswer,
+    NewText,
+    TokenUsage,
+)
 from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
 from extproc.simulator.http.apis.fields import ChatMessage, SamplingFields, render
 from extproc.simulator.http.refusals import VllmRefusal
@@ -42,7 +48,11 @@ class Chat(Api):
         return ChatFrames(head, request)
 
     def whole(
-        self, head: AnswerHead, _request: ApiRequest, choices: Sequence[FinishedAnswer], usage: TokenUsage
+        self,
+        head: AnswerHead,
+        _request: ApiRequest,
+        choices: Sequence[FinishedAnswer],
+        usage: TokenUsage,
     ) -> dict[str, Any]:
         return {
             "id": head.id,
@@ -119,7 +129,10 @@ class ChatFrames:
 def describe_usage(usage: TokenUsage, *, is_stream: bool = False) -> dict[str, Any]:
     details: dict[str, int | None] | None = None
     if usage.cached_tokens is not None:
-        details = {"cached_tokens": usage.cached_tokens, "created_cache_tokens": usage.created_tokens}
+        details = {
+            "cached_tokens": usage.cached_tokens,
+            "created_cache_tokens": usage.created_tokens,
+        }
         details |= {} if is_stream else {"multimodal_tokens": None}
     counts: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,

@@ -5,7 +5,13 @@ from typing import Any
 
 import orjson
 
-from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.api_request import (
+    AnswerHead,
+    ApiRequest,
+    FinishedAnswer,
+    NewText,
+    TokenUsage,
+)
 from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
 from extproc.simulator.http.apis.chat import ChatFrames
 from extproc.simulator.http.apis.fields import SamplingFields, Token
@@ -32,7 +38,11 @@ class Completions(Api):
         return CompletionFrames(head, request)
 
     def whole(
-        self, head: AnswerHead, _request: ApiRequest, choices: Sequence[FinishedAnswer], usage: TokenUsage
+        self,
+        head: AnswerHead,
+        _request: ApiRequest,
+        choices: Sequence[FinishedAnswer],
+        usage: TokenUsage,
     ) -> dict[str, Any]:
         details: dict[str, int | None] | None = None
         if usage.cached_tokens is not None:
@@ -96,7 +106,8 @@ class CompletionFrames(ChatFrames):
     def _frame(self, index: int, new: NewText, reason: bytes, end: bytes) -> bytes:
         echoed = b"null" if new.echoed is None else orjson.dumps(list(new.echoed))
         return (
-            self._head + b',"choices":[{"index":%d,"text":"%b%b","logprobs":null,"finish_reason":%b,'
+            self._head
+            + b',"choices":[{"index":%d,"text":"%b%b","logprobs":null,"finish_reason":%b,'
             b'"stop_reason":null,"prompt_token_ids":%b,"token_ids":null}]%b}\n\n'
             % (index, new.echo, new.text, reason, echoed, end)
         )

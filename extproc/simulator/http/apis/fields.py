@@ -101,7 +101,9 @@ class SamplingFields(Fields):
                 "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
             )
         if self.min_tokens < 0:
-            raise VllmRefusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
+            raise VllmRefusal(
+                f"min_tokens must be greater than or equal to 0, got {self.min_tokens}."
+            )
         if self.cache_salt == "":
             message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
             raise VllmRefusal(message, param="cache_salt")
@@ -113,8 +115,8 @@ class SamplingFields(Fields):
 def render(messages: Sequence[ChatMessage], tools: Sequence[Any] | None = None) -> list[str]:
     """Returns the pieces of the prompt for the next answer; raises `VllmRefusal` without messages.
 
-    The template is ChatML: tools and system text first, then turn by turn. The pieces (head, text, end of
-    each message) are tokenised one by one.
+    The template is ChatML: tools and system text first, then turn by turn. The pieces (head, text,
+    end of each message) are tokenised one by one.
     """
     if not messages:
         fault = "Cannot apply chat template to an empty conversation. Provide at least one message."

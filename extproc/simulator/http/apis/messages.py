@@ -6,9 +6,21 @@ from typing import Any
 import orjson
 from pydantic import field_validator
 
-from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.api_request import (
+    AnswerHead,
+    ApiRequest,
+    FinishedAnswer,
+    NewText,
+    TokenUsage,
+)
 from extproc.simulator.http.apis.api import Frames
-from extproc.simulator.http.apis.fields import ChatMessage, Fields, MessagePart, read_content, render
+from extproc.simulator.http.apis.fields import (
+    ChatMessage,
+    Fields,
+    MessagePart,
+    read_content,
+    render,
+)
 from extproc.simulator.http.refusals import INVALID, VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
@@ -22,7 +34,9 @@ class CountRequest(Fields):
     tools: list[dict[str, Any]] | None = None
 
     def render(self) -> list[str]:
-        system = [ChatMessage(role="system", content=read_content(self.system))] if self.system else []
+        system = (
+            [ChatMessage(role="system", content=read_content(self.system))] if self.system else []
+        )
         return render([*system, *self.messages], self.tools)
 
 
@@ -63,7 +77,11 @@ class Messages:
         return MessageFrames(head, request)
 
     def whole(
-        self, head: AnswerHead, _request: ApiRequest, choices: Sequence[FinishedAnswer], usage: TokenUsage
+        self,
+        head: AnswerHead,
+        _request: ApiRequest,
+        choices: Sequence[FinishedAnswer],
+        usage: TokenUsage,
     ) -> dict[str, Any]:
         return {
             "id": head.id,

@@ -5,7 +5,13 @@ from typing import Any, Final
 
 import orjson
 
-from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.api_request import (
+    AnswerHead,
+    ApiRequest,
+    FinishedAnswer,
+    NewText,
+    TokenUsage,
+)
 from extproc.simulator.http.apis.api import Api, Frames
 from extproc.simulator.http.apis.fields import ChatMessage, Fields, MessagePart, render
 from extproc.simulator.http.tokens import Tokenizer
@@ -45,7 +51,12 @@ class ResponseTool(Fields):
     description: str | None = None
 
     def describe(self) -> dict[str, Any]:
-        head = {"name": self.name, "parameters": self.parameters, "strict": self.strict, "type": self.type}
+        head = {
+            "name": self.name,
+            "parameters": self.parameters,
+            "strict": self.strict,
+            "type": self.type,
+        }
         rest = {"allowed_callers": None, "async": None, "defer_loading": None}
         return head | rest | {"description": self.description, "output_schema": None}
 
@@ -69,7 +80,9 @@ class ResponseRequest(Fields):
 
     def messages(self) -> list[ChatMessage]:
         """Returns the conversation: instructions, then the input."""
-        system = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        system = (
+            [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        )
         if isinstance(self.input, str):
             return [*system, ChatMessage(role="user", content=self.input)]
         return [*system, *(item.message() for item in self.input if item.type != "reasoning")]
@@ -105,7 +118,11 @@ class Responses(Api):
         return ResponseFrames(head, request)
 
     def whole(
-        self, head: AnswerHead, request: ApiRequest, choices: Sequence[FinishedAnswer], usage: TokenUsage
+        self,
+        head: AnswerHead,
+        request: ApiRequest,
+        choices: Sequence[FinishedAnswer],
+        usage: TokenUsage,
     ) -> dict[str, Any]:
         return describe_response(head, request, choices[0], usage)
 
@@ -154,14 +171,21 @@ class ResponseFrames:
         return (
             (b"" if self._text else self._open_text())
             + self._event("response.output_text.done", self._position | done)
-            + self._event("response.content_part.done", self._position | {"part": item["content"][0]})
+            + self._event(
+                "response.content_part.done", self._position | {"part": item["content"][0]}
+            )
             + self._event("response.output_item.done", {"item": item, "output_index": 0})
             + self._event("response.completed", {"response": response})
         )
 
     def _open_text(self) -> bytes:
         item = {"id": self._item_id, "content": [], "role": "assistant", "status": "in_progress"}
-        part: dict[str, Any] = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
+        part: dict[str, Any] = {
+            "annotations": [],
+            "text": "",
+            "type": "output_text",
+            "logprobs": [],
+        }
         return self._event(
             "response.output_item.added",
             {"item": item | {"type": "message", "phase": None}, "output_index": 0},
@@ -222,7 +246,12 @@ def describe_response(
 
 
 def _describe_item(head: AnswerHead, choice: FinishedAnswer) -> dict[str, Any]:
-    part: dict[str, Any] = {"annotations": [], "text": choice.text, "type": "output_text", "logprobs": None}
+    part: dict[str, Any] = {
+        "annotations": [],
+        "text": choice.text,
+        "type": "output_text",
+        "logprobs": None,
+    }
     return {
         "id": _name_item(head),
         "content": [part],

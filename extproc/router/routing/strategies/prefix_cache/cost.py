@@ -7,39 +7,43 @@
 #
 # and the least cost wins.
 #
-# - A prompt falls into parts at its forks: places where others with the same beginning went on differently.
-#   The last part is its own. A is 2/3 there, so that it counts twice: now, and in the conversation's next
-#   turn. The part before a fork is shared with others: prefilled once more it becomes another copy, of use
-#   to all of them. With k copies now, used u times a second, and a copy living for l seconds,
-#   A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
-#   Of a prefix that came a moment ago u says little, while hundreds may be about to come and would wait for
-#   its one copy. So a shared part's A is also times 1 - 2/3 · exp(-age / 2 s), by which KEEP counts once at
-#   first (simulated: without it jobs that begin at once wait a tenth longer).
-# - KEEP is 3: what is prefilled again evicts blocks that others would have found, and they prefill again. For
-#   the prompt's own part 3 is too much (simulated): where contexts outgrow the caches, agents wait for warm
-#   endpoints a fifth longer. For the other two 2 is too little: at the edge tenants wait half as long again.
-# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8 of
-#   real time. Without it a burst of new prompts meets on one endpoint.
-# - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it. Without it
-#   a pool near its capacity copies prefixes to idle endpoints, evicts others for them, and tips over
-#   (simulated).
-# - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted next was
-#   last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled again then, and
-#   push out others; so they weigh as much as what the request lacks (simulated: with a third of it, agents
-#   whose contexts outgrow the caches wait a third longer at load .75).
-# - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
-#   prefill. On a fast engine a step is short, while an agent's context keeps a cache filled. Each weighs w
-#   over the share of e's cache that was free when it came: where it is full, the next one waits for an end.
-#   So crowding(e) is the mean of 1 / (1 - x) for x from 0 to the share that open requests use. It is 1 with
-#   `learn`: a step that is learnt is that of an engine as full as it is, and counts it already (simulated).
-# - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
+# - A prompt falls into parts at its forks: places where others with the same beginning went on
+#   differently. The last part is its own. A is 2/3 there, so that it counts twice: now, and in the
+#   conversation's next turn. The part before a fork is shared with others: prefilled once more it
+#   becomes another copy, of use to all of them. With k copies now, used u times a second, and a
+#   copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
+#   Of a prefix that came a moment ago u says little, while hundreds may be about to come and would
+#   wait for its one copy. So a shared part's A is also times 1 - 2/3 · exp(-age / 2 s), by which
+#   KEEP counts once at first (simulated: without it jobs that begin at once wait a tenth longer).
+# - KEEP is 3: what is prefilled again evicts blocks that others would have found, and they prefill
+#   again. For the prompt's own part 3 is too much (simulated): where contexts outgrow the caches,
+#   agents wait for warm endpoints a fifth longer. For the other two 2 is too little: at the edge
+#   tenants wait half as long again.
+# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8
+#   of real time. Without it a burst of new prompts meets on one endpoint.
+# - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it.
+#   Without it a pool near its capacity copies prefixes to idle endpoints, evicts others for them,
+#   and tips over (simulated).
+# - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
+#   next was last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled
+#   again then, and push out others; so they weigh as much as what the request lacks (simulated:
+#   with a third of it, agents whose contexts outgrow the caches wait a third longer at load .75).
+# - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of
+#   the mean prefill. On a fast engine a step is short, while an agent's context keeps a cache
+#   filled. Each weighs w over the share of e's cache that was free when it came: where it is full,
+#   the next one waits for an end. So crowding(e) is the mean of 1 / (1 - x) for x from 0 to the
+#   share that open requests use. It is 1 with `learn`: a step that is learnt is that of an engine
+#   as full as it is, and counts it already (simulated).
+# - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote
+#   it itself.
 #
-# Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not only for
-# speed. With all of them compared, a queue keeps its prompts' blocks pinned, so the index counts more and
-# more of them there, and more arrives: that runs away near capacity (simulated).
+# Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not
+# only for speed. With all of them compared, a queue keeps its prompts' blocks pinned, so the index
+# counts more and more of them there, and more arrives: that runs away near capacity (simulated).
 #
-# Mostly nothing has to be compared: a conversation is at one endpoint, and what any other lacks of it costs
-# more than what waits there. The least that others may cost shows it, and the choice is the same.
+# Mostly nothing has to be compared: a conversation is at one endpoint, and what any other lacks of
+# it costs more than what waits there. The least that others may cost shows it, and the choice is
+# the same.
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -53,7 +57,12 @@ from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
 from extproc.router.routing.strategies.prefix_cache.engine_model import EngineModel
 from extproc.router.routing.strategies.prefix_cache.holding import Holding
-from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, GatewayCount, Homes, find_homes
+from extproc.router.routing.strategies.prefix_cache.homes import (
+    NO_HOMES,
+    GatewayCount,
+    Homes,
+    find_homes,
+)
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 
 # Milliseconds of prefill that an endpoint does in a second.
@@ -95,7 +104,8 @@ _NEW: Final = 2 / 3
 _NEW_S: Final = 2.0
 _BUSY: Final = 0.02
 
-# Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of 1,000.
+# Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of
+# 1,000.
 _NOMINEES: Final = 2
 _LOOKED_AT: Final = 16
 
@@ -116,8 +126,8 @@ class Stretch(Struct, frozen=True):
 class _Request(Struct, frozen=True):
     """One request at one moment: `matched` of its blocks are in some cache.
 
-    `homes` are empty for a single gateway. `waits` has what waits at an endpoint, by name, of those that were
-    looked at.
+    `homes` are empty for a single gateway. `waits` has what waits at an endpoint, by name, of those
+    that were looked at.
     """
 
     chain: Chain
@@ -169,7 +179,10 @@ class CostModel:
 
     def _see(self, chain: Chain, candidates: Candidates) -> _Request:
         now, matched = self._clock(), self._index.matched(chain.hashes)
-        stretches, homes = self._stretches(chain, matched, now), self._homes(chain, matched, candidates)
+        stretches, homes = (
+            self._stretches(chain, matched, now),
+            self._homes(chain, matched, candidates),
+        )
         busy = 1 + _BUSY * candidates.total / len(candidates)
         return _Request(chain, candidates, now, matched, stretches, homes, busy, {})
 
@@ -181,7 +194,11 @@ class CostModel:
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
             _, seen = next(self._index.holders(chain.hashes, matched))
             if len(seen) == 1:
-                return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
+                return (
+                    Homes({seen[0].name: chain.answered})
+                    if candidates.allows(seen[0].name)
+                    else NO_HOMES
+                )
         return NO_HOMES if gateways.is_alone else find_homes(chain, reach, candidates.walk)
 
     def _stretches(self, chain: Chain, matched: int, now: float) -> list[Stretch]:
@@ -212,7 +229,9 @@ class CostModel:
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
             self._weigh(request.candidates.names, request)
             lacking_ms += min(request.waits.values())
-        return row if row.cost_ms <= lacking_ms and request.candidates.allows(row.endpoint) else None
+        return (
+            row if row.cost_ms <= lacking_ms and request.candidates.allows(row.endpoint) else None
+        )
 
     def _missing(self, reach: int, keep: float, request: _Request) -> float:
         """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
@@ -223,7 +242,12 @@ class CostModel:
 
     def _row(self, name: str, request: _Request, blocks: int = 0) -> CostRow:
         """As far as it is known, an endpoint has so many `blocks` of the prompt."""
-        chain, holding, engine, homes = request.chain, self._index.holding(name), self._engine, request.homes
+        chain, holding, engine, homes = (
+            request.chain,
+            self._index.holding(name),
+            self._engine,
+            request.homes,
+        )
         if holding is not None and not blocks:
             blocks = holding.depth(chain.hashes, request.matched)
         reach = chain.reaches[blocks - 1] if blocks else 0
@@ -238,7 +262,9 @@ class CostModel:
             self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
         waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
-        return CostRow(name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home)
+        return CostRow(
+            name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home
+        )
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""

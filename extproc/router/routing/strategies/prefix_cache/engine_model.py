@@ -65,9 +65,10 @@ DEFAULT_ENGINE: Final = "l4-llama8b-fp8"
 class EngineModel:
     """What `prefix_cache` has learnt of a pool's engines.
 
-    `kv_tokens` is the size of a cache whose endpoint does not say it, `reasons` those of picks by a prompt.
-    With an `rng` it learns the engine's constants, and calls `forget_backlogs` when they change. `slow` has
-    the factors of slower endpoints, `others_ms` the cost of other gateways' requests that wait there.
+    `kv_tokens` is the size of a cache whose endpoint does not say it, `reasons` those of picks by a
+    prompt. With an `rng` it learns the engine's constants, and calls `forget_backlogs` when they
+    change. `slow` has the factors of slower endpoints, `others_ms` the cost of other gateways'
+    requests that wait there.
     """
 
     def __init__(
@@ -154,13 +155,16 @@ class EngineModel:
         self._mean_ms += _RARELY * (missing * self.ms_per_byte - self._mean_ms)
 
     def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
-        return {name: (history.sent.size, history.sent.cached) for name, history in self._histories.items()}
+        return {
+            name: (history.sent.size, history.sent.cached)
+            for name, history in self._histories.items()
+        }
 
     def learn(self, endpoint: str, missing: float, backlog_ms: float, first_token_s: float) -> None:
         """Takes a request's time to its first token; only one that waited for no other explains it.
 
-        Constants that are too large make a backlog of nothing: so of many that seem to have waited, the one
-        with the least before it is taken.
+        Constants that are too large make a backlog of nothing: so of many that seem to have waited,
+        the one with the least before it is taken.
         """
         costs, learner = self._costs, self.learner
         if learner is not None and not self._has_first_tokens:
@@ -171,7 +175,9 @@ class EngineModel:
         if learner is None:
             return
         self._waited += 1
-        self._least = min(self._least, (backlog_ms / own_ms, own_ms, endpoint, missing, first_token_s))
+        self._least = min(
+            self._least, (backlog_ms / own_ms, own_ms, endpoint, missing, first_token_s)
+        )
         if self._least[0] > _ALONE and self._waited < _CROWDED:
             return
         _, own_ms, endpoint, missing, first_token_s = self._least
@@ -181,7 +187,9 @@ class EngineModel:
         if slowdown is not None and learner.lines:
             slowdown.take(own_ms, first_token_s * 1000)
             if slowdown.factor != self.slow.get(endpoint, 1.0):
-                self.slow = {name: each.factor for name, each in self._slowdowns.items() if each.factor != 1}
+                self.slow = {
+                    name: each.factor for name, each in self._slowdowns.items() if each.factor != 1
+                }
 
     def describe(self, index: PrefixIndex) -> Mapping[str, object]:
         learner, costs = self.learner, self._costs
@@ -212,7 +220,9 @@ class EngineModel:
             "waiting": None if history.waiting is None else round(history.waiting, 1),
         }
 
-    def _take(self, endpoint: str, history: SignalHistory, change: SignalChange, index: PrefixIndex) -> None:
+    def _take(
+        self, endpoint: str, history: SignalHistory, change: SignalChange, index: PrefixIndex
+    ) -> None:
         if change.is_lost:
             index.lose(endpoint)
         if change.bytes_per_token is not None and self._gateways.is_alone:

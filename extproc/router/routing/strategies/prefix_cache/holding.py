@@ -94,7 +94,8 @@ class Holding:
     def unpin(self, chain: Chain, blocks: int, now: float) -> None:
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
         first = blocks
-        # The tail first: it is evicted before the head. Those that no other request pins stand last.
+        # The tail first: it is evicted before the head. Those that no other request pins stand
+        # last.
         for block in reversed(hashes[:blocks]):
             if pinned[block] > 1:
                 pinned[block] -= 1

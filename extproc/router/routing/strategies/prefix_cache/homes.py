@@ -2,33 +2,36 @@
 
 # The rules, found by simulation with four and eight gateways that share the requests at random:
 #
-# - A conversation has a home, by its first turn; so has the system prompt that the operator puts before every
-#   conversation. All gateways find the same homes, on a ring of endpoints.
-# - A home is presumed to hold its conversation only where we have not seen that ourselves. The gateway that
-#   sent the last turn has its endpoint in the index, and must not send the conversation back home.
-# - A first turn is nowhere yet, so nothing is presumed. But the others will look for the conversation at its
-#   home, so a prefill there is of use to them: it costs less there.
-# - A system prompt that no gateway has seen may be one tenant's, among many with the same home. So it decides
-#   alone, and the home of the question, which differs each time, plays no part.
+# - A conversation has a home, by its first turn; so has the system prompt that the operator puts
+#   before every conversation. All gateways find the same homes, on a ring of endpoints.
+# - A home is presumed to hold its conversation only where we have not seen that ourselves. The
+#   gateway that sent the last turn has its endpoint in the index, and must not send the
+#   conversation back home.
+# - A first turn is nowhere yet, so nothing is presumed. But the others will look for the
+#   conversation at its home, so a prefill there is of use to them: it costs less there.
+# - A system prompt that no gateway has seen may be one tenant's, among many with the same home. So
+#   it decides alone, and the home of the question, which differs each time, plays no part.
 #
-# The number of gateways is estimated from conversations: with n gateways, one turn in n follows one of our
-# own. Where clients stay with one gateway, it counts as alone, which is right for our purpose. The index
-# cannot say whether the last turn was ours: its blocks may be evicted, and a head that changes with each turn
-# gives new blocks. So we also remember a conversation by its first question, with the number of its answers
-# when we last saw it. Without that a single gateway near its capacity takes itself for several, sends prompts
-# to their homes, and is overloaded (simulated: 46 s to the first token instead of 13).
+# The number of gateways is estimated from conversations: with n gateways, one turn in n follows one
+# of our own. Where clients stay with one gateway, it counts as alone, which is right for our
+# purpose. The index cannot say whether the last turn was ours: its blocks may be evicted, and a
+# head that changes with each turn gives new blocks. So we also remember a conversation by its first
+# question, with the number of its answers when we last saw it. Without that a single gateway near
+# its capacity takes itself for several, sends prompts to their homes, and is overloaded (simulated:
+# 46 s to the first token instead of 13).
 #
-# Gateways that share their picks see each other's prompts as their own. So they need no homes while all their
-# letters come: homes would only move conversations away from where they are. When some fall silent, turns
-# show it within seconds, and homes count again.
+# Gateways that share their picks see each other's prompts as their own. So they need no homes while
+# all their letters come: homes would only move conversations away from where they are. When some
+# fall silent, turns show it within seconds, and homes count again.
 #
-# Conversations that began before the silence are where they were then, not at home: an endpoint that was seen
-# with a third of one is presumed to have all of it. All gateways saw it there, and presume the same (without
-# that rule, half as much time again to the first token). Not so for a conversation that began since: only one
-# gateway has seen it, the others look at its home, and it would go to and fro.
+# Conversations that began before the silence are where they were then, not at home: an endpoint
+# that was seen with a third of one is presumed to have all of it. All gateways saw it there, and
+# presume the same (without that rule, half as much time again to the first token). Not so for a
+# conversation that began since: only one gateway has seen it, the others look at its home, and it
+# would go to and fro.
 #
-# Tried, and taken out, since it gained less than a twentieth: homes from the first silence on, by how quick
-# turns are; homes for instructions alone, from a loss on.
+# Tried, and taken out, since it gained less than a twentieth: homes from the first silence on, by
+# how quick turns are; homes for instructions alone, from a loss on.
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -40,12 +43,14 @@ from extproc.router.routing.strategies.base import PeerCounts
 
 # Each turn's weight in the share of those that followed our own.
 _WEIGHT: Final = 0.02
-# Below this share we are not alone. It is less than 1: our own turns may be evicted, or older than a restart.
+# Below this share we are not alone. It is less than 1: our own turns may be evicted, or older than
+# a restart.
 _ALONE: Final = 0.7
 _MOST: Final = 64.0
 _GENERATION: Final = 50_000
 
-# After a loss, the share of a conversation that shows where it is; and after how long silence is noticed.
+# After a loss, the share of a conversation that shows where it is; and after how long silence is
+# noticed.
 _SEEN: Final = 0.3
 _NOTICED_S: Final = 0.5
 
@@ -81,8 +86,8 @@ def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -
 class GatewayCount:
     """How many gateways route the conversations without sharing picks: configured, or estimated from turns.
 
-    Gateways that share their picks count as one here; `gateways` counts each of them. `is_cut`: so many of
-    these fell silent that homes count again.
+    Gateways that share their picks count as one here; `gateways` counts each of them. `is_cut`: so
+    many of these fell silent that homes count again.
     """
 
     __slots__ = ("_configured", "_cut_s", "_ours", "_peers", "_seen", "is_cut")
@@ -146,7 +151,8 @@ class GatewayCount:
 class _Conversations:
     """How many answers each conversation had when last seen, by its first question; 100,000 at most.
 
-    Two generations: when the young one is full, the old one is forgotten. About 100 bytes a conversation.
+    Two generations: when the young one is full, the old one is forgotten. About 100 bytes a
+    conversation.
     """
 
     __slots__ = ("_old", "_young")

@@ -1,19 +1,21 @@
 """What an engine takes for its work, learnt from the times to the first token. Pure.
 
-A request whose endpoint had nothing else to prefill waits for the engine's step, and for its own prefill:
+A request whose endpoint had nothing else to prefill waits for the engine's step, and for its own
+prefill:
 
     first token = base + slope · bytes that were not cached
 
-The line is Theil and Sen's: the median of the slopes between pairs of samples. A third of the samples may be
-anything (another gateway's queue, an index that is wrong, a client that stopped reading) and the line is
-still right. Three checks stand before a new line:
+The line is Theil and Sen's: the median of the slopes between pairs of samples. A third of the
+samples may be anything (another gateway's queue, an index that is wrong, a client that stopped
+reading) and the line is still right. Three checks stand before a new line:
 
-- Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte does not depend on
-  the prefill, as with response headers that are sent at once, half of the pairs say the opposite.
-- A slope more than `_FAR` times the profile's, or less than that part of it, is rejected: it measured
-  something else.
-- Each new line counts a quarter, so half a thousand samples suffice for a new engine, and a bad minute is
-  forgotten.
+- Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte does not
+  depend on the prefill, as with response headers that are sent at once, half of the pairs say the
+  opposite.
+- A slope more than `_FAR` times the profile's, or less than that part of it, is rejected: it
+  measured something else.
+- Each new line counts a quarter, so half a thousand samples suffice for a new engine, and a bad
+  minute is forgotten.
 """
 
 from collections import deque
@@ -101,7 +103,9 @@ class Learner:
         self.lines += 1
         start, now = self._start, self.costs
         step_ms = min(max(line.base / _BASE_STEPS, start.step_ms / _FAR), start.step_ms * _FAR)
-        self.costs = LearntCosts(_toward(now.ms_per_byte, line.slope), _toward(now.step_ms, step_ms))
+        self.costs = LearntCosts(
+            _toward(now.ms_per_byte, line.slope), _toward(now.step_ms, step_ms)
+        )
         return True
 
     def forget(self) -> None:
@@ -116,8 +120,8 @@ def _toward(now: float, aim: float) -> float:
 class Slowdown:
     """How much slower than its pool one endpoint is, as a factor: 1 until much speaks against it.
 
-    The median of measured over expected times, followed in small steps: whether a request took twice as long
-    or twenty times is all the same.
+    The median of measured over expected times, followed in small steps: whether a request took
+    twice as long or twenty times is all the same.
     """
 
     __slots__ = ("_log", "samples")

@@ -5,15 +5,16 @@ Nothing here decides. Time comes in as an argument.
 
 # The rules, and whose they are:
 #
-# - vLLM keeps blocks of running requests, and evicts the others least recently used first, the tail of a
-#   sequence before its head. So does a `Holding`: with a block it has all that lead to it. That is
-#   what makes a match found by bisection a match of everything before it.
-# - It is written in the same step as the pick, not when the answer comes: of a burst of one new prefix
-#   every request finds the first one's blocks.
-# - The engine's own index is never read. Where it forgets earlier than we think, a request pays for a prefill
-#   that was not predicted. Where we forget earlier than it does, prompts leave warm endpoints for cold ones,
-#   and that costs more (measured: a quarter too small, 24 % more time to the first token; half, five times).
-#   So blocks of open requests never take all the room: a tenth of it is always the others'.
+# - vLLM keeps blocks of running requests, and evicts the others least recently used first, the tail
+#   of a sequence before its head. So does a `Holding`: with a block it has all that lead to it.
+#   That is what makes a match found by bisection a match of everything before it.
+# - It is written in the same step as the pick, not when the answer comes: of a burst of one new
+#   prefix every request finds the first one's blocks.
+# - The engine's own index is never read. Where it forgets earlier than we think, a request pays for
+#   a prefill that was not predicted. Where we forget earlier than it does, prompts leave warm
+#   endpoints for cold ones, and that costs more (measured: a quarter too small, 24 % more time to
+#   the first token; half, five times). So blocks of open requests never take all the room: a tenth
+#   of it is always the others'.
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import exp, inf, log1p
@@ -27,7 +28,8 @@ from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, 
 # Most entries of all endpoints together, whatever their capacities: 1 GB.
 MOST_ENTRIES: Final = 2_700_000
 
-# Rates are averaged over so many seconds: a few requests of a prefix worth caching. Longer is forever.
+# Rates are averaged over so many seconds: a few requests of a prefix worth caching. Longer is
+# forever.
 _RATE_S: Final = 60.0
 
 # Beyond this share a cache is full: answers, which nobody sees here, fill the rest.
@@ -62,9 +64,9 @@ class _Entry(Struct, gc=False):
 class PrefixIndex:
     """All endpoints' holdings, and the blocks by what they are.
 
-    `capacity` is how many bytes of prompts an endpoint's cache holds, where `resize` has set no other.
-    Memory is bounded by `capacity / ENTRY_BYTES` entries an endpoint, and by `MOST_ENTRIES` over all; the
-    tails of open requests beyond that are left out.
+    `capacity` is how many bytes of prompts an endpoint's cache holds, where `resize` has set no
+    other. Memory is bounded by `capacity / ENTRY_BYTES` entries an endpoint, and by `MOST_ENTRIES`
+    over all; the tails of open requests beyond that are left out.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -119,7 +121,9 @@ class PrefixIndex:
     def crowding(self, name: str) -> float:
         """The mean of 1 / (1 - x) for x from 0 to the share that open requests use, at most 0.9."""
         holding = self._holdings.get(name)
-        used = 0.0 if holding is None else min(_FULL, holding.pinned_bytes / max(1, holding.capacity))
+        used = (
+            0.0 if holding is None else min(_FULL, holding.pinned_bytes / max(1, holding.capacity))
+        )
         return -log1p(-used) / used if used else 1.0
 
     def matched(self, hashes: Sequence[int]) -> int:
@@ -134,7 +138,9 @@ class PrefixIndex:
                 high = middle
         return low
 
-    def holders(self, hashes: Sequence[int], matched: int) -> Iterator[tuple[int, Sequence[Holding]]]:
+    def holders(
+        self, hashes: Sequence[int], matched: int
+    ) -> Iterator[tuple[int, Sequence[Holding]]]:
         """Yields the most blocks that any endpoint holds, and its holdings; then fewer, with theirs.
 
         A longer head of a chain has fewer holders, so each step is found by bisection.
@@ -146,7 +152,9 @@ class PrefixIndex:
             low, high = 0, matched - 1
             while low < high:
                 middle = (low + high) // 2
-                found = blocks.get(hashes[middle])  # `None`: a faulty peer sent only what comes after it
+                found = blocks.get(
+                    hashes[middle]
+                )  # `None`: a faulty peer sent only what comes after it
                 if found is not None and len(found.holders) > len(holders):
                     low = middle + 1
                 else:
@@ -190,7 +198,9 @@ class PrefixIndex:
         had = holding.pin(chain, holding.depth(hashes, len(hashes) if matched is None else matched))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
-            self.evict(holding, hashes[had:stop])  # a faulty peer sent them without what leads to them
+            self.evict(
+                holding, hashes[had:stop]
+            )  # a faulty peer sent them without what leads to them
             holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
             holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
             self._make_room(holding)
@@ -209,7 +219,9 @@ class PrefixIndex:
         if stop > had:
             # The tail first: it is evicted before the head.
             fresh = dict.fromkeys(reversed(hashes[had:stop]), now)
-            has_some = any(map(idle.__contains__, fresh)) or any(map(holding.pinned.__contains__, fresh))
+            has_some = any(map(idle.__contains__, fresh)) or any(
+                map(holding.pinned.__contains__, fresh)
+            )
             if has_some or len(fresh) < stop - had:
                 return  # not a chain's blocks, but made up by a faulty peer
             idle.update(fresh)

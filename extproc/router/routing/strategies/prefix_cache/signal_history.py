@@ -1,14 +1,14 @@
 """One endpoint's metrics over time, and how far a strategy may trust them. Pure.
 
-- **Waiting** is old when it comes, and every gateway reads the same: taken at its word, it sends all of them
-  to the same idle endpoint at once (simulated: with eight gateways three times the time to the first token).
-  So it is smoothed, and it can only raise an endpoint's cost. An endpoint without metrics counts as the mean
-  of the others.
-- **Hits** show whether the index is right: an endpoint that repeatedly finds far less than was predicted
-  evicts earlier than we think. Then its part of the index is dropped, and its cache is presumed half as
-  large, until the predictions hold again. Between the two limits nothing changes.
-- **Tokens** counted over bytes sent make the bytes of a token; only where all of an endpoint's requests are
-  ours.
+- **Waiting** is old when it comes, and every gateway reads the same: taken at its word, it sends
+  all of them to the same idle endpoint at once (simulated: with eight gateways three times the time
+  to the first token). So it is smoothed, and it can only raise an endpoint's cost. An endpoint
+  without metrics counts as the mean of the others.
+- **Hits** show whether the index is right: an endpoint that repeatedly finds far less than was
+  predicted evicts earlier than we think. Then its part of the index is dropped, and its cache is
+  presumed half as large, until the predictions hold again. Between the two limits nothing changes.
+- **Tokens** counted over bytes sent make the bytes of a token; only where all of an endpoint's
+  requests are ours.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,15 @@ _SAME: Final = 0.1
 class Trust:
     """Whether an endpoint holds what the index says. `level` is how often its presumed size was halved."""
 
-    __slots__ = ("_found", "_predicted", "_queried", "_rounds", "level", "measured_rate", "predicted_rate")
+    __slots__ = (
+        "_found",
+        "_predicted",
+        "_queried",
+        "_rounds",
+        "level",
+        "measured_rate",
+        "predicted_rate",
+    )
 
     def __init__(self) -> None:
         self.level = 0
@@ -63,7 +71,10 @@ class Trust:
         self._predicted += predicted_rate * queried
         if self._queried < _ROUND_TOKENS:
             return False
-        self.predicted_rate, self.measured_rate = self._predicted / self._queried, self._found / self._queried
+        self.predicted_rate, self.measured_rate = (
+            self._predicted / self._queried,
+            self._found / self._queried,
+        )
         self._queried = self._found = self._predicted = 0.0
         return self._judge(self.predicted_rate - self.measured_rate)
 
@@ -92,8 +103,9 @@ class SentTotals(Struct):
 class SignalChange(Struct, frozen=True):
     """What new metrics of an endpoint mean, beside its load.
 
-    `is_lost`: its cache is empty, or the index is too wrong to keep. `bytes_per_token` is `None` where there
-    is no new figure; `prefill` is a sample of (uncached tokens, milliseconds) per request.
+    `is_lost`: its cache is empty, or the index is too wrong to keep. `bytes_per_token` is `None`
+    where there is no new figure; `prefill` is a sample of (uncached tokens, milliseconds) per
+    request.
     """
 
     is_lost: bool = False
@@ -146,10 +158,15 @@ class SignalHistory:
             self._sized = signals
             self._was_sent, self._was_sized = _copy(self.sent), _copy(self.sent)
             return SignalChange(is_lost=not (is_first or is_known))
-        return SignalChange(self._judge(before, signals), self._size(signals), _prefill(before, signals))
+        return SignalChange(
+            self._judge(before, signals), self._size(signals), _prefill(before, signals)
+        )
 
     def _judge(self, before: EndpointSignals, signals: EndpointSignals) -> bool:
-        size, cached = self.sent.size - self._was_sent.size, self.sent.cached - self._was_sent.cached
+        size, cached = (
+            self.sent.size - self._was_sent.size,
+            self.sent.cached - self._was_sent.cached,
+        )
         self._was_sent = _copy(self.sent)
         queried = signals.queried_tokens - before.queried_tokens
         return self.trust.take(
@@ -160,7 +177,10 @@ class SignalHistory:
         """The bytes of a token, where it has read what we sent and nothing else."""
         requests = signals.prefills - self._sized.prefills
         tokens = signals.prompt_tokens - self._sized.prompt_tokens
-        sent, size = self.sent.requests - self._was_sized.requests, self.sent.size - self._was_sized.size
+        sent, size = (
+            self.sent.requests - self._was_sized.requests,
+            self.sent.size - self._was_sized.size,
+        )
         if min(requests, sent) < _ROUND_REQUESTS:
             return None
         self._sized, self._was_sized = signals, _copy(self.sent)
@@ -176,8 +196,13 @@ def _prefill(before: EndpointSignals, signals: EndpointSignals) -> tuple[float, 
     requests = signals.prefills - before.prefills
     if requests < 1:
         return None
-    queried, found = signals.queried_tokens - before.queried_tokens, signals.hit_tokens - before.hit_tokens
-    return max(0.0, queried - found) / requests, (signals.prefill_s - before.prefill_s) * 1000 / requests
+    queried, found = (
+        signals.queried_tokens - before.queried_tokens,
+        signals.hit_tokens - before.hit_tokens,
+    )
+    return max(0.0, queried - found) / requests, (
+        signals.prefill_s - before.prefill_s
+    ) * 1000 / requests
 
 
 def foreign_requests(
@@ -188,8 +213,8 @@ def foreign_requests(
 ) -> dict[str, float]:
     """How many requests wait at each endpoint that we did not send; endpoints without any are left out.
 
-    With several gateways, the others' part of those that wait. Alone, those far beyond our own: what
-    `running` and `waiting` say together may be a second old.
+    With several gateways, the others' part of those that wait. Alone, those far beyond our own:
+    what `running` and `waiting` say together may be a second old.
     """
     foreign = {
         name: _foreign(count, running.get(name, 0.0), in_flight.get(name, 0), gateways)

@@ -1,7 +1,7 @@
 """The cheapest endpoint, by how much of a prompt each one holds and what the wait there costs; see `cost`.
 
-Several gateways that do not share their picks use homes: each conversation, and each system prompt, has a
-home on a ring, the same for all gateways; see `homes`.
+Several gateways that do not share their picks use homes: each conversation, and each system prompt,
+has a home on a ring, the same for all gateways; see `homes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,10 +52,16 @@ _FAILED: Final = 500
 
 _POSITIONS: Final = 64
 
-SESSION: Final = Reason("session", "earlier turns of the conversation went there (`prefix_cache`)", "green")
-PREFIX: Final = Reason("prefix", "no compared endpoint holds more of the prompt (`prefix_cache`)", "blue")
+SESSION: Final = Reason(
+    "session", "earlier turns of the conversation went there (`prefix_cache`)", "green"
+)
+PREFIX: Final = Reason(
+    "prefix", "no compared endpoint holds more of the prompt (`prefix_cache`)", "blue"
+)
 COLD: Final = Reason(
-    "cold", "no compared endpoint holds any of the prompt. This is the cheapest (`prefix_cache`)", "yellow"
+    "cold",
+    "no compared endpoint holds any of the prompt. This is the cheapest (`prefix_cache`)",
+    "yellow",
 )
 _BY_PROMPT: Final = (SESSION, PREFIX, COLD, HOME, SPILL)
 
@@ -83,7 +89,8 @@ class PrefixCacheSettings(StrategySettings):
     """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter."""
     learn: bool = False
     """Learn the costs from the time to the first token, beginning with those of `engine`. The times come from
-    the access log (see docs/how-to/plain-envoy.md), else from `signals`. This finds slow endpoints, too."""
+    the access log (see docs/how-to/plain-envoy.md), else from `signals`. This finds slow endpoints,
+    too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, which vLLM prints at its start. Omitted: that of `engine`. `signals`
     correct it. Too small loses hits; too large is worst for agents with long contexts."""
@@ -98,10 +105,10 @@ class PrefixCacheSettings(StrategySettings):
 class PrefixCache(Strategy, SharesPicks, ReadsSignals):
     """The endpoint where a prompt costs least, by an index of what each one holds.
 
-    `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache, if
-    other than the engine's. With several `gateways`, each with an index of its own, prompts have homes;
-    their number is configured or estimated. `shed_cold` refuses new conversations where those that go on
-    outgrow the caches; for one gateway, or several that share their picks.
+    `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache,
+    if other than the engine's. With several `gateways`, each with an index of its own, prompts have
+    homes; their number is configured or estimated. `shed_cold` refuses new conversations where
+    those that go on outgrow the caches; for one gateway, or several that share their picks.
     """
 
     name = "prefix_cache"
@@ -129,7 +136,9 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         self.gateways = GatewayCount(gateways or (1 if shed_cold else None))
         self._shedding = Shedding() if shed_cold else None
         rng, clear = outside.rng if learn else None, self._backlogs.clear
-        self.engine = EngineModel(costs, kv_tokens, self.gateways, _BY_PROMPT, rng, forget_backlogs=clear)
+        self.engine = EngineModel(
+            costs, kv_tokens, self.gateways, _BY_PROMPT, rng, forget_backlogs=clear
+        )
         self.index = PrefixIndex(int(kv_tokens * BYTES_PER_TOKEN))
         self._chats = KnownChats()
         self._costs = CostModel(outside, self.index, self._backlogs, self.engine, self.gateways)
@@ -140,7 +149,9 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
     def read(self, prompt: Prompt | None, _headers: Mapping[str, str], adapter: str, /) -> Reading:
         if prompt is None:
             return self._without_prompt
-        seed = routing_key("", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt)
+        seed = routing_key(
+            "", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt
+        )
         # The part of a prompt beyond a whole cache is in none.
         chain = self._chats.read(prompt, seed, self.index.capacity)
         return _CacheReading(self, chain) if chain.size else self._without_prompt
@@ -178,7 +189,11 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
             self.index.withdraw(holding, chain, Taken(had, len(chain)))
 
     def apply_signals(
-        self, endpoint: str, signals: EndpointSignals | None, in_flight: Callable[[], Mapping[str, int]], /
+        self,
+        endpoint: str,
+        signals: EndpointSignals | None,
+        in_flight: Callable[[], Mapping[str, int]],
+        /,
     ) -> None:
         self.engine.apply_signals(endpoint, signals, in_flight, self.index)
 
@@ -204,7 +219,9 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
             self._shedding.take(chain.answered, found)
         taken = self.index.take(holding, chain, now, matched)
         to_do = chain.size - chain.reach(taken.had)
-        start = _Start(taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do)
+        start = _Start(
+            taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do
+        )
         self._backlogs.add(holding.name, to_do * self.engine.ms_per_byte, now)
         return start
 
@@ -215,7 +232,11 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         """Whether a prompt is a new conversation's that should not begin now."""
         if self._shedding is None or chain.answered or not self._shedding.refused:
             return False
-        if not self.gateways.is_alone or self.gateways.misses or not self.index.is_full(self._clock()):
+        if (
+            not self.gateways.is_alone
+            or self.gateways.misses
+            or not self.index.is_full(self._clock())
+        ):
             return False
         is_cold = 2 * chain.reach(self.index.matched(chain.hashes)) < chain.size
         return is_cold and self._rng.random() < self._shedding.refused
@@ -346,22 +367,26 @@ class _CacheReading(Reading):
 
 # The rule, and why.
 #
-# While conversations go on, their contexts have to stay in the caches from turn to turn. Beyond some load
-# they do not: evicted parts are computed again, answers come later, conversations last longer, more of them
-# are open at a time, and each new one evicts what another needs next. Hits fall to nothing, whatever the
-# strategy, and stay there (simulated): the endpoints are as busy as before, and answer a fraction.
+# While conversations go on, their contexts have to stay in the caches from turn to turn. Beyond
+# some load they do not: evicted parts are computed again, answers come later, conversations last
+# longer, more of them are open at a time, and each new one evicts what another needs next. Hits
+# fall to nothing, whatever the strategy, and stay there (simulated): the endpoints are as busy as
+# before, and answer a fraction.
 #
-# The first sign is how much of its earlier turns a conversation still finds. Each request with earlier turns
-# shows that when it comes; here it is averaged over some fifty of them. From `_FEW` of it down a part
-# of the new conversations is refused, at `_NONE` all of them, and those that go on keep what they have. A new
-# one costs the others most and itself least: nobody waits for its next word yet.
+# The first sign is how much of its earlier turns a conversation still finds. Each request with
+# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW`
+# of it down a part of the new conversations is refused, at `_NONE` all of them, and those that go
+# on keep what they have. A new one costs the others most and itself least: nobody waits for its
+# next word yet.
 #
-# - A conversation is new if it has no earlier turn, and less than half of its prompt is cached: where a long
-#   system prompt or a document is shared, a new conversation adds little, and is let in.
-# - Turns that other gateways answered look like evicted ones. So this is for a single gateway, or for several
-#   that share their picks; while some of the others are silent, nothing is refused.
+# - A conversation is new if it has no earlier turn, and less than half of its prompt is cached:
+#   where a long system prompt or a document is shared, a new conversation adds little, and is let
+#   in.
+# - Turns that other gateways answered look like evicted ones. So this is for a single gateway, or
+#   for several that share their picks; while some of the others are silent, nothing is refused.
 # - Nothing is refused while the caches are not full: after a start nothing is found, either.
-# - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment later.
+# - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment
+#   later.
 
 _FEW: Final = 0.9
 _NONE: Final = 0.6
