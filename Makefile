@@ -103,7 +103,7 @@ test-slow: $(READY)  ## The rest: foreign clients, browsers, NATS, Prometheus, f
 	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" $(PYTEST_ARGS)
 
 .PHONY: unit
-unit: $(READY)  ## One package's tests: make unit PYTEST_ARGS=tests/router/wire
+unit: $(READY)  ## One package's tests: make unit PYTEST_ARGS=tests/grpc_server
 	@$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses 2 --dist loadgroup -m "not slow" --ignore tests/slow)
 
 .PHONY: check
@@ -127,7 +127,7 @@ types: $(READY)  ## mypy, all of it
 
 .PHONY: layers
 layers: $(READY)  ## Who may import whom (contracts.toml)
-	@for contracts in extproc/contracts.toml extproc/*/contracts.toml; do $(BIN)/lint-imports --no-cache --config $$contracts || exit 1; done
+	@for contracts in $$(find extproc -name contracts.toml | sort); do $(BIN)/lint-imports --no-cache --config $$contracts || exit 1; done
 
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 

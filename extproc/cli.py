@@ -173,7 +173,7 @@ def schema() -> None:
 @click.pass_context
 def init(context: click.Context) -> None:
     """Print a configuration with every setting, explained."""
-    from extproc.init import write_configuration  # noqa: PLC0415
+    from extproc.init.settings_file import write_configuration  # noqa: PLC0415
 
     if context.invoked_subcommand is None:
         click.echo(write_configuration(), nl=False)
@@ -223,7 +223,7 @@ def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None
     It puts the router before the vLLM Pods of a Service that you have already. One line names this
     Service.
     """
-    from extproc.kubernetes_folder import KubernetesFolder  # noqa: PLC0415
+    from extproc.init.kubernetes_folder import KubernetesFolder  # noqa: PLC0415
 
     target = target_port or str(port)
     number = int(target) if re.fullmatch("[0-9]{1,9}", target) else target

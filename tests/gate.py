@@ -22,17 +22,16 @@ _REFERENCE_S: Final = 0.30
 _ROOT: Final = Path(__file__).parent.parent
 _BIN: Final = Path(sys.executable).parent
 _PYTHON: Final = sys.executable
-CONTRACTS: Final = (
-    "extproc",
-    *(f"extproc/{each}" for each in ("router", "bench", "simulator", "operator")),
+# Every house's, as `make layers` finds them.
+CONTRACTS: Final = sorted(
+    str(path.relative_to(_ROOT)) for path in (_ROOT / "extproc").rglob("contracts.toml")
 )
 
 CHECKS: Final[dict[str, Sequence[Sequence[str]]]] = {
     "types": ([f"{_BIN}/mypy"],),
     "lint": ([f"{_BIN}/ruff", "format", "--check"], [f"{_BIN}/ruff", "check"]),
     "layers": tuple(
-        [f"{_BIN}/lint-imports", "--no-cache", "--no-logo", "--config", f"{folder}/contracts.toml"]
-        for folder in CONTRACTS
+        [f"{_BIN}/lint-imports", "--no-cache", "--no-logo", "--config", path] for path in CONTRACTS
     ),
     "generated": (["make", "--no-print-directory", "generated-check"],),
 }

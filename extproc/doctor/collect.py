@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from msgspec import Struct
 
-from extproc.admin_ports import (
+from extproc.doctor import evidence as seen
+from extproc.doctor.admin_ports import (
     ClockOffset,
     EnvoySeen,
     PoolSeen,
@@ -20,7 +21,6 @@ from extproc.admin_ports import (
     read_offset,
     read_pools,
 )
-from extproc.doctor import evidence as seen
 from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
 from extproc.router.cluster.slices import EndpointSlice, read_slice

@@ -7,7 +7,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.admin_ports import ClockOffset, EnvoySeen, PoolSeen
+from extproc.doctor.admin_ports import ClockOffset, EnvoySeen, PoolSeen
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.tree import Settings
 

@@ -18,7 +18,8 @@ from uuid import uuid4
 from extproc import __version__
 from extproc.documents import read_file
 from extproc.errors import SettingsError
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Routes
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.feedback_metrics import FeedbackCollector
@@ -41,7 +42,6 @@ from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.stream.session import SessionOptions
 from extproc.router.telemetry import Metrics
-from extproc.router.wire.calls import Routes
 
 if TYPE_CHECKING:
     from extproc.router.xds.service import Xds

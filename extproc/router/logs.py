@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, TextIO
 
-from extproc.router.budget import TokenBucket
+from extproc.grpc_server.budget import TokenBucket
 
 # As `extra` of a message that every try repeats: it is let through once a minute. Messages of one
 # text that say different things have another `kind` each.

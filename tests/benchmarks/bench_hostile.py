@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 import grpc.aio
 import uvloop
 
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.service.process import prepare_for_long_bodies
 from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings

@@ -10,14 +10,14 @@ import grpc
 import grpc.aio
 import uvloop
 
-from extproc.router.budget import Budget
+from extproc.grpc_server.accepting import bind
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Call
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.listener import Listener
 from extproc.router.stream.codec import encode
 from extproc.router.stream.events import RequestBody
 from extproc.router.stream.names import PROCESS
-from extproc.router.wire.accepting import bind
-from extproc.router.wire.calls import Call
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.listener import Listener
 from tests.router.stream.conversations import BODY, headers, one_pool, open_session
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

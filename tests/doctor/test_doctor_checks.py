@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from msgspec import convert
 
-from extproc.admin_ports import EnvoySeen, ExtProcFilter, PoolSeen
+from extproc.doctor.admin_ports import EnvoySeen, ExtProcFilter, PoolSeen
 from extproc.doctor.evidence import ClusterSeen, EngineSeen, Evidence, MetricsPage
 from tests.doctor.looking import rules, settings
 from tests.tables import table

@@ -11,7 +11,7 @@ import zmq
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 from msgspec import MsgspecError, Struct, json
 
-from extproc.router.budget import TokenBucket
+from extproc.grpc_server.budget import TokenBucket
 from extproc.router.events.kv_log import EventLog, Heard
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool

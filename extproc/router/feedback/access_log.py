@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
 from extproc.errors import ProtocolError
+from extproc.grpc_server.calls import Call, Handler, Routes, Status
 from extproc.router.feedback import access_log_pb2 as pb
 from extproc.router.feedback.outcome import EndpointFault, Exchange
 from extproc.router.stream.names import DECISION_NAMESPACE, DESTINATION, LB_NAMESPACE, TICKET
-from extproc.router.wire.calls import Call, Handler, Routes, Status
 
 METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 

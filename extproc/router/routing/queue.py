@@ -39,7 +39,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.histogram import Histogram
 
 Later = Callable[[float, Callable[[], None]], object]

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from extproc.grpc_server.accepting import find_oldest_idle, unlink_sockets
 from extproc.router.service.transport import bind_address
-from extproc.router.wire.accepting import find_oldest_idle, unlink_sockets
 
 log = logging.getLogger(__name__)
 

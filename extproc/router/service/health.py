@@ -7,8 +7,8 @@ from functools import partial
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2 as pb
 
+from extproc.grpc_server.calls import Call, Routes, Status
 from extproc.router.stream.names import CHECK, LIVENESS, READINESS, WATCH
-from extproc.router.wire.calls import Call, Routes, Status
 
 _SERVING, _NOT_SERVING, _UNKNOWN = (
     bytes(pb.HealthCheckResponse(status=name).SerializeToString())

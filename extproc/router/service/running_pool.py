@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from extproc.router.budget import Budget, unlimited
+from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.events.kv_log import Heard, describe_logs
 from extproc.router.feedback.cooling import Rules

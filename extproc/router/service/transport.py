@@ -9,14 +9,14 @@ import grpc
 import grpc.aio
 
 from extproc.errors import SettingsError
-from extproc.router.budget import Budget
+from extproc.grpc_server.accepting import bind
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Routes
+from extproc.grpc_server.certificates import Certificates, Files, Pems, SelfSigned
+from extproc.grpc_server.grpcio import add_routes
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.listener import Listener
 from extproc.router.settings.server_settings import ServerSettings, TlsSettings
-from extproc.router.wire.accepting import bind
-from extproc.router.wire.calls import Routes
-from extproc.router.wire.certificates import Certificates, Files, Pems, SelfSigned
-from extproc.router.wire.grpcio import add_routes
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.listener import Listener
 
 # A message holds a body and its framing.
 _FRAMING_BYTES: Final = 1_048_576

@@ -7,7 +7,7 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
 from extproc.errors import MissingExtra, SettingsError
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.cluster.dns import DnsSource
 from extproc.router.cluster.file import FileSource
 from extproc.router.cluster.inference_pool_source import InferencePoolSource

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Final, Protocol
 
-from extproc.router.budget import TokenBucket
+from extproc.grpc_server.budget import TokenBucket
 from extproc.router.routing.pool import Pool
 from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.peers import MAX_PEERS

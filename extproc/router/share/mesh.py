@@ -27,7 +27,7 @@ from random import Random
 from typing import Final, cast
 
 from extproc.errors import SettingsError
-from extproc.router.budget import TokenBucket
+from extproc.grpc_server.budget import TokenBucket
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.source import Source
 from extproc.router.logs import ONCE_A_MINUTE

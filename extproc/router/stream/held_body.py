@@ -5,7 +5,7 @@ from re import compile as compile_pattern
 from typing import Final
 
 from extproc.errors import BodyTooLarge
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.stream.events import Phase, Piece, RequestBody, RequestHeaders
 from extproc.router.stream.names import CONTENT_LENGTH
 

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Final, Protocol
 
 from extproc.errors import ProtocolError, RequestError
+from extproc.grpc_server.calls import Call, Handler, Routes, Status
 from extproc.router.routing.picker import Decision, Found, Picker
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
@@ -33,7 +34,6 @@ from extproc.router.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT
 from extproc.router.stream.placing import Counted
 from extproc.router.stream.session import Session, SessionOptions
 from extproc.router.stream.spans import Origin, Tracer
-from extproc.router.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)
 

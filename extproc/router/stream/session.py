@@ -88,7 +88,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from extproc.errors import NoRoomForBody, RequestError
-from extproc.router.budget import Budget, unlimited
+from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.tickets import Tickets

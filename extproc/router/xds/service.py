@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from extproc.errors import ProtocolError
+from extproc.grpc_server.calls import Call, Handler, Routes, Status
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.stream.names import DISCOVER
-from extproc.router.wire.calls import Call, Handler, Routes, Status
 from extproc.router.xds.requests import decode_request
 from extproc.router.xds.resources import Catalog
 from extproc.router.xds.state import Subscriber

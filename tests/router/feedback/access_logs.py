@@ -19,7 +19,7 @@ from envoy_data_plane.envoy.service.accesslog.v3 import (
 )
 from envoy_data_plane.google.protobuf import Struct, Value
 
-from extproc.router.wire.calls import Status
+from extproc.grpc_server.calls import Status
 
 DESTINATION = "x-gateway-destination-endpoint"
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
+from extproc.grpc_server.calls import Status
 from extproc.router.feedback.access_log import (
     MAX_ENTRIES,
     MAX_MESSAGE_BYTES,
@@ -17,7 +18,6 @@ from extproc.router.feedback.access_log import (
     read_entries,
 )
 from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict, outcomes
-from extproc.router.wire.calls import Status
 from tests.router.feedback.access_logs import Client, entry, message
 from tests.tables import table
 

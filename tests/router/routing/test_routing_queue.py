@@ -17,7 +17,7 @@ from extproc.errors import (
     RequestError,
     Sheddable,
 )
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.queue import TICK_S, Lane, Queue, QueueEnd, QueueLimits, Waiter

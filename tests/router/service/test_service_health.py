@@ -5,10 +5,10 @@ import tracemalloc
 import pytest
 from grpc_health.v1 import health_pb2 as pb
 
+from extproc.grpc_server.calls import Status
 from extproc.router.service.health import Health
 from extproc.router.stream.names import CHECK, EXT_PROC, WATCH
-from extproc.router.wire.calls import Status
-from tests.router.wire.calls import RecordedCall
+from tests.grpc_server.calls import RecordedCall
 
 
 class Readiness:

@@ -17,7 +17,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.errors import SettingsError
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.service.health import Health
 from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings, TlsSettings

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from extproc.router.budget import TokenBucket
+from extproc.grpc_server.budget import TokenBucket
 from extproc.router.share.courier import MOST_SENDERS
 from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import Seal

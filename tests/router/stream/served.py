@@ -10,7 +10,7 @@ from uuid import uuid4
 import grpc
 import grpc.aio
 
-from extproc.router.budget import Budget, unlimited
+from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.routing.picker import Picker
 from extproc.router.service.transport import Transport, bind_transport
 from extproc.router.settings.server_settings import ServerSettings

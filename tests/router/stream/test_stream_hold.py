@@ -13,10 +13,11 @@ import pytest
 from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingResponse
 from msgspec.structs import replace
 
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.queue import Later, Queue, QueueEnd, QueueLimits
 from extproc.router.stream import events
+from tests.grpc_server.calls import RecordedCall
 from tests.router.stream.conversations import (
     BODY,
     BODY_BEGUN,
@@ -40,7 +41,6 @@ from tests.router.stream.conversations import (
 )
 from tests.router.stream.served import Served, build_processor, chosen, receive, serving
 from tests.router.stream.wire import read, write
-from tests.router.wire.calls import RecordedCall
 from tests.tables import table
 from tests.waiting import until
 

@@ -13,7 +13,9 @@ import orjson
 import pytest
 from hpack import Encoder
 
-from extproc.router.budget import Budget
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Status
 from extproc.router.routing.picker import Picker
 from extproc.router.stream.events import (
     BodyMode,
@@ -28,8 +30,7 @@ from extproc.router.stream.events import (
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import PROCESS
 from extproc.router.telemetry import Metrics
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
+from tests.grpc_server.calls import RecordedCall
 from tests.router.routing.fleet import CHAT, Fleet, ask, words
 from tests.router.stream.conversations import (
     ADDRESSES,
@@ -48,7 +49,6 @@ from tests.router.stream.conversations import (
 )
 from tests.router.stream.served import UNSEEN_S, build_processor, chosen, reader, receive, serving
 from tests.router.stream.wire import read, write
-from tests.router.wire.calls import RecordedCall
 from tests.tables import table
 from tests.waiting import until
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import NoRoomForBody, RequestError
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Found, Picker, Route

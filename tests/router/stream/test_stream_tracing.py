@@ -16,10 +16,10 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
 from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, describe_span
+from tests.grpc_server.calls import RecordedCall
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
 from tests.router.stream.served import build_processor
 from tests.router.stream.wire import write
-from tests.router.wire.calls import RecordedCall
 from tests.tables import table
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

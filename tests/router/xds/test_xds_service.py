@@ -11,9 +11,9 @@ import pytest
 from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
 from envoy_data_plane.google.rpc import Status
 
+from extproc.grpc_server.grpcio import add_routes
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.stream.names import DISCOVER
-from extproc.router.wire.grpcio import add_routes
 from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS
 from extproc.router.xds.service import Xds
 from tests.waiting import until

@@ -15,8 +15,8 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client
 from temporalio.service import GrpcCompression
 
-from extproc.router.wire.calls import Call
-from tests.router.wire.serving import ECHO, Echo, Served, serving
+from extproc.grpc_server.calls import Call
+from tests.grpc_server.serving import ECHO, Echo, Served, serving
 from tests.slow.clients.programs import GRPC, run
 from tests.stack.ports import free_ports
 from tests.stack.process import Process

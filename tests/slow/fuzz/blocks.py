@@ -6,7 +6,7 @@ cut, put into strings, said twice, in other representations, behind changes of t
 
 from typing import Final
 
-from tests.router.wire.header_blocks import MAX_BYTES, compare, literal, size_update, string, within
+from tests.grpc_server.header_blocks import MAX_BYTES, compare, literal, size_update, string, within
 from tests.slow.fuzz.choices import Choices
 
 LIMITS: Final = (MAX_BYTES, MAX_BYTES, 600)

@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 from h2.exceptions import FlowControlError, InvalidBodyLengthError, ProtocolError
 
-from extproc.router.budget import Budget
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
-from extproc.router.wire.connection import Connection
-from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.streams import (
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.connection import Connection
+from extproc.grpc_server.frames import Code
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.streams import (
     Closed,
     Event,
     Failed,

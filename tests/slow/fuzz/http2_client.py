@@ -10,8 +10,8 @@ from typing import Final
 from hpack.hpack import encode_integer
 from hpack.table import HeaderTable
 
-from extproc.router.wire import frames
-from tests.router.wire.header_blocks import string
+from extproc.grpc_server import frames
+from tests.grpc_server.header_blocks import string
 from tests.slow.fuzz.choices import Choices
 
 Field = tuple[bytes, bytes]

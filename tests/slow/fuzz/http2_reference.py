@@ -19,10 +19,10 @@ from h2.settings import SettingCodes, Settings
 from h2.utilities import HeaderValidationFlags, validate_headers
 from hpack import Decoder
 
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
-from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import WireLimits
+from extproc.grpc_server import frames
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.frames import Code
+from extproc.grpc_server.limits import WireLimits
 
 Fields = tuple[tuple[bytes, bytes], ...]
 # What a step shows from outside: calls opened, their messages, their half-closes, their ends.

@@ -15,7 +15,7 @@ import orjson
 from msgspec.msgpack import encode as encode_letter
 
 from extproc.errors import PromptError, ProtocolError
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Route
 from extproc.router.routing.pool import Pool, Snapshot

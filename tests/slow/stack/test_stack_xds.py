@@ -14,9 +14,9 @@ import aiohttp
 import grpc.aio
 import pytest
 
+from extproc.grpc_server.grpcio import add_routes
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.stream.names import DESTINATION
-from extproc.router.wire.grpcio import add_routes
 from extproc.router.xds.service import Xds
 from tests.slow.stack.live import until_hosts
 from tests.stack.client import Answer, connect, send, servers

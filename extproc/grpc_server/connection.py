@@ -33,9 +33,9 @@ from typing import Final
 
 from hpack import HPACKError
 
-from extproc.router.budget import Budget, StreamPlaces
-from extproc.router.wire import frames
-from extproc.router.wire.frames import (
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import Budget, StreamPlaces
+from extproc.grpc_server.frames import (
     Code,
     PeerFault,
     require_connection,
@@ -43,10 +43,10 @@ from extproc.router.wire.frames import (
     require_stream,
     what_else,
 )
-from extproc.router.wire.headers import TABLE_OF_NOTHING, TooManySizes
-from extproc.router.wire.incoming import PRIORITY_BYTES, Incoming
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.streams import Failed
+from extproc.grpc_server.headers import TABLE_OF_NOTHING, TooManySizes
+from extproc.grpc_server.incoming import PRIORITY_BYTES, Incoming
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.streams import Failed
 
 # Header blocks to decode in one turn; the last one may exceed it. 8 KB of Huffman codes take 3 ms,
 # and a proxy's own blocks, all alike, are decoded once.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from extproc.router.wire.calls import Status
+from extproc.grpc_server.calls import Status
 
 
 class RecordedCall:

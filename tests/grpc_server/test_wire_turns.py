@@ -8,14 +8,14 @@ from itertools import chain
 import uvloop
 from hpack import Encoder
 
-from extproc.router.budget import Budget
-from extproc.router.wire import frames
-from extproc.router.wire.accepting import bind
-from extproc.router.wire.calls import Call
-from extproc.router.wire.frames import frame
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.listener import Listener
-from tests.router.wire.peer import REQUEST, Event, Peer, framed
+from extproc.grpc_server import frames
+from extproc.grpc_server.accepting import bind
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Call
+from extproc.grpc_server.frames import frame
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.listener import Listener
+from tests.grpc_server.peer import REQUEST, Event, Peer, framed
 from tests.tables import table
 
 GREETING = frames.PREFACE + frames.settings({})

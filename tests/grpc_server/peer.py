@@ -5,12 +5,12 @@ from typing import Any
 
 from hpack import Decoder, Encoder
 
-from extproc.router.budget import Budget, StreamPlaces
-from extproc.router.wire import frames, streams
-from extproc.router.wire.calls import Status
-from extproc.router.wire.connection import Connection
-from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import WireLimits
+from extproc.grpc_server import frames, streams
+from extproc.grpc_server.budget import Budget, StreamPlaces
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.connection import Connection
+from extproc.grpc_server.frames import Code
+from extproc.grpc_server.limits import WireLimits
 
 Field = tuple[str, str]
 # An event in short: ("opened", 1), ("message", 1, b"…"), ("failed", Code.PROTOCOL_ERROR).

@@ -7,15 +7,15 @@ from typing import Final
 
 from msgspec import Struct
 
-from extproc.router.budget import Budget, StreamPlaces
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
-from extproc.router.wire.frames import Code, PeerFault, require_size, require_stream, unpad
-from extproc.router.wire.headers import HeadReader, MalformedRequest, encodings_block
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.messages import PREFIX_BYTES, MessageReader, Refused
-from extproc.router.wire.outgoing import Outgoing
-from extproc.router.wire.streams import HalfClosed, Message, MessageSkipped, Opened, Stream
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import Budget, StreamPlaces
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.frames import Code, PeerFault, require_size, require_stream, unpad
+from extproc.grpc_server.headers import HeadReader, MalformedRequest, encodings_block
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.messages import PREFIX_BYTES, MessageReader, Refused
+from extproc.grpc_server.outgoing import Outgoing
+from extproc.grpc_server.streams import HalfClosed, Message, MessageSkipped, Opened, Stream
 
 PRIORITY_BYTES: Final = 5
 

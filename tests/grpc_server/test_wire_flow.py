@@ -5,12 +5,12 @@ from itertools import zip_longest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
-from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import WireLimits
+from extproc.grpc_server import frames
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.frames import Code
+from extproc.grpc_server.limits import WireLimits
+from tests.grpc_server.peer import END, Peer, cut, data, framed, sent_reset
 from tests.reach import size_of
-from tests.router.wire.peer import END, Peer, cut, data, framed, sent_reset
 from tests.tables import table
 
 WINDOW = frames.INITIAL_WINDOW_SIZE

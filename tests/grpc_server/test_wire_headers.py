@@ -8,8 +8,8 @@ from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.wire.calls import Status
-from extproc.router.wire.headers import (
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.headers import (
     RESPONSE_BLOCK,
     Head,
     HeadReader,
@@ -19,8 +19,7 @@ from extproc.router.wire.headers import (
     refusal_block,
     trailers_block,
 )
-from tests.reach import reach
-from tests.router.wire.header_blocks import (
+from tests.grpc_server.header_blocks import (
     compare,
     literal,
     plainly_read,
@@ -28,7 +27,8 @@ from tests.router.wire.header_blocks import (
     string,
     within,
 )
-from tests.router.wire.peer import PATH, REQUEST, Field
+from tests.grpc_server.peer import PATH, REQUEST, Field
+from tests.reach import reach
 from tests.tables import table
 
 LIMIT_BYTES = 16_384

@@ -14,11 +14,11 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol, cast
 
-from extproc.router.budget import Budget, StreamPlaces
-from extproc.router.wire.calls import Handler, Routes, Status
-from extproc.router.wire.connection import Connection
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.streams import (
+from extproc.grpc_server.budget import Budget, StreamPlaces
+from extproc.grpc_server.calls import Handler, Routes, Status
+from extproc.grpc_server.connection import Connection
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.streams import (
     Closed,
     Event,
     Failed,

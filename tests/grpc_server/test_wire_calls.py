@@ -8,11 +8,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Call, Status
 from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings
-from extproc.router.wire.calls import Call, Status
-from tests.router.wire.serving import ECHO, Echo
+from tests.grpc_server.serving import ECHO, Echo
 from tests.waiting import until
 
 

@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 
 from extproc.errors import SettingsError
-from extproc.router.wire.certificates import Certificates, Pems, SelfSigned
-from tests.router.wire.serving import echo, serving
+from extproc.grpc_server.certificates import Certificates, Pems, SelfSigned
+from tests.grpc_server.serving import echo, serving
 from tests.tables import table
 
 START = datetime(2026, 11, 22, tzinfo=UTC)

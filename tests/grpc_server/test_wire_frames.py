@@ -1,11 +1,11 @@
 """Bytes to frames: the preface, lengths, padding, header blocks in pieces (RFC 9113 §3.4, §4, §6)."""
 
-from extproc.router.wire import frames
-from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.incoming import Block
-from extproc.router.wire.limits import WireLimits
+from extproc.grpc_server import frames
+from extproc.grpc_server.frames import Code, frame
+from extproc.grpc_server.incoming import Block
+from extproc.grpc_server.limits import WireLimits
+from tests.grpc_server.peer import END, REQUEST, Event, Peer, code_of, cut, data, framed, ping
 from tests.reach import reach, size_of
-from tests.router.wire.peer import END, REQUEST, Event, Peer, code_of, cut, data, framed, ping
 from tests.tables import table
 
 GREETING = frames.PREFACE + frames.settings({})

@@ -6,11 +6,11 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 
-from extproc.router.budget import Budget, StreamPlaces, TokenBucket
-from extproc.router.wire.accepting import Acceptor, find_oldest_idle
-from extproc.router.wire.calls import Routes
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.link import READ_BYTES, Link
+from extproc.grpc_server.accepting import Acceptor, find_oldest_idle
+from extproc.grpc_server.budget import Budget, StreamPlaces, TokenBucket
+from extproc.grpc_server.calls import Routes
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.link import READ_BYTES, Link
 
 
 class Listener:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 from hpack import Encoder
 
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
-from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import WireLimits
-from tests.router.wire.peer import (
+from extproc.grpc_server import frames
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.frames import Code, frame
+from extproc.grpc_server.limits import WireLimits
+from tests.grpc_server.peer import (
     ANSWER,
     END,
     REQUEST,

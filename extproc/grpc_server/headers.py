@@ -11,7 +11,7 @@ from hpack.table import table_entry_size
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.router.wire.calls import Status
+from extproc.grpc_server.calls import Status
 
 # The headers that come before a call's first message: `:status: 200` is entry 8 of the static
 # table; `content-type` is 31, its value a literal without indexing (RFC 7541 §6.2.2). Nothing that

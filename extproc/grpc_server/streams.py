@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from extproc.router.wire.frames import Code
-from extproc.router.wire.headers import Head
-from extproc.router.wire.messages import MessageReader
+from extproc.grpc_server.frames import Code
+from extproc.grpc_server.headers import Head
+from extproc.grpc_server.messages import MessageReader
 
 
 class Stream:

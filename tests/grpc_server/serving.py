@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from extproc.router.budget import Budget
-from extproc.router.wire.accepting import bind
-from extproc.router.wire.calls import Call, Status
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.listener import Listener
+from extproc.grpc_server.accepting import bind
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.calls import Call, Status
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.listener import Listener
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ECHO = "/test.Service/Echo"

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.budget import Budget
-from extproc.router.wire import frames
-from extproc.router.wire.messages import MessageReader, Refused
-from extproc.router.wire.streams import Stream
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.messages import MessageReader, Refused
+from extproc.grpc_server.streams import Stream
+from tests.grpc_server.peer import END, Peer, data, framed
 from tests.reach import reach
-from tests.router.wire.peer import END, Peer, data, framed
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=8)
 PLACES = st.lists(st.integers(0, 300), max_size=20)

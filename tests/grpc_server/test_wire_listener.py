@@ -12,16 +12,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from extproc.router.budget import Budget
+from extproc.grpc_server import frames
+from extproc.grpc_server.accepting import Acceptor, bind
+from extproc.grpc_server.budget import Budget
+from extproc.grpc_server.certificates import Certificates, SelfSigned
+from extproc.grpc_server.frames import Code, frame
+from extproc.grpc_server.limits import WireLimits
 from extproc.router.logs import RateLimit
-from extproc.router.wire import frames
-from extproc.router.wire.accepting import Acceptor, bind
-from extproc.router.wire.certificates import Certificates, SelfSigned
-from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import WireLimits
-from tests.router.wire.header_blocks import literal
-from tests.router.wire.peer import END, data, framed
-from tests.router.wire.serving import ECHO, FEED, Served, echo, serving, trusting
+from tests.grpc_server.header_blocks import literal
+from tests.grpc_server.peer import END, data, framed
+from tests.grpc_server.serving import ECHO, FEED, Served, echo, serving, trusting
 from tests.tables import table
 from tests.waiting import until
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from extproc.router.budget import StreamPlaces
-from extproc.router.wire import frames
-from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import WireLimits
-from tests.reach import size_of
-from tests.router.wire.peer import (
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import StreamPlaces
+from extproc.grpc_server.frames import Code, frame
+from extproc.grpc_server.limits import WireLimits
+from tests.grpc_server.peer import (
     END,
     Event,
     Frame,
@@ -19,6 +18,7 @@ from tests.router.wire.peer import (
     ping,
     sent_reset,
 )
+from tests.reach import size_of
 from tests.tables import table
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).

@@ -8,7 +8,7 @@ from hpack.hpack import decode_integer, encode_integer
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
-from extproc.router.wire.headers import Head, HeadReader, MalformedRequest, read_head
+from extproc.grpc_server.headers import Head, HeadReader, MalformedRequest, read_head
 from tests.reach import reach
 
 MAX_BYTES: Final = 16_384

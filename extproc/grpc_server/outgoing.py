@@ -6,14 +6,14 @@ The lower half of `connection`, whose essay says whose rules these are.
 from collections import deque
 from typing import Final
 
-from extproc.router.budget import Budget, StreamPlaces
-from extproc.router.wire import frames
-from extproc.router.wire.calls import Status
-from extproc.router.wire.frames import Code
-from extproc.router.wire.headers import RESPONSE_BLOCK, refusal_block, trailers_block
-from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.messages import PREFIX_BYTES
-from extproc.router.wire.streams import Closed, Event, Stream
+from extproc.grpc_server import frames
+from extproc.grpc_server.budget import Budget, StreamPlaces
+from extproc.grpc_server.calls import Status
+from extproc.grpc_server.frames import Code
+from extproc.grpc_server.headers import RESPONSE_BLOCK, refusal_block, trailers_block
+from extproc.grpc_server.limits import WireLimits
+from extproc.grpc_server.messages import PREFIX_BYTES
+from extproc.grpc_server.streams import Closed, Event, Stream
 
 _SERVED: Final = trailers_block(Status.OK)
 _LATE_STREAMS: Final = 1_000

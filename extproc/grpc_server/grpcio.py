@@ -12,7 +12,7 @@ from typing import Final, cast
 import grpc
 import grpc.aio
 
-from extproc.router.wire.calls import Handler, Open, Routes, Status
+from extproc.grpc_server.calls import Handler, Open, Routes, Status
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from extproc.router.budget import Budget
+from extproc.grpc_server.budget import Budget
 
 # A message of a request's headers, or a piece of a body (62,000 bytes in FULL_DUPLEX_STREAMED
 # mode). Without the first no request can be routed and without the second none can be given back:

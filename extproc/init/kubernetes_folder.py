@@ -16,7 +16,7 @@ from extproc.errors import SettingsError
 from extproc.router.settings.reading import parse_settings
 
 # In a checkout a link to the folder beside the package; part of the wheel.
-_MANIFESTS: Final = Path(__file__).parent / "manifests"
+_MANIFESTS: Final = Path(__file__).parents[1] / "manifests"
 # What each kind of gateway is built on.
 _BASES: Final = {
     "envoy": "overlays/gateway",
