@@ -17,7 +17,7 @@ import yaml
 from extproc import __version__
 from extproc.doctor.evidence import EngineSeen, Evidence
 from extproc.documents import printable
-from extproc.router.routing.strategies.prefix_cache.engine_model import ENGINES
+from extproc.router.routing.strategies.prefix_cache.engine import ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.settings.pool_settings import PoolSettings
 

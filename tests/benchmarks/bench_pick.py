@@ -26,7 +26,7 @@ from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
+from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report, time_us
@@ -149,7 +149,7 @@ def memory_mb(count: int) -> float:
             hashes = [rng.getrandbits(64) for _ in ends]
             chain = Chain(hashes, ends, ends, ends[-1], hashes[0], 0)
             if holding is not None:
-                index.release(holding, chain, index.take(holding, chain, 0.0), 0.0)
+                index.release(holding, chain, index.insert(holding, chain, 0.0), 0.0)
     return _resident_mb() - before
 
 

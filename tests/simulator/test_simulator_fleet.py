@@ -353,7 +353,7 @@ def learn_in_fleet(
 
     sessions = draw_sessions("unique", Demand(2_500, 0.0, 4), 1)
     simulate_fleet(Setup(profiles, 4, Kept(), Traffic(rate=rate), changes), sessions)
-    return kept[0].describe_engines()
+    return kept[0].signals.describe_engines()
 
 
 HEAD = Transcript(3).then("system", "head.text", 1000)

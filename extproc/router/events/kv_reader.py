@@ -134,8 +134,8 @@ class EventReader:
 
     def _take(self, name: str, one: EventLog, number: int, payload: bytes) -> None:
         before, is_empty = one.why, one.take(number, payload, self._clock())
-        if is_empty and self._pool.reads_signals is not None:
-            self._pool.reads_signals.forget_cache(name, keeps_open=True)
+        if is_empty and self._pool.strategy.signals is not None:
+            self._pool.strategy.signals.forget_cache(name, keeps_open=True)
             log.info("pool %s: %s has emptied its cache", self._pool.name, name)
         if one.why not in {before, ""}:
             log.warning("pool %s: KV events of %s: %s", self._pool.name, name, one.why)

@@ -56,7 +56,7 @@ class FeedbackCollector(Collector):
             "cached",
         )
         for desk in self._desks():
-            strategy = desk.pool.reads_signals
+            strategy = desk.pool.strategy.signals
             for reason, counts in strategy.predicted().items() if strategy is not None else ():
                 predicted.add_metric([desk.pool.name, reason, "yes"], counts.cached)
                 predicted.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)

@@ -100,8 +100,8 @@ class PoolFeedback:
         """
         if name in self._lost:
             self._lost.discard(name)
-            if not is_there and self.pool.reads_signals is not None:
-                self.pool.reads_signals.forget_cache(name)
+            if not is_there and self.pool.strategy.signals is not None:
+                self.pool.strategy.signals.forget_cache(name)
 
     def apply_signals(self, endpoint: Endpoint, signals: EndpointSignals | None) -> None:
         """Takes an endpoint's metrics; `None`: it does not answer."""
@@ -112,8 +112,8 @@ class PoolFeedback:
         if signals is not None:
             self._learn_duration(self.signals.get(endpoint.name), signals)
             self.signals[endpoint.name] = signals
-        if self.pool.reads_signals is not None:
-            self.pool.reads_signals.apply_signals(endpoint.name, signals, self.pool.book.counts)
+        if self.pool.strategy.signals is not None:
+            self.pool.strategy.signals.apply_signals(endpoint.name, signals, self.pool.book.counts)
 
     def _learn_duration(self, before: EndpointSignals | None, signals: EndpointSignals) -> None:
         """Takes how long requests took since the last scrape; ignored where a log says it for each."""
@@ -126,9 +126,9 @@ class PoolFeedback:
     def forget_signals(self) -> None:
         """Nobody scrapes any more: the last signals may not be true any longer."""
         self.signals.clear()
-        if self.pool.reads_signals is not None:
+        if self.pool.strategy.signals is not None:
             for name in self.pool.snapshot.ready:
-                self.pool.reads_signals.apply_signals(name, None, dict)
+                self.pool.strategy.signals.apply_signals(name, None, dict)
 
     def keep(self, names: Collection[str]) -> None:
         self.counters.keep(names)

@@ -75,7 +75,7 @@ class Scraper:
         pool, count, strategy = (
             self._feedback.pool.name,
             len(self._silent),
-            self._feedback.pool.reads_signals,
+            self._feedback.pool.strategy.signals,
         )
         if was_silent != bool(count):
             if count:

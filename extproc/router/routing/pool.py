@@ -19,9 +19,7 @@ from extproc.router.routing.strategies.base import (
     Ending,
     Placement,
     Reading,
-    ReadsSignals,
     Reason,
-    SharesPicks,
     Strategy,
     Withdrawal,
 )
@@ -237,17 +235,6 @@ class Pool:
         before = seconds if self.duration_s is None else self.duration_s
         self.duration_s = before + (seconds - before) / 16
 
-    @property
-    def strategy(self) -> Strategy:
-        return self._strategy
-
-    @strategy.setter
-    def strategy(self, strategy: Strategy) -> None:
-        """Installs a strategy, and looks once what else it can do."""
-        self._strategy = strategy
-        self.shares_picks = strategy if isinstance(strategy, SharesPicks) else None
-        self.reads_signals = strategy if isinstance(strategy, ReadsSignals) else None
-
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {len(self.snapshot.names)} ready, {self.strategy.name}>"
 
@@ -266,7 +253,8 @@ class Pool:
 
     def describe_engines(self) -> Mapping[str, object]:
         """What the strategy learnt of the engines, JSON-ready; empty for one that learns nothing."""
-        return {} if self.reads_signals is None else self.reads_signals.describe_engines()
+        signals = self.strategy.signals
+        return {} if signals is None else signals.describe_engines()
 
     def install(self, snapshot: Snapshot, strategy: Strategy | None = None) -> None:
         """Routes by `snapshot` from now on. Requests in flight keep their counts.
@@ -350,7 +338,7 @@ class Pool:
             )
         choice = reading.choose(candidates, 1 + self.fallbacks)
         first, *rest = [snapshot.ready[name] for name in choice.names]
-        return Pick(self, self._strategy.name, choice.reason, first, tuple(rest), reading, standing)
+        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)
 
     def _admit(self, standing: Standing | None, candidates: Candidates, each: int) -> None:
         total = candidates.total

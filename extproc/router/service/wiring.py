@@ -24,7 +24,7 @@ from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Later, Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside, ReadsSignals, Strategy
+from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import (
     EndpointsSettings,
@@ -94,7 +94,7 @@ def build_probe(settings: PoolSettings) -> ProbePlan | None:
 def build_scrape(settings: PoolSettings) -> ScrapePlan | None:
     """`None`: the endpoints' metrics are left alone."""
     signals = settings.signals
-    if signals is None and issubclass(STRATEGIES.kinds[settings.strategy.name], ReadsSignals):
+    if signals is None and settings.strategy.reads_signals:
         signals = SignalsSettings()
     return ScrapePlan(signals.scrape_s) if signals else None
 

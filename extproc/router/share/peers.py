@@ -256,9 +256,9 @@ class Peers:
         if not news.hashes or name is None:
             return
         peer.picks.put(news)
-        if self._pool.shares_picks is not None:
+        if self._pool.strategy.sharing is not None:
             missing = news.missing if peer.is_counted else None
-            self._pool.shares_picks.apply_peer_pick(name, news, missing)
+            self._pool.strategy.sharing.apply_peer_pick(name, news, missing)
 
     def _apply_end(self, peer: _Peer, news: Ended) -> None:
         step = peer.ledger.note(news.number, news.endpoint, -1)
@@ -268,14 +268,14 @@ class Peers:
             self._add(news.endpoint, step)
         pick = peer.picks.take(news.pick)
         name = self._names.get(pick.endpoint) if pick is not None else None
-        if pick is not None and name is not None and self._pool.shares_picks is not None:
-            self._pool.shares_picks.apply_peer_end(name, pick)
+        if pick is not None and name is not None and self._pool.strategy.sharing is not None:
+            self._pool.strategy.sharing.apply_peer_end(name, pick)
 
     def _apply_withdrawn(self, news: Withdrawn) -> None:
         name, hashes, strategy = (
             self._names.get(news.endpoint),
             news.hashes,
-            self._pool.shares_picks,
+            self._pool.strategy.sharing,
         )
         if name is not None and hashes and strategy is not None:
             # The index has the blocks' lengths, so any do here.
@@ -350,8 +350,8 @@ class Peers:
         self._names = names
 
     def _update_strategy(self) -> None:
-        if self._pool.shares_picks is not None:
-            self._pool.shares_picks.set_peers(self.counts)
+        if self._pool.strategy.sharing is not None:
+            self._pool.strategy.sharing.set_peers(self.counts)
 
 
 MAX_PICKS: Final = 2_048

@@ -9,7 +9,7 @@ import orjson
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
-from extproc.router.routing.strategies.prefix_cache.engine_model import ENGINES
+from extproc.router.routing.strategies.prefix_cache.engine import ENGINES
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
 from extproc.simulator.fleet.arms import FleetArm, parse_arm
 from extproc.simulator.fleet.autoscaler import Scaling, parse_scaling

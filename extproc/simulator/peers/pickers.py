@@ -218,16 +218,16 @@ class Oracle(PrefixCache):
 
     def __init__(self, outside: Outside, signals: Signals, **options: Any) -> None:
         super().__init__(outside, **options)
-        self._signals = signals
+        self._known = signals
 
-    def costs(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
+    def compare(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         for name in candidates.names:
             holding = self.index.holding(name)
-            there = bisect_right(chain.reaches, self._signals.read(name).text * chain.size)
+            there = bisect_right(chain.reaches, self._known.read(name).text * chain.size)
             head = structs.replace(chain, hashes=chain.hashes[:there])
             if holding is not None:
                 known = holding.depth(head.hashes, there)
                 self.index.evict(holding, chain.hashes[known:])
                 if known < there:
                     self.index.apply_peer_pick(holding, head, self._clock(), is_new=False)
-        return super().costs(chain, candidates, count)
+        return super().compare(chain, candidates, count)

@@ -34,7 +34,7 @@ from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.engine import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Sleeps
 from tests.hosting import hosting

@@ -15,7 +15,7 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.prefix_cache.strategy import Shedding
+from extproc.router.routing.strategies.prefix_cache.rule import Shedding
 from tests.reach import size_of
 from tests.router.routing.fleet import Fleet, words
 from tests.tables import table
@@ -355,7 +355,7 @@ def test_the_less_is_found_the_more_are_refused(found: float, refused: float) ->
 def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> None:
     cliff = Shedding()
     for answered, reach in heard:
-        cliff.take(answered, reach)
+        cliff.note_turn(answered, reach)
 
     assert 0 <= cliff.found <= 1
     assert 0 <= cliff.refused <= 1

@@ -64,7 +64,7 @@ def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
 def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
     rng, company = random.Random(seed), GatewayCount()
     for _ in range(600):
-        company.take(chain(answered=800), 900 if rng.randrange(gateways) == 0 else 0)
+        company.note_turn(chain(answered=800), 900 if rng.randrange(gateways) == 0 else 0)
 
     assert 1 <= company.count <= 64
     assert gateways / 3 <= company.count <= max(1, gateways * 6)
@@ -77,20 +77,20 @@ def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(
 ) -> None:
     """Evicted blocks, or a head that changes with each turn, make no second gateway."""
     company, first = GatewayCount(), chain()
-    company.take(first, 0)
+    company.note_turn(first, 0)
     for answers in range(1, 400, step):
-        company.take(replace(first, answered=800, answers=answers), 0)
+        company.note_turn(replace(first, answered=800, answers=answers), 0)
 
     assert company.is_alone if is_ours else company.count > 8
 
 
 def test_conversations_are_forgotten_beyond_a_bound() -> None:
     company, first = GatewayCount(), chain()
-    company.take(first, 0)
+    company.note_turn(first, 0)
     for _ in range(100_000):
-        company.take(chain(), 0)
+        company.note_turn(chain(), 0)
     before = company.count
-    company.take(replace(first, answered=800, answers=1), 0)
+    company.note_turn(replace(first, answered=800, answers=1), 0)
 
     assert company.count >= before
 
@@ -98,9 +98,9 @@ def test_conversations_are_forgotten_beyond_a_bound() -> None:
 def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is_believed() -> None:
     first, lost, told = GatewayCount(), GatewayCount(), GatewayCount(3)
     for number in range(1_000):
-        first.take(chain(), 0)
-        lost.take(chain(answered=800), 0 if number % 5 == 0 else 900)
-    told.take(chain(answered=800), 0)
+        first.note_turn(chain(), 0)
+        lost.note_turn(chain(answered=800), 0 if number % 5 == 0 else 900)
+    told.note_turn(chain(answered=800), 0)
 
     assert [company.count for company in (first, lost, told)] == [1, 1, 3]
 
@@ -113,7 +113,7 @@ def test_who_is_late_is_not_counted_twice(
     company = GatewayCount()
     company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
     for number in range(400):
-        company.take(chain(answered=800), 900 if number % 10 < 3 else 0)
+        company.note_turn(chain(answered=800), 900 if number % 10 < 3 else 0)
 
     assert company.count > 2
     assert at_least <= company.times <= at_most

@@ -31,7 +31,7 @@ def learn(costs: LearntCosts, samples: int, wrong: float = 0.0, seed: int = 1) -
     learner = Learner(START, rng)
     for _ in range(samples):
         missing = rng.lognormvariate(7.5, 1)
-        learner.take(missing, first_token_ms(rng, missing, costs, wrong))
+        learner.add(missing, first_token_ms(rng, missing, costs, wrong))
     return learner
 
 
@@ -62,7 +62,7 @@ def test_a_head_that_is_sent_at_once_says_nothing(at_once_ms: float) -> None:
     rng = random.Random(3)
     learner = Learner(START, rng)
     for _ in range(5_000):
-        learner.take(rng.lognormvariate(7.5, 1), at_once_ms * rng.uniform(0.8, 1.5))
+        learner.add(rng.lognormvariate(7.5, 1), at_once_ms * rng.uniform(0.8, 1.5))
 
     assert (learner.costs, learner.samples, learner.lines) == (START, 5_000, 0)
 
@@ -72,7 +72,7 @@ def test_whole_answers_are_no_first_tokens() -> None:
     rng = random.Random(3)
     learner = Learner(START, rng)
     for _ in range(5_000):
-        learner.take(rng.lognormvariate(7.5, 1), rng.expovariate(1 / 4_000))
+        learner.add(rng.lognormvariate(7.5, 1), rng.expovariate(1 / 4_000))
 
     assert learner.costs.ms_per_byte == pytest.approx(START.ms_per_byte, rel=0.3)
 
@@ -86,7 +86,7 @@ def test_whatever_is_heard_costs_stay_within_reason(
 ) -> None:
     learner = Learner(START, random.Random(seed))
     for number in range(600):
-        learner.take(*samples[number % len(samples)])
+        learner.add(*samples[number % len(samples)])
 
         assert START.ms_per_byte / 8.001 <= learner.costs.ms_per_byte <= START.ms_per_byte * 8.001
         assert START.step_ms / 8.001 <= learner.costs.step_ms <= START.step_ms * 8.001
@@ -106,7 +106,7 @@ def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(
 ) -> None:
     rng, pace = random.Random(1), Slowdown()
     for _ in range(400):
-        pace.take(100.0, 100.0 * slower * rng.lognormvariate(0, 0.3))
+        pace.add(100.0, 100.0 * slower * rng.lognormvariate(0, 0.3))
 
     assert pace.factor == pytest.approx(factor, rel=0.2)
 
@@ -115,6 +115,6 @@ def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(
 def test_a_pace_stays_within_its_limits(heard: list[tuple[float, float]]) -> None:
     pace = Slowdown()
     for expected, measured in heard:
-        pace.take(expected, measured)
+        pace.add(expected, measured)
 
     assert 0.25 <= pace.factor <= 4.001

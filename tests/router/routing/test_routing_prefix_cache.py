@@ -19,8 +19,8 @@ from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
 from extproc.router.routing.strategies.base import NOWHERE, Ending, Reason
-from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
-from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.engine import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.rule import Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.strategy import (
     COLD,
     PREFIX,
@@ -218,7 +218,7 @@ def test_an_endpoint_that_went_or_began_anew_is_cold(event: str, reason: Reason)
     said = (words("Why?", 1_000), "Because.", "How?")
     warm = fleet.visit(*said[:1]).endpoint.name
     if event == "is lost":
-        fleet.strategy.forget_cache(warm)
+        fleet.strategy.signals.forget_cache(warm)
     if event == "returns":
         fleet.follow("ab".replace(warm, ""))
     fleet.follow("ab", subnet=9 if event == "moves" else 0)
@@ -232,7 +232,7 @@ def test_a_process_whose_start_was_heard_keeps_what_it_read_since() -> None:
     fleet, said = Fleet("a"), (words("Why?", 1_000), "Because.", "How?")
     for started_s in (1e9, 2e9):
         sense(fleet, "a", replace(SAID, kv_tokens=84_000, started_s=started_s))
-        fleet.strategy.forget_cache("a", keeps_open=True)
+        fleet.strategy.signals.forget_cache("a", keeps_open=True)
         assert fleet.visit(*said[:1]).reason is COLD
     sense(fleet, "a", replace(SAID, kv_tokens=84_000, started_s=3e9))
 
@@ -294,7 +294,7 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
 def test_another_engines_constants_are_learnt(slowness: float, learns: bool) -> None:
     fleet = Fleet(learn=learns)
     learn_from(fleet, slowness)
-    learnt = fleet.strategy.describe_engines()
+    learnt = fleet.strategy.signals.describe_engines()
 
     believed = slowness if learns else 1
     assert learnt["prefill_ms_per_token"] == pytest.approx(
@@ -312,7 +312,7 @@ def test_a_request_that_waited_for_others_teaches_nothing() -> None:
         pick.release()
         pick.learn(Ending(200, 5.0))
 
-    assert fleet.strategy.describe_engines()["samples"] == 0
+    assert fleet.strategy.signals.describe_engines()["samples"] == 0
 
 
 def test_a_backlog_counted_with_other_constants_is_forgotten() -> None:
@@ -341,21 +341,21 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
             Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000))
         )
     offers = fleet.explain("new")
-    endpoints = fleet.strategy.describe_engines()["endpoints"]
+    endpoints = fleet.strategy.signals.describe_engines()["endpoints"]
     assert endpoints["a"]["slower_by"] == 1  # type: ignore[index]
     assert endpoints["b"]["slower_by"] > 1.3  # type: ignore[index]
     assert offers["b"]["cost_ms"] > 1.3 * offers["a"]["cost_ms"]  # type: ignore[operator]
 
     fleet.follow("a")
 
-    assert [*fleet.strategy.describe_engines()["endpoints"]] == ["a"]  # type: ignore[misc]
+    assert [*fleet.strategy.signals.describe_engines()["endpoints"]] == ["a"]  # type: ignore[misc]
 
 
 SAID = EndpointSignals(kv_tokens=1_000, queried_tokens=10, prefills=1, started_s=1e9)
 
 
 def sense(fleet: Fleet, name: str, signals: EndpointSignals | None) -> None:
-    fleet.strategy.apply_signals(name, signals, fleet.pool.book.counts)
+    fleet.strategy.signals.apply_signals(name, signals, fleet.pool.book.counts)
 
 
 def test_an_endpoint_that_never_finds_what_was_predicted_is_distrusted() -> None:
@@ -368,7 +368,7 @@ def test_an_endpoint_that_never_finds_what_was_predicted_is_distrusted() -> None
         said = replace(said, queried_tokens=said.queried_tokens + 30_000)
         sense(fleet, "a", said)
         seen.append(len(fleet.strategy.index))
-    told = fleet.strategy.describe_engines()["endpoints"]["a"]  # type: ignore[index]
+    told = fleet.strategy.signals.describe_engines()["endpoints"]["a"]  # type: ignore[index]
 
     assert seen[-1] == 0
     assert told["presumed_share"] == 0.5
@@ -384,7 +384,7 @@ def test_predictions_count_whole_blocks(block_tokens: int | None, cached: int | 
         sense(fleet, "a", replace(SAID, kv_tokens=84_000, block_tokens=block_tokens))
     for _ in range(3):
         fleet.visit(words("Why?", 1_000))
-    told = fleet.strategy.predicted()
+    told = fleet.strategy.signals.predicted()
 
     assert {reason for reason, counts in told.items() if counts.prompt} == {COLD, PREFIX}
     assert (told[COLD].cached, told[COLD].saved_ms) == (0, 0)
@@ -402,8 +402,8 @@ def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
         if number % 60 == 59:
             size = chain_of(fleet.read(words("000 Why?", 100)), 1).size * (number + 1)
             sense(fleet, "a", replace(SAID, prefills=number + 2, prompt_tokens=size / 3))
-    assert fleet.strategy.engine.bytes_per_token == pytest.approx(3, abs=0.01)
-    learnt = fleet.strategy.describe_engines()
+    assert fleet.strategy.signals.bytes_per_token == pytest.approx(3, abs=0.01)
+    learnt = fleet.strategy.signals.describe_engines()
     assert learnt["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
 
 
@@ -411,16 +411,16 @@ def test_costs_that_are_learnt_do_not_change_with_the_size_of_a_token() -> None:
     fleet = Fleet("a", learn=True)
     learn_from(fleet, 2.0)
     per_byte = (
-        fleet.strategy.engine.learner.costs.ms_per_byte if fleet.strategy.engine.learner else 0
+        fleet.strategy.signals.learner.costs.ms_per_byte if fleet.strategy.signals.learner else 0
     )
     sense(fleet, "a", SAID)
     for number in range(60):
         fleet.visit(words(f"{number:03} Why?", 100))
     sense(fleet, "a", replace(SAID, prefills=61, prompt_tokens=10_000))
 
-    assert fleet.strategy.engine.bytes_per_token != 4
-    assert fleet.strategy.describe_engines()["prefill_ms_per_token"] == pytest.approx(
-        per_byte * fleet.strategy.engine.bytes_per_token, abs=1e-4
+    assert fleet.strategy.signals.bytes_per_token != 4
+    assert fleet.strategy.signals.describe_engines()["prefill_ms_per_token"] == pytest.approx(
+        per_byte * fleet.strategy.signals.bytes_per_token, abs=1e-4
     )
 
 
@@ -438,7 +438,7 @@ def test_prefills_that_engines_tell_of_teach_where_no_access_log_does() -> None:
         )
         sense(fleet, "a", said)
 
-    assert fleet.strategy.describe_engines()["prefill_ms_per_token"] == pytest.approx(
+    assert fleet.strategy.signals.describe_engines()["prefill_ms_per_token"] == pytest.approx(
         0.38, rel=0.15
     )
 
@@ -517,7 +517,7 @@ def test_several_gateways_find_conversations_and_instructions_at_their_homes_and
 
         assert (first.endpoint.name, first.reason) == (following.endpoint.name, HOME)
         assert following.reason is SESSION
-    told = other.strategy.predicted()[SESSION]
+    told = other.strategy.signals.predicted()[SESSION]
     assert 0.9 * told.prompt < told.cached < told.prompt
 
     for number in range(20):
@@ -581,14 +581,15 @@ def test_the_ring_is_kept_by_those_that_place_alike() -> None:
 
 
 def test_a_request_in_flight_weighs_a_part_of_a_step_or_of_the_mean_prefill() -> None:
-    engine = PrefixCache(Fleet().outside, engine="h100-llama8b-bf16").engine
+    strategy = PrefixCache(Fleet().outside, engine="h100-llama8b-bf16")
+    engine, costs = strategy.signals, strategy.costs
     engine.follow(["a"])
-    by_step = engine.ms_per_request
+    by_step = costs.ms_per_request
     for _ in range(500):
         engine.predict("a", 40_000, 40_000, PrefixCache.reasons[0])
 
     assert by_step == pytest.approx(6 / 4)
-    assert engine.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)
+    assert costs.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)
 
 
 @table("learn", [False, True])

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
-from extproc.router.routing.strategies.prefix_cache.prefix_index import (
+from extproc.router.routing.strategies.prefix_cache.index import (
+    ENTRY_BYTES,
     MOST_ENTRIES,
+    Holding,
     PrefixIndex,
     Rate,
+    Taken,
 )
 from tests.tables import table
 
@@ -42,7 +44,7 @@ def at(index: PrefixIndex, name: str) -> Holding:
 def visit(index: PrefixIndex, name: str, *path: int, now: float = 0.0) -> None:
     """A request that comes and goes."""
     asked = chain(*path)
-    index.release(at(index, name), asked, index.take(at(index, name), asked, now), now)
+    index.release(at(index, name), asked, index.insert(at(index, name), asked, now), now)
 
 
 def depth(index: PrefixIndex, name: str, *path: int) -> int:
@@ -61,8 +63,8 @@ def levels(index: PrefixIndex, *path: int) -> list[list[str]]:
 def test_what_was_taken_is_held_at_once() -> None:
     index = index_of("a", "b")
 
-    assert index.take(at(index, "a"), chain(1, 2, 3), 0.0) == Taken(0, 3)
-    assert index.take(at(index, "a"), chain(1, 2, 4, 5), 0.0) == Taken(2, 4)
+    assert index.insert(at(index, "a"), chain(1, 2, 3), 0.0) == Taken(0, 3)
+    assert index.insert(at(index, "a"), chain(1, 2, 4, 5), 0.0) == Taken(2, 4)
     assert depth(index, "a", 1, 2, 3, 9) == 3
     assert depth(index, "b", 1, 2, 3) == 0
     assert index.matched(chain(1, 2, 4, 5, 6).hashes) == 4
@@ -100,7 +102,7 @@ def test_the_least_recently_used_goes_first_and_of_one_prompt_its_tail() -> None
 def test_blocks_of_open_requests_stay_and_leave_a_tenth_to_the_others() -> None:
     index = index_of("a", blocks=20)
     visit(index, "a", 99, 98, 97)
-    index.take(at(index, "a"), chain(*range(25)), 0.0)
+    index.insert(at(index, "a"), chain(*range(25)), 0.0)
 
     assert depth(index, "a", *range(25)) == 25
     assert depth(index, "a", 99, 98, 97) == 2
@@ -111,7 +113,7 @@ def test_open_requests_crowd_a_cache_the_more_the_less_they_leave_free() -> None
     visit(index, "a", 11, 12)
     for block in range(11):
         crowding.append(round(index.crowding("a"), 2))
-        index.take(at(index, "a"), chain(block), 0.0)
+        index.insert(at(index, "a"), chain(block), 0.0)
 
     assert crowding == [1.0, 1.05, 1.12, 1.19, 1.28, 1.39, 1.53, 1.72, 2.01, 2.56, 2.56]
     assert index.crowding("gone") == 1.0
@@ -121,9 +123,9 @@ def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
     index = index_of("a", blocks=8)
     most = 8 * SIZE // ENTRY_BYTES
     asked = chain(*range(20))
-    taken = index.take(at(index, "a"), asked, 0.0)
+    taken = index.insert(at(index, "a"), asked, 0.0)
     assert taken == Taken(0, most)
-    assert index.take(at(index, "a"), chain(50), 0.0) == Taken(0, 0)
+    assert index.insert(at(index, "a"), chain(50), 0.0) == Taken(0, 0)
 
     index.release(at(index, "a"), asked, taken, 0.0)
 
@@ -135,7 +137,7 @@ def test_an_endpoint_that_went_holds_nothing_whenever_its_requests_end(event: st
     index = index_of("a", "b")
     visit(index, "b", 1, 2)
     asked, old = chain(1, 2, 3), at(index, "a")
-    taken = index.take(old, asked, 0.0)
+    taken = index.insert(old, asked, 0.0)
     if event == "is lost":
         index.lose("a")
     else:
@@ -202,7 +204,7 @@ def test_what_was_never_read_is_taken_back() -> None:
     index = index_of("a")
     visit(index, "a", 1, 2)
     holding, asked = at(index, "a"), chain(1, 2, 3, 4)
-    taken = index.take(holding, asked, 0.0)
+    taken = index.insert(holding, asked, 0.0)
     index.withdraw(holding, asked, taken)
     assert depth(index, "a", 1, 2, 3, 4) == 4  # its request is open yet
 
@@ -220,7 +222,7 @@ def test_what_was_never_read_is_taken_back() -> None:
 def test_what_others_asked_for_since_is_not_taken_back() -> None:
     index = index_of("a")
     holding, asked = at(index, "a"), chain(1, 2, 3)
-    taken = index.take(holding, asked, 0.0)
+    taken = index.insert(holding, asked, 0.0)
     index.release(holding, asked, taken, 0.0)
     visit(index, "a", 1, 2, 9)
     index.withdraw(holding, asked, taken)
@@ -241,7 +243,7 @@ def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
         for _ in range(capacity // ENTRY_BYTES // 100 * 2):
             hashes = [rng.getrandbits(64) for _ in range(100)]
             asked = Chain(hashes, range(64, 6_401, 64), range(64, 6_401, 64), 6_400, hashes[0], 0)
-            index.release(holding, asked, index.take(holding, asked, 0.0), 0.0)
+            index.release(holding, asked, index.insert(holding, asked, 0.0), 0.0)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -279,7 +281,7 @@ def test_a_thousand_endpoints_share_what_memory_there_is_whatever_they_tell() ->
 
 def test_what_another_gateway_sent_is_held_and_goes_like_what_nobody_uses() -> None:
     index = index_of("a", blocks=4)
-    index.take(at(index, "a"), chain(1, 2), 0.0)
+    index.insert(at(index, "a"), chain(1, 2), 0.0)
     index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0, is_new=True)
     index.apply_peer_pick(at(index, "a"), chain(7), 0.0, is_new=True)
     index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0, is_new=False)
@@ -304,8 +306,8 @@ def test_a_fork_counts_the_passes_of_other_gateways_and_not_their_ends() -> None
 
 def test_a_block_is_as_old_as_the_first_request_for_it() -> None:
     index = index_of(*"ab")
-    index.take(at(index, "a"), chain(1), 5.0)
-    index.take(at(index, "b"), chain(1, 2), 7.0)
+    index.insert(at(index, "a"), chain(1), 5.0)
+    index.insert(at(index, "b"), chain(1, 2), 7.0)
 
     assert [index.since(block) for block in (*chain(1, 2).hashes, 99)] == [5.0, 7.0, math.inf]
 
@@ -332,14 +334,14 @@ def test_a_prefill_costs_what_it_evicts(
 ) -> None:
     holding = filled(idle_bytes, used_s=0.0)
 
-    assert holding.evicts(size, now=age_s) == pytest.approx(expected, abs=0.01)
+    assert holding.evicts(size, age_s, 10.0) == pytest.approx(expected, abs=0.01)
 
 
 def test_where_open_requests_fill_a_cache_all_that_comes_is_counted() -> None:
     holding = Holding("a", "10.0.0.1:80", 1_000)
     holding.pinned_bytes = 1_000
 
-    assert holding.evicts(300, now=5.0) == 300
+    assert holding.evicts(300, 5.0, 10.0) == 300
 
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
@@ -364,7 +366,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.now += 1
         self.paths.add(tuple(path))
         asked = chain(*path)
-        taken = self.index.take(holding, asked, self.now)
+        taken = self.index.insert(holding, asked, self.now)
 
         assert holding.depth(asked.hashes, len(asked)) >= taken.blocks
         self.open.append((holding, asked, taken))

@@ -87,7 +87,7 @@ def test_a_strategy_in_one_file_is_configured_strictly(newest: type[Strategy]) -
     pick = Picker([Route(pool)]).pick(Query("POST", "/v1/chat/completions", {})).pick
 
     assert (pick.endpoint.name, pick.strategy, pick.reason) == ("e2", "newest", "newest")
-    assert (pool.shares_picks, pool.reads_signals) == (None, None)
+    assert (pool.strategy.sharing, pool.strategy.signals) == (None, None)
     assert registry.reasons["newest"].meaning == "one of the endpoints that came last"
     assert "newest" in build_page(registry.reasons).html
     assert "NewestSettings" in section.json_schema()["$defs"]

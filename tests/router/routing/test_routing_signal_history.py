@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.routing.strategies.prefix_cache.signal_history import (
+from extproc.router.routing.strategies.prefix_cache.engine import (
     SignalHistory,
     Trust,
     foreign_requests,
@@ -20,7 +20,7 @@ FIRST = EndpointSignals(queried_tokens=10, prefills=1, started_s=1e9)
 
 def rounds(trust: Trust, predicted: float, found: Iterable[float]) -> list[bool]:
     """A round for each share that is found where `predicted` was."""
-    return [trust.take(20_000, 20_000 * share, predicted) for share in found]
+    return [trust.add(20_000, 20_000 * share, predicted) for share in found]
 
 
 def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
@@ -56,8 +56,8 @@ def test_trust_comes_back_as_slowly_as_it_goes() -> None:
 def test_little_traffic_and_no_foresight_prove_nothing() -> None:
     trust = Trust()
 
-    assert not any(trust.take(100, 0, 1.0) for _ in range(199))
-    assert not any(trust.take(20_000, 0, None) for _ in range(20))
+    assert not any(trust.add(100, 0, 1.0) for _ in range(199))
+    assert not any(trust.add(20_000, 0, None) for _ in range(20))
     assert trust.level == 0
 
 
@@ -69,7 +69,7 @@ def test_trust_is_lost_in_three_rounds_and_never_all(heard: list[tuple[float, fl
     trust, since = Trust(), 0
     for predicted, found in heard:
         level, since = trust.level, since + 1
-        is_wrong = trust.take(20_000, 20_000 * found, predicted)
+        is_wrong = trust.add(20_000, 20_000 * found, predicted)
         if is_wrong or trust.level != level:
             assert since >= 3
             assert is_wrong == (trust.level > level or trust.level == level == 3)
@@ -91,7 +91,7 @@ def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
     sense = SignalHistory()
     seen = []
     for waiting in (0, 10, 10, 10):
-        sense.take(replace(FIRST, waiting=waiting))
+        sense.add(replace(FIRST, waiting=waiting))
         seen.append(sense.waiting)
     sense.miss()
 
@@ -114,13 +114,13 @@ def test_one_that_began_anew_lost_all_unless_that_is_known(
 ) -> None:
     for is_known in (False, True):
         sense = SignalHistory()
-        assert [sense.take(FIRST).is_lost for _ in range(2)] == [False, False]
+        assert [sense.add(FIRST).is_lost for _ in range(2)] == [False, False]
         sense.is_emptied = is_known
         if was_away:
             sense.miss()
 
-        assert [sense.take(later).is_lost for _ in range(2)] == [is_lost and not is_known, False]
-        assert sense.take(replace(later, started_s=2e9)).is_lost
+        assert [sense.add(later).is_lost for _ in range(2)] == [is_lost and not is_known, False]
+        assert sense.add(replace(later, started_s=2e9)).is_lost
 
 
 @table(
@@ -129,22 +129,22 @@ def test_one_that_began_anew_lost_all_unless_that_is_known(
 )
 def test_bytes_of_a_token_are_known(prefills: int, tokens: int, expected: float | None) -> None:
     sense = SignalHistory()
-    sense.take(FIRST)
+    sense.add(FIRST)
     sense.sent.requests, sense.sent.size = 100, 350_000.0
     later = replace(FIRST, prefills=1 + prefills, prompt_tokens=tokens)
 
-    assert sense.take(later).bytes_per_token == expected
+    assert sense.add(later).bytes_per_token == expected
 
 
 def test_prefills_are_told_per_request() -> None:
     sense = SignalHistory()
-    sense.take(FIRST)
+    sense.add(FIRST)
     later = EndpointSignals(
         queried_tokens=4_010, hit_tokens=1_000, prefills=11, prefill_s=2.5, started_s=1e9
     )
 
-    assert sense.take(later).prefill == (300.0, 250.0)
-    assert sense.take(later).prefill is None
+    assert sense.add(later).prefill == (300.0, 250.0)
+    assert sense.add(later).prefill is None
 
 
 @table(

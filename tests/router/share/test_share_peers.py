@@ -13,8 +13,8 @@ from extproc.router.routing.pool import Pick
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Ending, PeerCounts
-from extproc.router.routing.strategies.prefix_cache.holding import Taken
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
+from extproc.router.routing.strategies.prefix_cache.index import Taken
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, SESSION
 from extproc.router.share.letters import (
     LETTER_BLOCKS,
@@ -421,10 +421,10 @@ def test_of_long_prompts_fewer_are_kept() -> None:
 def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
     fleet = Fleet("ab")
     chain = chain_of(fleet.read(words("Why?", 100)), 1)
-    fleet.strategy.apply_peer_pick("c", chain, 100)
-    fleet.strategy.apply_peer_end("c", chain)
-    fleet.strategy.apply_peer_withdrawal("c", chain, 0)
-    fleet.strategy.apply_peer_pick("a", chain, None)
+    fleet.strategy.sharing.apply_peer_pick("c", chain, 100)
+    fleet.strategy.sharing.apply_peer_end("c", chain)
+    fleet.strategy.sharing.apply_peer_withdrawal("c", chain, 0)
+    fleet.strategy.sharing.apply_peer_pick("a", chain, None)
 
     assert fleet.strategy.index.matched(chain.hashes) == len(chain)
     assert [fleet.explain("Who?")[name]["backlog_ms"] for name in "ab"] == [0, 0]
@@ -579,7 +579,7 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
         elif one:
             ends = [200 * place for place in range(1, len(one) + 1)]
             chain = Chain(one, ends, ends, ends[-1], one[0], 0)
-            ours.append((chain, index.take(holding, chain, 100.0)))
+            ours.append((chain, index.insert(holding, chain, 100.0)))
             assert all(block in holding.pinned for block in one)
             assert [*index.holders(one, index.matched(one))]
         elif ours:
@@ -664,7 +664,7 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
     longer = [[*said, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for said in chats]
     found = [other.visit(*said, after_s=1).endpoint.name for said in longer]
     assert found == placed
-    assert sum(told.cached for told in other.strategy.predicted().values()) > 20 * 700
+    assert sum(told.cached for told in other.strategy.signals.predicted().values()) > 20 * 700
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]

@@ -54,7 +54,7 @@ class Router:
         return self._picker.pick(Query("POST", CHAT, {}, body)).pick, self._predicted() - before
 
     def _predicted(self) -> float:
-        return sum(told.cached for told in self.strategy.predicted().values())
+        return sum(told.cached for told in self.strategy.signals.predicted().values())
 
 
 class Scene:
@@ -74,7 +74,7 @@ class Scene:
             if self._asked % 20 == 0:
                 signals = await fetch_signals(self._client, f"{self.url}/metrics")
                 for router in self.routers:
-                    router.strategy.apply_signals("e", signals, router.pool.book.counts)
+                    router.strategy.signals.apply_signals("e", signals, router.pool.book.counts)
             self._asked += 1
             talk = self.talks.ask()
             body = {"model": "tiny", "messages": talk, "max_tokens": 3, "temperature": 0}

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, Protocol, Self
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict
@@ -285,7 +285,12 @@ class PeerCounts(Struct, frozen=True):
 
 
 class StrategySettings(BaseModel):
-    """A strategy's section of the configuration. Each strategy adds its options and the literal `name`."""
+    """A strategy's section of the configuration. Each strategy adds its options and the literal `name`.
+
+    `reads_signals`: the endpoints' metrics are read for it, if the pool's `signals` do not say otherwise.
+    """
+
+    reads_signals: ClassVar[bool] = False
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
@@ -298,17 +303,68 @@ class StrategySettings(BaseModel):
         return self.model_dump(exclude={"name"})
 
 
+class SharesPicks(Protocol):
+    """The part of a strategy that takes the picks of other gateways."""
+
+    def set_peers(self, peers: PeerCounts, /) -> None:
+        """Takes, from time to time, how many other gateways report their picks."""
+
+    def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
+        """Another gateway sent a prompt there, of which `missing` bytes have to be prefilled.
+
+        `None`: it is too late to count them.
+        """
+
+    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
+        """Another gateway's prompt has just been answered there."""
+
+    def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
+        """Another gateway's prompt was never read there. Its first `had` blocks were there before."""
+
+
+class ReadsSignals(Protocol):
+    """The part of a strategy that takes the endpoints' metrics, and predicts what their caches hold."""
+
+    def apply_signals(
+        self,
+        endpoint: str,
+        signals: EndpointSignals | None,
+        in_flight: Callable[[], Mapping[str, int]],
+        /,
+    ) -> None:
+        """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
+
+    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
+        """An endpoint's cache is gone; `keeps_open`: since then it has read what it is to answer now."""
+
+    def count_gateways(self) -> float:
+        """How many gateways route the pool and share no picks, as far as it knows; 1: we are alone. O(1)."""
+
+    def describe_engines(self) -> Mapping[str, object]:
+        """What it has learnt, JSON-ready, for operators."""
+
+    def predicted(self) -> Mapping[Reason, PredictedHits]:
+        """Bytes of picked prompts, by reason, and how many of them the endpoints should have cached."""
+
+    def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
+        """Bytes of prompts that an endpoint got since it was listed, and how many it should have cached."""
+
+
 class Strategy(ABC):
     """A placement policy, made from `Outside` and its settings' options.
 
     `settings` describes the options. `reasons` are those that its choices may have. `headers` are
-    the names, in lower case, of the request headers that it reads.
+    the names, in lower case, of the request headers that it reads. One that learns from the
+    endpoints' metrics, or takes other gateways' picks, hands over the part of it that does, as
+    `signals` and `sharing`.
     """
 
     name: ClassVar[str]
     settings: ClassVar[type[StrategySettings]]
     reasons: ClassVar[Collection[Reason]]
     headers: Collection[str] = ()
+    signals: ReadsSignals | None = None
+    sharing: SharesPicks | None = None
 
     @abstractmethod
     def needs_body(self, headers: Mapping[str, str], /) -> bool:
@@ -336,52 +392,3 @@ class Strategy(ABC):
     def bound(self, _candidates: Candidates, /) -> float | None:
         """The highest load, in requests in flight, at which an endpoint still takes one more; `None`: any."""
         return None
-
-
-@runtime_checkable
-class SharesPicks(Protocol):
-    """A strategy that takes the picks of other gateways."""
-
-    def set_peers(self, peers: PeerCounts, /) -> None:
-        """Takes, from time to time, how many other gateways report their picks."""
-
-    def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
-        """Another gateway sent a prompt there, of which `missing` bytes have to be prefilled.
-
-        `None`: it is too late to count them.
-        """
-
-    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
-        """Another gateway's prompt has just been answered there."""
-
-    def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
-        """Another gateway's prompt was never read there. Its first `had` blocks were there before."""
-
-
-@runtime_checkable
-class ReadsSignals(Protocol):
-    """A strategy that takes the endpoints' metrics, and predicts what their caches hold."""
-
-    def apply_signals(
-        self,
-        endpoint: str,
-        signals: EndpointSignals | None,
-        in_flight: Callable[[], Mapping[str, int]],
-        /,
-    ) -> None:
-        """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
-
-    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
-        """An endpoint's cache is gone; `keeps_open`: since then it has read what it is to answer now."""
-
-    def count_gateways(self) -> float:
-        """How many gateways route the pool and share no picks, as far as it knows; 1: we are alone. O(1)."""
-
-    def describe_engines(self) -> Mapping[str, object]:
-        """What it has learnt, JSON-ready, for operators."""
-
-    def predicted(self) -> Mapping[Reason, PredictedHits]:
-        """Bytes of picked prompts, by reason, and how many of them the endpoints should have cached."""
-
-    def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
-        """Bytes of prompts that an endpoint got since it was listed, and how many it should have cached."""

@@ -113,7 +113,7 @@ class StateBuilder:
             name: (each.first_tokens, each.first_token_s) for name, each in feedback.signals.items()
         }
         picks = dict(self._recording.picks.get(feedback.pool.name, {}))
-        strategy = feedback.pool.reads_signals
+        strategy = feedback.pool.strategy.signals
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
         return EndpointCounts(picks, first, sent, found)
 
@@ -165,7 +165,7 @@ def _read_pool(
     pool = keeper.pool
     states = list(pool.states())
     in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()
-    cache, loads = pool.reads_signals, [in_flight[name] for name in pool.snapshot.names]
+    cache, loads = pool.strategy.signals, [in_flight[name] for name in pool.snapshot.names]
     left_s = {
         endpoint.name: feedback.cooling.cooled_for_s(endpoint.name)
         for endpoint, state in states

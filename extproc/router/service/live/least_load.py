@@ -9,7 +9,7 @@ load.
 from typing import Final
 
 from extproc.router.routing.pool import Pick
-from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
+from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
 
 # Of all endpoints together, in bytes of prompts: 25 MB of memory.
 _CAPACITY_BYTES: Final = 64 * 1024 * 1024
@@ -44,7 +44,7 @@ class LeastLoadEstimate:
         self._given[name] += 1
         holding = self._index.holding(name)
         if holding is not None:
-            taken = self._index.take(holding, chain, now_s)
+            taken = self._index.insert(holding, chain, now_s)
             self._index.release(holding, chain, taken, now_s)
             self._prompt_bytes += chain.size
             self._predicted_bytes += max(0, chain.size - missing)

@@ -140,8 +140,8 @@ class GatewayCount:
         # A shared system prompt is no sign of a conversation.
         return was_active and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
-    def take(self, chain: Chain, reach: int) -> None:
-        """Takes a prompt, and how much of it we have seen."""
+    def note_turn(self, chain: Chain, reach: int) -> None:
+        """Notes a prompt, and how much of it we have seen."""
         before, answered = self._seen.swap(chain.question, chain.answers), chain.answered
         if answered:
             is_ours = reach >= answered or before >= chain.answers - 1

@@ -87,8 +87,8 @@ class Learner:
         self._rng = rng
         self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
 
-    def take(self, missing_bytes: float, first_token_ms: float) -> bool:
-        """Takes one sample; says whether the costs are others now."""
+    def add(self, missing_bytes: float, first_token_ms: float) -> bool:
+        """Adds one sample; says whether the costs are others now."""
         self._recent.append((missing_bytes, first_token_ms))
         self.samples += 1
         if self.samples % _EACH or len(self._recent) < 2 * _EACH:
@@ -139,7 +139,7 @@ class Slowdown:
     def factor(self) -> float:
         return 1.0 if abs(self._log) < self._ALIKE else exp(self._log)
 
-    def take(self, expected_ms: float, measured_ms: float) -> None:
+    def add(self, expected_ms: float, measured_ms: float) -> None:
         self.samples += 1
         step = self._STEP if measured_ms > expected_ms * exp(self._log) else -self._STEP
         self._log = min(max(self._log + step, -self._MOST), self._MOST)

@@ -1,4 +1,4 @@
-"""The cheapest endpoint, by how much of a prompt each one holds and what the wait there costs; see `cost`.
+"""The cheapest endpoint, by how much of a prompt each one holds and what the wait there costs; see `rule`.
 
 Several gateways that do not share their picks use homes: each conversation, and each system prompt,
 has a home on a ring, the same for all gateways; see `homes`.
@@ -17,7 +17,6 @@ from extproc.router.routing.prompt.known_chats import KnownChats
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.prompt.prefix import routing_key
 from extproc.router.routing.ring import Ring
-from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import (
     Candidates,
@@ -27,25 +26,28 @@ from extproc.router.routing.strategies.base import (
     Outside,
     PeerCounts,
     Placement,
-    PredictedHits,
     Reading,
-    ReadsSignals,
     Reason,
     SharesPicks,
     Strategy,
     StrategySettings,
     Withdrawal,
 )
-from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, CostModel
-from extproc.router.routing.strategies.prefix_cache.engine_model import (
+from extproc.router.routing.strategies.prefix_cache.engine import (
     BYTES_PER_TOKEN,
     DEFAULT_ENGINE,
     ENGINES,
     EngineModel,
 )
-from extproc.router.routing.strategies.prefix_cache.holding import Holding, Taken
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
-from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
+from extproc.router.routing.strategies.prefix_cache.index import Holding, PrefixIndex, Taken
+from extproc.router.routing.strategies.prefix_cache.rule import (
+    THE_RULE,
+    Backlogs,
+    CostModel,
+    Rule,
+    Shedding,
+)
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL
 
 _FAILED: Final = 500
@@ -84,6 +86,8 @@ _NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0, 0)
 class PrefixCacheSettings(StrategySettings):
     """The endpoint where a prompt costs least, by what each one holds of it and how long it waits there."""
 
+    reads_signals = True
+
     name: Literal["prefix_cache"] = "prefix_cache"
     engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
     """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter."""
@@ -102,18 +106,21 @@ class PrefixCacheSettings(StrategySettings):
     finds its prefix cached. For one gateway, or several that share their picks (`share`)."""
 
 
-class PrefixCache(Strategy, SharesPicks, ReadsSignals):
+class PrefixCache(Strategy):
     """The endpoint where a prompt costs least, by an index of what each one holds.
 
     `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache,
     if other than the engine's. With several `gateways`, each with an index of its own, prompts have
     homes; their number is configured or estimated. `shed_cold` refuses new conversations where
-    those that go on outgrow the caches; for one gateway, or several that share their picks.
+    those that go on outgrow the caches; for one gateway, or several that share their picks. `rule`
+    has the constants of the cost.
     """
 
     name = "prefix_cache"
     settings = PrefixCacheSettings
     reasons = (*_BY_PROMPT, NO_PREFIX)
+    signals: EngineModel
+    sharing: SharesPicks
 
     def __init__(
         self,
@@ -124,24 +131,33 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         kv_tokens: int | None = None,
         gateways: int | None = None,
         shed_cold: bool = False,
+        rule: Rule = THE_RULE,
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"{engine!r} is no engine: choose from {', '.join(ENGINES)}")
-        costs = ENGINES[engine]
-        kv_tokens = kv_tokens or costs.kv_tokens
+        profile = ENGINES[engine]
+        kv_tokens = kv_tokens or profile.kv_tokens
         self._clock, self._rng = outside.clock, outside.rng
         self._without_prompt = LeastLoad(outside, NO_PREFIX)
-        self._backlogs = Backlogs()
+        self._chats = KnownChats()
+        self._shedding = Shedding() if shed_cold else None
+        self.backlogs = Backlogs(rule)
         # Another gateway's turns look evicted: shedding needs a view of all of them.
         self.gateways = GatewayCount(gateways or (1 if shed_cold else None))
-        self._shedding = Shedding() if shed_cold else None
-        rng, clear = outside.rng if learn else None, self._backlogs.clear
-        self.engine = EngineModel(
-            costs, kv_tokens, self.gateways, _BY_PROMPT, rng, forget_backlogs=clear
-        )
         self.index = PrefixIndex(int(kv_tokens * BYTES_PER_TOKEN))
-        self._chats = KnownChats()
-        self._costs = CostModel(outside, self.index, self._backlogs, self.engine, self.gateways)
+        self.signals = EngineModel(
+            profile,
+            kv_tokens,
+            self.index,
+            self.gateways,
+            reasons=_BY_PROMPT,
+            rng=outside.rng if learn else None,
+            forget_backlogs=self.backlogs.clear,
+        )
+        self.costs = CostModel(
+            outside, self.index, self.backlogs, self.signals, self.gateways, rule=rule
+        )
+        self.sharing = _PeerPicks(self, outside.clock)
 
     def needs_body(self, _headers: Mapping[str, str], /) -> bool:
         return True
@@ -161,89 +177,40 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
 
     def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         self.index.follow({name: endpoint.address for name, endpoint in ready.items()})
-        self._backlogs.follow(ready)
-        self.engine.follow(ready)
+        self.backlogs.follow(ready)
+        self.signals.follow(ready)
 
-    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
-        self.index.lose(endpoint, keeps_open=keeps_open)
-        self.engine.note_emptied(endpoint)
-
-    def set_peers(self, peers: PeerCounts, /) -> None:
-        self.gateways.set_peers(peers, self._clock())
-
-    def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
-        holding, now = self.index.holding(endpoint), self._clock()
-        if holding is not None:
-            self.index.apply_peer_pick(holding, blocks, now, is_new=True)
-            if missing:
-                self._backlogs.add(endpoint, missing * self.engine.ms_per_byte, now)
-
-    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
-        holding = self.index.holding(endpoint)
-        if holding is not None:
-            self.index.apply_peer_pick(holding, blocks, self._clock(), is_new=False)
-
-    def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
-        holding = self.index.holding(endpoint)
-        if holding is not None:
-            self.index.withdraw(holding, chain, Taken(had, len(chain)))
-
-    def apply_signals(
-        self,
-        endpoint: str,
-        signals: EndpointSignals | None,
-        in_flight: Callable[[], Mapping[str, int]],
-        /,
-    ) -> None:
-        self.engine.apply_signals(endpoint, signals, in_flight, self.index)
-
-    def count_gateways(self) -> float:
-        return self.gateways.count
-
-    def describe_engines(self) -> Mapping[str, object]:
-        return self.engine.describe(self.index)
-
-    def predicted(self) -> Mapping[Reason, PredictedHits]:
-        return self.engine.predicted
-
-    def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
-        return self.engine.predicted_by_endpoint()
-
-    def take(self, holding: Holding, chain: Chain, presumed: int) -> _Start:
+    def insert(self, holding: Holding, chain: Chain, presumed: int) -> _Start:
         """Notes a request; its endpoint may have `presumed` bytes of it from other gateways."""
         now = self._clock()
         matched = self.index.matched(chain.hashes)
         found = chain.reach(matched)
-        self.gateways.take(chain, found)
+        self.gateways.note_turn(chain, found)
         if self._shedding is not None and chain.answered:
-            self._shedding.take(chain.answered, found)
-        taken = self.index.take(holding, chain, now, matched)
+            self._shedding.note_turn(chain.answered, found)
+        taken = self.index.insert(holding, chain, now, matched)
         to_do = chain.size - chain.reach(taken.had)
-        start = _Start(
-            taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do
-        )
-        self._backlogs.add(holding.name, to_do * self.engine.ms_per_byte, now)
+        missing = min(to_do, chain.size - presumed)
+        start = _Start(taken, missing, self.backlogs.ms(holding.name, now), to_do)
+        self.backlogs.add(holding.name, to_do * self.signals.ms_per_byte, now)
         return start
 
     def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
         self.index.release(holding, chain, taken, self._clock())
 
+    def compare(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
+        """What the endpoints worth comparing would cost, the cheapest first; see `CostModel.rows`."""
+        return self.costs.rows(chain, candidates, count)
+
     def is_shed(self, chain: Chain) -> bool:
         """Whether a prompt is a new conversation's that should not begin now."""
         if self._shedding is None or chain.answered or not self._shedding.refused:
             return False
-        if (
-            not self.gateways.is_alone
-            or self.gateways.misses
-            or not self.index.is_full(self._clock())
-        ):
+        is_blind = not self.gateways.is_alone or self.gateways.misses
+        if is_blind or not self.index.is_full(self._clock()):
             return False
         is_cold = 2 * chain.reach(self.index.matched(chain.hashes)) < chain.size
         return is_cold and self._rng.random() < self._shedding.refused
-
-    def costs(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
-        """What the endpoints worth comparing would cost, the cheapest first; see `CostModel.rows`."""
-        return self._costs.rows(chain, candidates, count)
 
     def fill(self, names: list[str], candidates: Candidates, count: int) -> list[str]:
         """Adds the least loaded of the others, up to `count` together."""
@@ -252,15 +219,47 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
 
     def explain(self, chain: Chain, candidates: Candidates) -> dict[str, object]:
         """What each endpoint worth comparing would cost, in tokens."""
-        tokens = self.engine.tokens
+        tokens = self.signals.tokens
         return {
             "prompt_tokens": tokens(chain.size),
             "stretches": [
-                {"tokens": tokens(stretch.stop - stretch.start), "weight": round(stretch.weight, 3)}
-                for stretch in self._costs.stretches(chain)
+                {
+                    "tokens": tokens(stretch.stop - stretch.start),
+                    "weight": round(stretch.weight, 3),
+                }
+                for stretch in self.costs.stretches(chain)
             ],
-            "candidates": [row.explain() for row in self.costs(chain, candidates, 2)],
+            "candidates": [row.explain() for row in self.compare(chain, candidates, 2)],
         }
+
+
+class _PeerPicks(SharesPicks):
+    """What other gateways' picks change: the index, the backlogs, the count of gateways."""
+
+    def __init__(self, strategy: PrefixCache, clock: Callable[[], float]) -> None:
+        self._index, self._backlogs = strategy.index, strategy.backlogs
+        self._engine, self._gateways = strategy.signals, strategy.gateways
+        self._clock = clock
+
+    def set_peers(self, peers: PeerCounts, /) -> None:
+        self._gateways.set_peers(peers, self._clock())
+
+    def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
+        holding, now = self._index.holding(endpoint), self._clock()
+        if holding is not None:
+            self._index.apply_peer_pick(holding, blocks, now, is_new=True)
+            if missing:
+                self._backlogs.add(endpoint, missing * self._engine.ms_per_byte, now)
+
+    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
+        holding = self._index.holding(endpoint)
+        if holding is not None:
+            self._index.apply_peer_pick(holding, blocks, self._clock(), is_new=False)
+
+    def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
+        holding = self._index.holding(endpoint)
+        if holding is not None:
+            self._index.withdraw(holding, chain, Taken(had, len(chain)))
 
 
 class _CacheReading(Reading):
@@ -290,7 +289,7 @@ class _CacheReading(Reading):
         return self._strategy.is_shed(self._chain)
 
     def choose(self, candidates: Candidates, count: int, /) -> Choice:
-        self.costs = rows = self._strategy.costs(self._chain, candidates, count)
+        self.costs = rows = self._strategy.compare(self._chain, candidates, count)
         self._why, self._first = self._reason(rows), rows[0]
         if count == 1:
             return Choice((rows[0].endpoint,), self._why)
@@ -312,8 +311,8 @@ class _CacheReading(Reading):
         if self._holding is not None:
             first = self._first
             presumed = first.match_bytes if first is not None and first.endpoint == endpoint else 0
-            self._start = start = self._strategy.take(self._holding, self._chain, presumed)
-            self._strategy.engine.predict(endpoint, self._chain.size, start.missing, self._why)
+            self._start = start = self._strategy.insert(self._holding, self._chain, presumed)
+            self._strategy.signals.predict(endpoint, self._chain.size, start.missing, self._why)
 
     def content(self) -> tuple[Chain | None, int]:
         return self._chain, self._start.to_do
@@ -342,7 +341,7 @@ class _CacheReading(Reading):
             self.taken(endpoint)
             self.ended(endpoint)
         elif ending.first_token_s is not None:
-            self._strategy.engine.learn(
+            self._strategy.signals.learn(
                 endpoint, self._start.missing, self._start.backlog_ms, ending.first_token_s
             )
 
@@ -363,49 +362,3 @@ class _CacheReading(Reading):
         if best:
             return PREFIX
         return HOME if first.is_home else COLD
-
-
-# The rule, and why.
-#
-# While conversations go on, their contexts have to stay in the caches from turn to turn. Beyond
-# some load they do not: evicted parts are computed again, answers come later, conversations last
-# longer, more of them are open at a time, and each new one evicts what another needs next. Hits
-# fall to nothing, whatever the strategy, and stay there (simulated): the endpoints are as busy as
-# before, and answer a fraction.
-#
-# The first sign is how much of its earlier turns a conversation still finds. Each request with
-# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW`
-# of it down a part of the new conversations is refused, at `_NONE` all of them, and those that go
-# on keep what they have. A new one costs the others most and itself least: nobody waits for its
-# next word yet.
-#
-# - A conversation is new if it has no earlier turn, and less than half of its prompt is cached:
-#   where a long system prompt or a document is shared, a new conversation adds little, and is let
-#   in.
-# - Turns that other gateways answered look like evicted ones. So this is for a single gateway, or
-#   for several that share their picks; while some of the others are silent, nothing is refused.
-# - Nothing is refused while the caches are not full: after a start nothing is found, either.
-# - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment
-#   later.
-
-_FEW: Final = 0.9
-_NONE: Final = 0.6
-_RARELY: Final = 0.02
-
-
-class Shedding:
-    """The share of earlier turns that is still in some cache, averaged."""
-
-    __slots__ = ("found",)
-
-    def __init__(self) -> None:
-        self.found = 1.0
-
-    def take(self, answered: int, reach: int) -> None:
-        """Takes how many bytes of earlier turns a request has, and how many of it are in some cache."""
-        self.found += _RARELY * (min(1.0, reach / answered) - self.found)
-
-    @property
-    def refused(self) -> float:
-        """The share of new conversations that had better not begin now."""
-        return min(1.0, max(0.0, (_FEW - self.found) / (_FEW - _NONE)))

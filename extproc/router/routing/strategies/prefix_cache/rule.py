@@ -5,7 +5,8 @@
 #   cost(e) = KEEP · busy · prefill · (Σ A(part) · missing(e, part) + evicted(e))
 #           + backlog(e) + w · in flight(e) · crowding(e)
 #
-# and the least cost wins.
+# and the least cost wins. Its constants are the fields of `Rule`. What each is worth: "What each term
+# of the cost is worth" in docs/why; that a change moves nothing else: `make golden`.
 #
 # - A prompt falls into parts at its forks: places where others with the same beginning went on
 #   differently. The last part is its own. A is 2/3 there, so that it counts twice: now, and in the
@@ -55,18 +56,51 @@ from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
-from extproc.router.routing.strategies.prefix_cache.engine_model import EngineModel
-from extproc.router.routing.strategies.prefix_cache.holding import Holding
+from extproc.router.routing.strategies.prefix_cache.engine import EngineModel
 from extproc.router.routing.strategies.prefix_cache.homes import (
     NO_HOMES,
     GatewayCount,
     Homes,
     find_homes,
 )
-from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
+from extproc.router.routing.strategies.prefix_cache.index import Holding, PrefixIndex
 
-# Milliseconds of prefill that an endpoint does in a second.
-_DRAIN_MS: Final = 800.0
+
+class Rule(Struct, frozen=True, forbid_unknown_fields=True):
+    """The constants of the cost, with what the router ships. They hold for every engine and workload.
+
+    An arm of the simulator changes one (`--arm prefix_cache:evicted=0`); no operator does.
+    """
+
+    keep: float = 3.0
+    """How often what is prefilled counts: what it evicts is prefilled again."""
+    own: float = 2 / 3
+    """A of a prompt's own part: takes `keep` to 2."""
+    shared: float = 1.0
+    """Weight of a shared part's uses; 0: each copy is as dear as the first, A is 1."""
+    newness: float = 2 / 3
+    """How much less a shared part counts that came this moment: takes `keep` back to 1."""
+    newness_s: float = 2.0
+    """Seconds in which newness falls to a third."""
+    busy: float = 0.02
+    """What a prefill costs more for each request in flight, on average over the endpoints."""
+    evicted: float = 1.0
+    """Weight of what a prefill evicts, beside what the request lacks."""
+    evicted_s: float = 10.0
+    """Of blocks that were used this many seconds ago, a third will be needed again soon."""
+    backlog: float = 1.0
+    """Weight of prefill that was sent to an endpoint and is not done yet."""
+    drain: float = 0.8
+    """Milliseconds of prefill that an endpoint does in a millisecond."""
+    step: float = 0.25
+    """Steps that a request in flight costs the next one."""
+    prefill: float = 0.05
+    """Mean prefills that it costs at least."""
+    crowding: bool = True
+    """Whether a request in flight costs more, the less of the cache is free."""
+
+
+THE_RULE: Final = Rule()
 
 
 class Backlogs:
@@ -75,10 +109,12 @@ class Backlogs:
     Of an endpoint that is not followed there is none, and nothing is added.
     """
 
-    __slots__ = ("_done_at",)
+    __slots__ = ("_done_at", "_drain_ms", "_weight")
 
-    def __init__(self) -> None:
+    def __init__(self, rule: Rule = THE_RULE) -> None:
         self._done_at: dict[str, float] = {}
+        self._weight = rule.backlog
+        self._drain_ms = 1000 * rule.drain  # a second
 
     def follow(self, names: Iterable[str]) -> None:
         self._done_at = {name: self._done_at.get(name, -inf) for name in names}
@@ -86,23 +122,15 @@ class Backlogs:
     def add(self, name: str, ms: float, now: float) -> None:
         done_at = self._done_at.get(name)
         if done_at is not None:
-            self._done_at[name] = max(done_at, now) + ms / _DRAIN_MS
+            self._done_at[name] = max(done_at, now) + self._weight * ms / self._drain_ms
 
     def clear(self) -> None:
         self._done_at = dict.fromkeys(self._done_at, -inf)
 
     def ms(self, name: str, now: float) -> float:
         done_at = self._done_at.get(name, now)
-        return (done_at - now) * _DRAIN_MS if done_at > now else 0.0
+        return (done_at - now) * self._drain_ms if done_at > now else 0.0
 
-
-_KEEP: Final = 3.0
-# A of a prompt's own part: takes KEEP to 2.
-_OWN: Final = 2 / 3
-# Newness: takes KEEP back to 1 at first, and is gone after a few of these seconds.
-_NEW: Final = 2 / 3
-_NEW_S: Final = 2.0
-_BUSY: Final = 0.02
 
 # Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of
 # 1,000.
@@ -154,10 +182,21 @@ class CostModel:
         backlogs: Backlogs,
         engine: EngineModel,
         gateways: GatewayCount,
+        *,
+        rule: Rule = THE_RULE,
     ) -> None:
         self._clock, self._rng = outside.clock, outside.rng
         self._index, self._backlogs = index, backlogs
         self._engine, self._gateways = engine, gateways
+        self._rule = rule
+        weighs_crowding = rule.crowding and engine.learner is None
+        self._crowding = index.crowding if weighs_crowding else _uncrowded
+
+    @property
+    def ms_per_request(self) -> float:
+        """What a request in flight costs the next one: its part of a step, or of prefills that it will bring."""
+        rule, engine = self._rule, self._engine
+        return max(rule.step * engine.step_ms, rule.prefill * engine.mean_prefill_ms)
 
     def rows(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         """What the endpoints worth comparing would cost, the cheapest first; never empty.
@@ -183,7 +222,7 @@ class CostModel:
             self._stretches(chain, matched, now),
             self._homes(chain, matched, candidates),
         )
-        busy = 1 + _BUSY * candidates.total / len(candidates)
+        busy = 1 + self._rule.busy * candidates.total / len(candidates)
         return _Request(chain, candidates, now, matched, stretches, homes, busy, {})
 
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
@@ -203,17 +242,17 @@ class CostModel:
 
     def _stretches(self, chain: Chain, matched: int, now: float) -> list[Stretch]:
         stretches: list[Stretch] = []
-        index, start = self._index, 0
+        index, rule, start = self._index, self._rule, 0
         forks = index.forks(chain.hashes, matched)
         life_s = index.life_s(now) if forks else 0.0
         for blocks in forks:
             stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
-            uses = index.uses(fork, now) * life_s
+            uses = rule.shared * index.uses(fork, now) * life_s
             weight = 1 / (1 + uses / (index.copies(fork) + 1))
-            newness = exp(min(0.0, index.since(fork) - now) / _NEW_S)
-            stretches.append(Stretch(start, stop, weight * (1 - _NEW * newness)))
+            newness = exp(min(0.0, index.since(fork) - now) / rule.newness_s)
+            stretches.append(Stretch(start, stop, weight * (1 - rule.newness * newness)))
             start = stop
-        stretches.append(Stretch(start, chain.size, _OWN))
+        stretches.append(Stretch(start, chain.size, rule.own))
         return stretches
 
     def _sure(self, request: _Request) -> CostRow | None:
@@ -225,7 +264,9 @@ class CostModel:
             return None
         row = self._row(holders[0].name, request, blocks)
         elsewhere, _ = next(levels, (0, ()))
-        lacking_ms = self._missing(chain.reach(elsewhere), _KEEP, request) * engine.ms_per_byte
+        lacking_ms = (
+            self._missing(chain.reach(elsewhere), self._rule.keep, request) * engine.ms_per_byte
+        )
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
             self._weigh(request.candidates.names, request)
             lacking_ms += min(request.waits.values())
@@ -237,7 +278,7 @@ class CostModel:
         """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
         missing = keep * request.stretches[-1].missing(reach)
         for stretch in request.stretches[:-1]:
-            missing += _KEEP * stretch.missing(reach)
+            missing += self._rule.keep * stretch.missing(reach)
         return missing * request.busy
 
     def _row(self, name: str, request: _Request, blocks: int = 0) -> CostRow:
@@ -251,13 +292,17 @@ class CostModel:
         if holding is not None and not blocks:
             blocks = holding.depth(chain.hashes, request.matched)
         reach = chain.reaches[blocks - 1] if blocks else 0
-        keep, is_home = _KEEP, False
+        rule, is_home = self._rule, False
+        keep = rule.keep
         if homes is not NO_HOMES:
             reach = max(reach, homes.presumed.get(name, 0))
-            keep, is_home = 1.0 if name == homes.own else _KEEP, name in homes.names
+            if name == homes.own:
+                keep = 1.0
+            is_home = name in homes.names
         missing = self._missing(reach, keep, request)
         if holding is not None:
-            missing += _KEEP * request.busy * holding.evicts(chain.size - reach, request.now)
+            evicted = holding.evicts(chain.size - reach, request.now, rule.evicted_s)
+            missing += rule.keep * rule.evicted * request.busy * evicted
         if name not in request.waits:
             self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
@@ -269,8 +314,8 @@ class CostModel:
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
         engine, waits, in_flight = self._engine, request.waits, request.candidates.in_flight
-        backlog_ms, now, per_request = self._backlogs.ms, request.now, engine.ms_per_request
-        crowding = _uncrowded if engine.learner else self._index.crowding
+        backlog_ms, now, crowding = self._backlogs.ms, request.now, self._crowding
+        per_request = self.ms_per_request
         has_more = engine.slow or engine.others_ms
         for name in names:
             if name in waits:
@@ -305,3 +350,49 @@ class CostModel:
             return holders
         start = int(self._rng.random() * (len(holders) - _LOOKED_AT + 1))
         return holders[start : start + _LOOKED_AT]
+
+
+# When new conversations are refused, and why.
+#
+# While conversations go on, their contexts have to stay in the caches from turn to turn. Beyond
+# some load they do not: evicted parts are computed again, answers come later, conversations last
+# longer, more of them are open at a time, and each new one evicts what another needs next. Hits
+# fall to nothing, whatever the strategy, and stay there (simulated): the endpoints are as busy as
+# before, and answer a fraction.
+#
+# The first sign is how much of its earlier turns a conversation still finds. Each request with
+# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW`
+# of it down a part of the new conversations is refused, at `_NONE` all of them, and those that go
+# on keep what they have. A new one costs the others most and itself least: nobody waits for its
+# next word yet.
+#
+# - A conversation is new if it has no earlier turn, and less than half of its prompt is cached:
+#   where a long system prompt or a document is shared, a new conversation adds little, and is let
+#   in.
+# - Turns that other gateways answered look like evicted ones. So this is for a single gateway, or
+#   for several that share their picks; while some of the others are silent, nothing is refused.
+# - Nothing is refused while the caches are not full: after a start nothing is found, either.
+# - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment
+#   later.
+
+_FEW: Final = 0.9
+_NONE: Final = 0.6
+_EACH: Final = 0.02
+
+
+class Shedding:
+    """The share of earlier turns that is still in some cache, averaged."""
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        self.found = 1.0
+
+    def note_turn(self, answered: int, reach: int) -> None:
+        """Notes how many bytes of earlier turns a request has, and how many of it are in some cache."""
+        self.found += _EACH * (min(1.0, reach / answered) - self.found)
+
+    @property
+    def refused(self) -> float:
+        """The share of new conversations that had better not begin now."""
+        return min(1.0, max(0.0, (_FEW - self.found) / (_FEW - _NONE)))
