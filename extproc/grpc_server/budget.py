@@ -10,7 +10,7 @@ class Budget:
         self.limit_bytes = limit_bytes
         self.used = 0
 
-    def take(self, count: int, *, extra: int = 0) -> bool:
+    def reserve(self, count: int, *, extra: int = 0) -> bool:
         """Takes `count` bytes if that many are left, or missing by no more than `extra`; whether so."""
         if self.used + count > self.limit_bytes + extra:
             return False

@@ -79,7 +79,7 @@ class MessageReader:
         part = data[place : place + self._size - self._have]
         self._have += len(part)
         extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
-        if not self._is_skipped and self._budget.take(len(part), extra=extra):
+        if not self._is_skipped and self._budget.reserve(len(part), extra=extra):
             self._buffer += part
         elif not self._is_skipped:
             self._is_skipped = True

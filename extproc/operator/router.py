@@ -90,13 +90,13 @@ def settle_router(
     made = [give_back(each) for each in taken if _name(each) != _name(config_map)]
     switch = read_switch(config_map)
     if switch is None or (switch.uid, switch.run) != (run.benchmark.uid, run.name):
-        return [*made, take(config_map, run)]
+        return [*made, mark_taken(config_map, run)]
     if wanted is None or wanted not in [arm.section for arm in run.benchmark.spec.ab.arms]:
         return made
     return [*made, *_switch(config_map, switch, wanted)]
 
 
-def take(config_map: Object, run: Run) -> Object:
+def mark_taken(config_map: Object, run: Run) -> Object:
     """The ConfigMap marked as the run's; a change by another run is taken back first."""
     benchmark, free = run.benchmark, give_back(config_map)
     key = benchmark.operation.router.key

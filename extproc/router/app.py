@@ -118,7 +118,7 @@ class Application:
             can_route=lambda: self.pools.can_route,
         )
         self.access_logs = AccessLogs(
-            self.pools.feedback.take,
+            self.pools.feedback.note,
             on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
         )
         self.health = Health(lambda: not self.faults())

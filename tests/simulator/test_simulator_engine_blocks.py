@@ -12,7 +12,7 @@ from extproc.simulator.engine.runs import Path, RunCache
 def fill(cache: BlockCache, *hashes: int) -> None:
     """Uses and frees one block after another: the first is the least recently used."""
     for block in hashes:
-        cache.take(1)
+        cache.reserve(1)
         cache.seal((block,), 0, 1)
         cache.release((block,), 1, 0)
 
@@ -42,19 +42,19 @@ def test_blank_blocks_are_taken_first_then_the_least_recently_used_one() -> None
     cache.share((1,), 1)
     cache.release((1,), 1, 0)
 
-    cache.take(1)
+    cache.reserve(1)
     assert events == []
-    cache.take(1)
+    cache.reserve(1)
     assert events == [BlockRemoved((2,))]
 
 
 def test_tail_is_evicted_before_the_head() -> None:
     cache = BlockCache(3)
-    cache.take(3)
+    cache.reserve(3)
     cache.seal((1, 2, 3), 0, 3)
     cache.release((1, 2, 3), 3, 0)
 
-    cache.take(1)
+    cache.reserve(1)
 
     assert cache.match((1, 2, 3), 3) == (2, 2)
 
@@ -73,7 +73,7 @@ def blocks_of(names: Path) -> list[int]:
 
 
 def fill_runs(cache: RunCache, names: Path) -> None:
-    cache.take(len(names))
+    cache.reserve(len(names))
     cache.seal(names, 0, len(names))
     cache.release(names, len(names), 0)
 
@@ -121,8 +121,8 @@ class BothCaches(RuleBasedStateMachine):
             return
         self.runs.share(names, hits)
         self.blocks.share(blocks_of(names), hits)
-        self.runs.take(stop - hits)
-        self.blocks.take(stop - hits)
+        self.runs.reserve(stop - hits)
+        self.blocks.reserve(stop - hits)
         self.held.append((names, hits, stop - hits))
 
     @precondition(lambda self: self.held)
@@ -148,7 +148,7 @@ class BothCaches(RuleBasedStateMachine):
         """Takes blocks for a moment, which evicts what has been idle longest."""
         count = min(count, self.runs.free)
         for cache in (self.runs, self.blocks):
-            cache.take(count)
+            cache.reserve(count)
         self.runs.release(Path(()), 0, count)
         self.blocks.release((), 0, count)
 

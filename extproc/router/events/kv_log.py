@@ -140,7 +140,7 @@ class EventLog:
         first = 0 if number < self.next else self.next
         return max(0, first - 1) if first < number else None
 
-    def take(self, number: int, payload: bytes, now: float) -> bool:
+    def receive(self, number: int, payload: bytes, now: float) -> bool:
         """Takes the next message that there is; returns whether the cache was empty since the last one."""
         if number < 0:
             self.fail("garbled", now)

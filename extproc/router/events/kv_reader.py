@@ -133,7 +133,7 @@ class EventReader:
             await asyncio.sleep(_FLOOD_S)
 
     def _take(self, name: str, one: EventLog, number: int, payload: bytes) -> None:
-        before, is_empty = one.why, one.take(number, payload, self._clock())
+        before, is_empty = one.why, one.receive(number, payload, self._clock())
         if is_empty and self._pool.strategy.signals is not None:
             self._pool.strategy.signals.forget_cache(name, keeps_open=True)
             log.info("pool %s: %s has emptied its cache", self._pool.name, name)

@@ -137,7 +137,7 @@ class AccessLogs:
     def open(self, call: Call) -> Handler:
         return _Stream(self, call)
 
-    def take(self, message: bytes) -> None:
+    def receive(self, message: bytes) -> None:
         """Takes every entry of one message. Bytes that are none are counted, and no more."""
         try:
             for exchange in read_entries(message):
@@ -153,7 +153,7 @@ class _Stream:
         self._call = call
 
     def on_message(self, message: bytes | bytearray) -> None:
-        self._logs.take(bytes(message))
+        self._logs.receive(bytes(message))
 
     def on_skipped(self, _size: int) -> None:
         self._logs.on_fault("too_large")

@@ -144,7 +144,7 @@ class Admission:
         # Python's own hash has a random key: no client can find two ids with one hash.
         return Standing(priority, hash(name) if name else _NO_CLIENT)
 
-    def take(self, standing: Standing, endpoint: str) -> None:
+    def acquire(self, standing: Standing, endpoint: str) -> None:
         level = self._levels.setdefault(standing.priority, _Level())
         level.add(standing.client, endpoint, 1)
 

@@ -61,7 +61,7 @@ class LoadBook:
             self.total += self.in_flight(name)
         self._settle()
 
-    def take(self, name: str) -> None:
+    def acquire(self, name: str) -> None:
         self._move(name, 1)
 
     def release(self, name: str) -> None:

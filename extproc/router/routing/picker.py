@@ -167,7 +167,7 @@ class Picker:
     def pick(self, query: Query, found: Found | None = None) -> Decision:
         """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
         decision = self.decide(query, found or self.find(query))
-        decision.pick.take()
+        decision.pick.acquire()
         return decision
 
     def propose(self, query: Query) -> Decision:

@@ -123,7 +123,7 @@ class Pick(Struct, frozen=True):
         """`ip:port[,ip:port…]`: the pick, then the ordered fallbacks (EPP 1.0.0)."""
         return ",".join([endpoint.address for endpoint in (self.endpoint, *self.fallbacks)])
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Counts the request on the endpoint, and reports it in a fixed order, as `release` does.
 
         The pool's own count comes first, since all others may read it; then the reading, which
@@ -131,10 +131,10 @@ class Pick(Struct, frozen=True):
         result to other gateways.
         """
         name = self.endpoint.name
-        self.pool.book.take(name)
+        self.pool.book.acquire(name)
         self.reading.taken(name)
         if self.standing is not None:
-            self.pool.admission.take(self.standing, name)
+            self.pool.admission.acquire(self.standing, name)
         if self.pool.gate is not None:
             self.pool.gate.picked(name)
         if self.pool.witness is not None:
@@ -301,7 +301,7 @@ class Pool:
     ) -> Pick:
         """Picks an endpoint and counts the request on it, in one step; see `propose`."""
         pick = self.propose(reading, adapter=adapter, subset=subset)
-        pick.take()
+        pick.acquire()
         return pick
 
     def standing(self, headers: Mapping[str, str]) -> Standing | None:
@@ -354,7 +354,7 @@ class Pool:
             return pick
         pick.release()
         moved = replace(pick, endpoint=self.snapshot.ready[names[0]])
-        moved.take()
+        moved.acquire()
         return moved
 
     def candidates(self, adapter: str = "", subset: Sequence[str] | None = None) -> Candidates:

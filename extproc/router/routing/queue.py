@@ -214,7 +214,7 @@ class Queue:
     def _make_room(self, waiter: Waiter) -> bool:
         if waiter.size_bytes > self._budget.limit_bytes:
             return False
-        while len(self) >= self.limits.requests or not self._budget.take(waiter.size_bytes):
+        while len(self) >= self.limits.requests or not self._budget.reserve(waiter.size_bytes):
             lowest = min(self._waiting, default=waiter.lane.priority)
             if lowest >= waiter.lane.priority:
                 return False

@@ -50,7 +50,7 @@ class Tickets:
                 break
             del self._ended[oldest]
 
-    def take(self, number: int) -> Pick | None:
+    def pop(self, number: int) -> Pick | None:
         """Returns the pick, once; `None` for a number that is not ours, was taken, or is too old."""
         pick = self._open.pop(number, None)
         if pick is None:

@@ -33,9 +33,9 @@ class Feedback:
         self.tickets = Tickets(outside.clock, outside.rng.getrandbits(64))
         self._pools = pools
 
-    def take(self, exchange: Exchange) -> None:
+    def note(self, exchange: Exchange) -> None:
         """Takes an entry of an access log, once; one without a live number is not believed."""
-        pick = self.tickets.take(exchange.ticket)
+        pick = self.tickets.pop(exchange.ticket)
         if pick is None:
             return
         pool = self._pools().get(pick.pool.name)
@@ -51,7 +51,7 @@ class Feedback:
         if pool is not None and served.response.status:
             pool.feedback.observe_response(judge_response(served, elapsed_s, time()))
             is_last_word = served.response.status >= _FAILED and not pool.feedback.has_log
-            pick = self.tickets.take(served.ticket) if is_last_word else None
+            pick = self.tickets.pop(served.ticket) if is_last_word else None
             if pick is not None:
                 pick.learn(Ending(served.response.status), served.address)
 

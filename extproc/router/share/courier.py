@@ -53,7 +53,7 @@ LetterCounts = dict[str, int]
 class Receiver(Protocol):
     """Takes what a carrier delivers."""
 
-    def take(self, data: bytes) -> int | None:
+    def receive(self, data: bytes) -> int | None:
         """Takes a letter; returns its sender's name, `None` if it is not from this cluster."""
 
     def lose(self, sender: int) -> None:
@@ -144,7 +144,7 @@ class Courier:
                 self._send(share.farewell(self._clock()))
             await self.carrier.close()
 
-    def take(self, data: bytes) -> int | None:
+    def receive(self, data: bytes) -> int | None:
         started_s = self._cpu_clock()
         name, count = int.from_bytes(data[_NAME]), int.from_bytes(data[_COUNT])
         sender = self._senders.get(name)

@@ -178,8 +178,8 @@ class Mesh:
             self._dialling.pop(address).cancel()
         return True
 
-    def take(self, data: bytes) -> int | None:
-        return self._receiver.take(data) if self._receiver is not None else None
+    def receive(self, data: bytes) -> int | None:
+        return self._receiver.receive(data) if self._receiver is not None else None
 
     def leave(self, line: "_Incoming") -> None:
         self._incoming.pop(line, None)
@@ -328,7 +328,7 @@ class _Incoming(asyncio.Protocol):
                 return False
             if end > len(data):
                 break
-            sender = self._mesh.take(data[start + _HEAD : end])
+            sender = self._mesh.receive(data[start + _HEAD : end])
             if sender is None or self.sender not in {None, sender}:
                 return False
             self.sender, self.last_s, start = sender, now, end

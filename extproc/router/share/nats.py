@@ -113,7 +113,7 @@ class Nats:
 
     async def _connect(self, receiver: Receiver, closed: asyncio.Event) -> None:
         async def on_message(message: Msg) -> None:
-            receiver.take(message.data)
+            receiver.receive(message.data)
 
         async def fail(error: Exception) -> None:
             if isinstance(error, SlowConsumerError):

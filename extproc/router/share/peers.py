@@ -266,7 +266,7 @@ class Peers:
             return
         if step and peer.is_counted:
             self._add(news.endpoint, step)
-        pick = peer.picks.take(news.pick)
+        pick = peer.picks.pop(news.pick)
         name = self._names.get(pick.endpoint) if pick is not None else None
         if pick is not None and name is not None and self._pool.strategy.sharing is not None:
             self._pool.strategy.sharing.apply_peer_end(name, pick)
@@ -372,13 +372,13 @@ class PeerPicks:
         return len(self._picks)
 
     def put(self, pick: Picked) -> None:
-        self.take(pick.number)
+        self.pop(pick.number)
         self._picks[pick.number] = pick
         self._blocks += len(pick.hashes)
         while len(self._picks) > MAX_PICKS or self._blocks > MAX_PICK_BLOCKS:
             self._blocks -= len(self._picks.popitem(last=False)[1].hashes)
 
-    def take(self, number: int) -> Picked | None:
+    def pop(self, number: int) -> Picked | None:
         """Removes and returns a request's pick; `None` where there is none."""
         pick = self._picks.pop(number, None)
         if pick is not None:

@@ -62,7 +62,7 @@ class HeldBody:
         size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
         size = min(size, self._max_body_bytes)
         extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
-        if not self._announced.take(size, extra=extra):
+        if not self._announced.reserve(size, extra=extra):
             return False
         self._announced_bytes = size
         return True
@@ -84,7 +84,7 @@ class HeldBody:
 
     def add(self, data: bytes | bytearray) -> bool:
         """Keeps one more message of a body; whether there is room for it."""
-        if not self._budget.take(len(data)):
+        if not self._budget.reserve(len(data)):
             return False
         self.messages += 1
         if not self.body:

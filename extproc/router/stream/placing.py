@@ -81,7 +81,7 @@ class Counted:
         self.ticket = 0
         self.has_response = False
 
-    def take(self, pick: Pick) -> None:
+    def set_pick(self, pick: Pick) -> None:
         self.pick = pick
         self.ticket = 0 if self._tickets is None else self._tickets.give(pick)
 

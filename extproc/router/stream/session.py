@@ -481,7 +481,7 @@ class Session:
 
     def _route(self, phase: Phase, query: Query, found: Found) -> Routed:
         decision = self._picker.pick(query, found)
-        self._counted.take(decision.pick)
+        self._counted.set_pick(decision.pick)
         request = self._held_body.request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
         skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED

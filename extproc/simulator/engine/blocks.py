@@ -39,7 +39,7 @@ class KvCache(Protocol[Names_contra]):
 
     def share(self, names: Names_contra, stop: int) -> None: ...
 
-    def take(self, count: int) -> None: ...
+    def reserve(self, count: int) -> None: ...
 
     def seal(self, names: Names_contra, start: int, stop: int) -> None: ...
 
@@ -99,7 +99,7 @@ class BlockCache:
                 del self._idle[block]
             self._users[block] = users + 1
 
-    def take(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """Takes free blocks as private ones; the caller makes sure that there are enough."""
         blank = min(count, self._blank)
         self._blank -= blank

@@ -257,7 +257,7 @@ class Engine(Generic[Names]):
         Returns who was done with the last one.
         """
         if self._names_late:
-            self._cache.take(self._due_within(steps))
+            self._cache.reserve(self._due_within(steps))
             self._steps += steps
         else:
             for _ in range(steps):
@@ -297,10 +297,10 @@ class Engine(Generic[Names]):
     def _grow_due(self, due: dict[str, EngineRequest[Names]]) -> None:
         """Gives each the block that is due; there are enough."""
         if self._names_late:
-            self._cache.take(len(due))
+            self._cache.reserve(len(due))
             return
         for request in due.values():
-            self._cache.take(1)
+            self._cache.reserve(1)
             self._seal(request, request.lead + self._steps)
 
     def _grow_where_possible(self, due: dict[str, EngineRequest[Names]], plan: _Plan) -> None:
@@ -308,7 +308,7 @@ class Engine(Generic[Names]):
         self._ungrown = set(due)
         for request in sorted(due.values(), key=lambda request: request.number):
             if request.id in self._decoding and self._make_room(request, 1, plan):
-                self._cache.take(1)
+                self._cache.reserve(1)
                 self._ungrown.discard(request.id)
                 self._seal(request, request.lead + self._steps)
         self._ungrown.clear()
@@ -376,7 +376,7 @@ class Engine(Generic[Names]):
     def _prefill(self, request: EngineRequest[Names], chunk: int, plan: _Plan) -> None:
         before = request.computed
         request.computed += chunk
-        self._cache.take(self._blocks(request.computed) - self._blocks(before))
+        self._cache.reserve(self._blocks(request.computed) - self._blocks(before))
         self._seal(request, request.computed)
         plan.budget -= chunk
         plan.prefill_tokens += chunk

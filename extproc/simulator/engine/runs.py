@@ -104,7 +104,7 @@ class RunCache:
         for name, blocks in names.cut(stop):
             self._lengthen(self._texts[name], 0, blocks)
 
-    def take(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """Takes free blocks as private ones; the caller makes sure that there are enough."""
         self.free -= count
         blank = min(count, self._blank)

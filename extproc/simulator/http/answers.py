@@ -87,7 +87,7 @@ class Strand:
     echo: str = ""
     sent: int = 0
 
-    def take(self) -> NewText:
+    def pop(self) -> NewText:
         """Returns what has come since the last call; slow clients get several tokens at once."""
         start, end = self.sent, self.generation.emitted
         self.sent = end
@@ -143,7 +143,7 @@ class Answering:
             generation = strand.generation
             if strand.sent == generation.emitted:
                 continue
-            new = strand.take()
+            new = strand.pop()
             if generation.is_finished:
                 yield frames.last_piece(index, new, strand.script.reason)
             else:

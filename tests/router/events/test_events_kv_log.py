@@ -17,7 +17,7 @@ CPU, GROUP = {"medium": "CPU"}, {"group_idx": 1}
 def told(*messages: tuple[int, bytes]) -> EventLog:
     log = EventLog(0.0)
     for number, message in messages:
-        log.take(number, message, 1.0)
+        log.receive(number, message, 1.0)
     return log
 
 
@@ -65,7 +65,7 @@ def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     log = EventLog(0.0)
     said: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
 
-    assert [log.take(at, payload(*events), 1.0) for at, events in said] == [
+    assert [log.receive(at, payload(*events), 1.0) for at, events in said] == [
         False,
         True,
         False,
@@ -75,7 +75,7 @@ def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     assert (log.emptied, log.cached_tokens, log.why) == (2, 32, "")
     log = told((7, payload(stored(1))))
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 0)
-    assert log.take(3, payload(stored(1)), 2.0)
+    assert log.receive(3, payload(stored(1)), 2.0)
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
 
 
@@ -85,7 +85,7 @@ def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_th
     log = told((0, payload(stored(4))), (1, payload()))
     assert [log.due(number) for number in (2, 5, 1, 0, -1)] == [None, 1, 0, None, None]
 
-    log.take(5, payload(stored(1)), 10.0)
+    log.receive(5, payload(stored(1)), 10.0)
     said = describe_logs([log], 15.0, 1_600)
     assert (said["state"], said["why"], said["for_s"], said["missed"]) == (
         "degraded",
@@ -94,9 +94,9 @@ def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_th
         3,
     )
     assert (said["cached_tokens"], said["cached_share"]) == (None, None)
-    log.take(6, payload(CLEARED, stored(5)), 60.0)
+    log.receive(6, payload(CLEARED, stored(5)), 60.0)
     assert (log.why, log.cached_tokens) == ("gap", 80)
-    log.take(7, payload(), 70.0)
+    log.receive(7, payload(), 70.0)
 
     said = describe_logs([log], 71.0, 1_600)
     assert (said["state"], said["cached_share"]) == ("confirmed", 0.05)
@@ -163,7 +163,7 @@ def test_any_messages_cut_or_changed_anywhere_are_read_or_refused(
         message = bytearray(payload(*events))
         for _ in range(data.draw(st.integers(0, 3))):
             message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-        log.take(number, bytes(message[: data.draw(st.integers(0, len(message)))]), 1.0)
+        log.receive(number, bytes(message[: data.draw(st.integers(0, len(message)))]), 1.0)
 
     assert log.next == len(messages)
     assert (log.cached_tokens or 0) >= 0
@@ -179,6 +179,6 @@ def test_the_count_is_the_engines_or_unknown(messages: list[Any], lost: set[int]
         if number in lost:
             is_known = False
         else:
-            log.take(number, payload(*events), 1.0)
+            log.receive(number, payload(*events), 1.0)
             is_known = is_known or CLEARED in events
             assert log.cached_tokens == (max(0, held) * log.block_tokens if is_known else None)

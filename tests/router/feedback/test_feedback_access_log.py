@@ -142,7 +142,7 @@ def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
 def test_only_what_has_a_number_is_taken() -> None:
     settled: list[Exchange] = []
     logs = AccessLogs(settled.append, lambda _: None)
-    logs.take(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
+    logs.receive(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
 
     assert [(exchange.ticket, exchange.address) for exchange in settled] == [
         (255, "10.0.0.1:8000"),

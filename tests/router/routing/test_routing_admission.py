@@ -214,7 +214,7 @@ def test_a_request_ends_with_the_priority_that_it_began_with_wherever_it_is_answ
 
 def test_what_was_not_taken_is_not_released() -> None:
     admission = Admission(PRIORITIES)
-    admission.take(Standing(-1), "e0")
+    admission.acquire(Standing(-1), "e0")
 
     with pytest.raises(KeyError):
         admission.release(Standing(-1), "e1")

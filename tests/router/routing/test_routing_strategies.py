@@ -43,7 +43,7 @@ def booked(counts: dict[str, int]) -> LoadBook:
     book.set_members(counts)
     for name, count in counts.items():
         for _ in range(count):
-            book.take(name)
+            book.acquire(name)
     return book
 
 
@@ -161,7 +161,7 @@ def test_no_endpoint_is_taken_over_its_bound(
     for total, key in enumerate(keys):
         name = strategy.reading(key).choose(some, 1).names[0]
         assert book.in_flight(name) <= max((total + 1) / count * factor, floor - 1)
-        book.take(name)
+        book.acquire(name)
 
 
 def test_a_ring_grows_out_of_its_like_and_replaces_any_other() -> None:
@@ -305,7 +305,7 @@ def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) 
             book.set_members(names)
         elif what == "take":
             ours[names] += 1
-            book.take(names)
+            book.acquire(names)
         elif ours[names]:
             ours[names] -= 1
             book.release(names)

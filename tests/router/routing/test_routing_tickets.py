@@ -18,18 +18,18 @@ def test_a_pick_is_found_while_its_request_is_open_and_just_after() -> None:
     open_, ended = tickets.give(pick), tickets.give(pick)
     tickets.end(ended)
 
-    assert [tickets.take(number) for number in (open_, ended)] == [pick, pick]
+    assert [tickets.pop(number) for number in (open_, ended)] == [pick, pick]
 
 
 def test_a_number_is_good_for_once_be_it_before_the_end_and_a_strange_one_for_nothing() -> None:
     tickets = Tickets(Clock(0.0), 0)
     number = tickets.give(take_pick())
 
-    assert tickets.take(number) is not None
-    assert [tickets.take(strange) for strange in (number, number + 1, 0)] == [None, None, None]
+    assert tickets.pop(number) is not None
+    assert [tickets.pop(strange) for strange in (number, number + 1, 0)] == [None, None, None]
 
     tickets.end(number)
-    assert (len(tickets), tickets.take(number)) == (0, None)
+    assert (len(tickets), tickets.pop(number)) == (0, None)
 
 
 def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
@@ -41,9 +41,9 @@ def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
     late = tickets.give(take_pick())
     tickets.end(late)
 
-    assert tickets.take(old) is None
-    assert tickets.take(late) is not None
-    assert tickets.take(open_) is not None
+    assert tickets.pop(old) is None
+    assert tickets.pop(late) is not None
+    assert tickets.pop(open_) is not None
 
 
 def test_without_a_log_no_more_than_a_thousand_ended_requests_are_kept() -> None:

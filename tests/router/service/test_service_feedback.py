@@ -72,7 +72,7 @@ def matches(pools: Pools) -> dict[str, int]:
 
 
 def logs(pools: Pools) -> AccessLogs:
-    return AccessLogs(pools.feedback.take, lambda _: None)
+    return AccessLogs(pools.feedback.note, lambda _: None)
 
 
 async def test_operators_see_who_cools_down() -> None:
@@ -111,7 +111,7 @@ async def test_entries_that_anybody_may_write_cool_nothing_and_empty_no_index() 
                 made_up = entry(
                     pool, address, 503, 1, None, "upstream_connection_failure", pick=number
                 )
-                logs(pools).take(message(made_up))
+                logs(pools).receive(message(made_up))
 
         assert set(states(pools).values()) == {"ready"}
         assert matches(pools) == before
@@ -125,7 +125,7 @@ async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
         host, _, port = pick.endpoint.address.partition(":")
         told = message(entry("b", (host, int(port)), pick=f"{number:016x}"))
         for _ in range(3):
-            logs(pools).take(told)
+            logs(pools).receive(told)
 
         assert pools["a"].feedback.counters.answers == {(pick.endpoint.name, "2xx"): 1}
         assert pools["b"].feedback.counters.answers == {}
@@ -152,7 +152,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
         pick, number = take(pools)
         exchange = Exchange(pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
         for _ in range(2):
-            pools.feedback.take(exchange)
+            pools.feedback.note(exchange)
         learnt = pick.pool.describe_engines()
 
         assert (learnt["samples"], learnt["source"]) == (1, "access_log")
@@ -182,7 +182,7 @@ async def test_what_was_never_read_is_not_believed_there(
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
         address = {"picked": pick.endpoint.address, "other": other}
         before = matches(pools)
-        pools.feedback.take(replace(told, address=address.get(who, who), ticket=number))
+        pools.feedback.note(replace(told, address=address.get(who, who), ticket=number))
 
         assert before[pick.endpoint.address] > 0
         assert [each for each, tokens in matches(pools).items() if tokens] == [
@@ -208,13 +208,13 @@ async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed()
         other = CACHES.replace("name: prefix_cache, learn: true", "name: least_load")
         pools.apply(parse_settings(other, {}).pools)
         await until(lambda: pick.pool.strategy.name == "least_load")
-        pools.feedback.take(Exchange(pick.endpoint.address, 500, 1.0, ticket=number))
+        pools.feedback.note(Exchange(pick.endpoint.address, 500, 1.0, ticket=number))
 
         assert pick.pool.describe_engines() == {}
         assert pick.pool.book.total == 0
         _, number = take(pools)
         pools.apply(parse_settings(other, {}).pools[1:])
-        pools.feedback.take(Exchange("10.0.0.1:80", 500, 1.0, ticket=number))
+        pools.feedback.note(Exchange("10.0.0.1:80", 500, 1.0, ticket=number))
         assert [each.name for each in pools] == ["b"], "and a pool that is gone takes no more"
 
 

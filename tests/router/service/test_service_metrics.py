@@ -64,7 +64,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
         feedback = app.pools["mixtral"].feedback
         feedback.apply_signals(feedback.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
         app.pools["mixtral"].heard["10.0.0.3:8000"] = [EventLog(0.0)]
-        app.pools["mixtral"].heard["10.0.0.3:8000"][0].take(0, b"\x92\xcb%b\x90" % bytes(8), 0.0)
+        app.pools["mixtral"].heard["10.0.0.3:8000"][0].receive(0, b"\x92\xcb%b\x90" % bytes(8), 0.0)
         _meet(app)
         return list(app.metrics.registry.collect())
     finally:

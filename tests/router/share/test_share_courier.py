@@ -17,10 +17,10 @@ def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
         for me in range(2, MOST_SENDERS + 7)
     ]
     for data in sent:
-        gateway.courier.take(data)
+        gateway.courier.receive(data)
     assert (gateway.counts["heard"], gateway.counts["flood"]) == (MOST_SENDERS, 5)
 
-    gateway.courier.take(sent[0])
+    gateway.courier.receive(sent[0])
 
     assert gateway.counts["repeated"] == 1
     assert gateway.neighbours.active == 0
@@ -57,7 +57,7 @@ class Reader:
         """Returns what becomes of the peer's next letter."""
         self.now_s += after_s
         before = dict(self.gateway.counts)
-        self.gateway.courier.take(self.peer.close(Letter(2, name_of("llama"), 1)))
+        self.gateway.courier.receive(self.peer.close(Letter(2, name_of("llama"), 1)))
         [result] = [name for name, count in self.gateway.counts.items() if count > before[name]]
         return result
 
@@ -88,7 +88,7 @@ def test_senders_that_are_not_known_share_one_tenth_of_a_core() -> None:
     assert [reader.read(), reader.read()] == ["heard", "heard"]
 
     stranger = Seal("llm", SECRET, 3).close(Letter(3, name_of("llama"), 1))
-    reader.gateway.courier.take(stranger)
+    reader.gateway.courier.receive(stranger)
 
     assert reader.gateway.counts["flood"] == 1
 

@@ -411,8 +411,8 @@ def test_of_long_prompts_fewer_are_kept() -> None:
         kept.put(pick)
     at_most = MAX_PICK_BLOCKS // 4_096
     assert len(kept) == at_most
-    assert kept.take(99 - at_most) is None
-    assert [kept.take(number) for number in range(100 - at_most, 100)] == long[-at_most:]
+    assert kept.pop(99 - at_most) is None
+    assert [kept.pop(number) for number in range(100 - at_most, 100)] == long[-at_most:]
     for number in range(MAX_PICKS + 5):
         kept.put(Picked(number, 7, 0, (number,)))
     assert len(kept) == MAX_PICKS

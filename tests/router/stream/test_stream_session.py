@@ -258,7 +258,7 @@ def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_ha
     session.close()
     session.close()
 
-    assert tickets.take(routed.ticket) is routed.decision.pick
+    assert tickets.pop(routed.ticket) is routed.decision.pick
     assert len(tickets) == pool.book.total == 0
 
 
@@ -271,7 +271,7 @@ def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> No
     session.close()
 
     assert left is not None
-    assert tickets.take(routed.ticket) is left.pick is not None
+    assert tickets.pop(routed.ticket) is left.pick is not None
 
 
 @table(
