@@ -207,6 +207,10 @@ bench-events: $(READY)  ## What hearing KV events costs, and a flood of them (4 
 bench-gateways: $(READY)  ## One gateway, two that share picks, two that do not: hits and TTFT
 	$(BIN)/python -m tests.benchmarks --out build/bench gateways
 
+.PHONY: bench-terms
+bench-terms: $(READY)  ## What each term of the rule is worth: the table of docs/why/cost-terms.md (an hour)
+	$(BIN)/python -m tests.benchmarks --out build/bench terms
+
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM with a real one, set up in .vllm/ (4 GB)
 	$(BIN)/python tests/slow/real/install.py .vllm

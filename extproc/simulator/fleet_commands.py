@@ -373,6 +373,13 @@ def _print_preset(
     "--profile", "profiles", multiple=True, default=[""], help="[default: the workload's]"
 )
 @click.option("--seeds", "seed", type=Seeds(), default="11-13", show_default=True)
+@click.option(
+    "--ties",
+    type=Seeds(),
+    default="0",
+    show_default=True,
+    help="Draws among equal endpoints; each is a run over the same arrivals.",
+)
 @warmup_option
 @measured_option
 @click.option("--workers", type=POSITIVE, help="Processes. [default: one per core]")
@@ -385,6 +392,7 @@ def matrix(
     arms: Sequence[str],
     profiles: Sequence[str],
     seed: Sequence[int],
+    ties: Sequence[int],
     **axes: Any,
 ) -> None:
     """Simulate every combination, on all cores.
@@ -400,6 +408,7 @@ def matrix(
             **window,
             profiles=kinds,
             seed=seed,
+            ties=ties,
             arm=arms,
         )
     ]
@@ -417,5 +426,5 @@ def matrix(
 
 
 def _name_row(row: Row) -> str:
-    named = ("workload", "load", "endpoints", "gateways", "scenario", "seed", "arm")
+    named = ("workload", "load", "endpoints", "gateways", "scenario", "seed", "ties", "arm")
     return " ".join(str(row[name]) for name in named)

@@ -1,6 +1,6 @@
 """`make bench`: the benchmarks of this folder, one after the other; each prints a table and writes JSON.
 
-`seed`, `gateways`, `cost`, `events` and `hostile` take minutes: `make bench-seed` and so on, or
+`seed`, `gateways`, `cost`, `events`, `terms` and `hostile` take minutes: `make bench-seed` and so on, or
 their names; `faults_simulated` wants to know how many seeds.
 """
 
@@ -23,7 +23,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     every = {path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py")}
-    named = {"seed", "gateways", "cost", "events", "hostile", "faults_simulated"}
+    named = {"seed", "gateways", "cost", "events", "hostile", "terms", "faults_simulated"}
     names = arguments.names or sorted(every - named)
     failed = [name for name in names if not _run(name, arguments.out / f"{name}.json")]
     if failed:

@@ -180,8 +180,8 @@ def test_arms_are_compared_seed_by_seed_with_the_best_of_the_others() -> None:
         "c": [row("c", 1, 95), row("c", 2, 205)],
     }
 
-    assert matrix.compare_to_best("c", arms) == pytest.approx({1: 95 / 90, 2: 205 / 200})
-    assert matrix.compare_to_best("a", arms) == pytest.approx({1: 100 / 90, 2: 200 / 205})
+    assert matrix.compare_to_best("c", arms) == pytest.approx({(1, 0): 95 / 90, (2, 0): 205 / 200})
+    assert matrix.compare_to_best("a", arms) == pytest.approx({(1, 0): 100 / 90, (2, 0): 200 / 205})
     assert matrix.compare_to_best("a", {"a": arms["a"]}) == {}
 
 

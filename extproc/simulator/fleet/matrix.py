@@ -43,7 +43,7 @@ _USUAL: Final = {
     "share_fault": "none",
 }
 _HEAD: Final = (
-    *("arm", "seeds", "TTFT mean", "range", "p99", "e2e", "hit rate", "tok/s"),
+    *("arm", "runs", "TTFT mean", "range", "p99", "e2e", "hit rate", "tok/s"),
     *("to best other", "worst seed", "warned"),
 )
 Row = Mapping[str, object]
@@ -184,17 +184,24 @@ def _rank(arm: str, arms: Mapping[str, Sequence[Row]]) -> tuple[str, str]:
 def compare_to_best(
     arm: str, arms: Mapping[str, Sequence[Row]], figure: str = "ttft_mean_ms"
 ) -> dict[object, float]:
-    """Returns, by seed, the arm's figure as a share of the lowest of the other arms."""
+    """Returns, by draw, the arm's figure as a share of the lowest of the other arms.
+
+    A draw is a seed and a number of `ties`: arms are compared over the same arrivals.
+    """
     lowest: dict[object, float] = {}
     for other, rows in arms.items():
         for row in rows:
             for value in values([row], figure):
                 if other != arm and value > 0:
-                    lowest[row["seed"]] = min(value, lowest.get(row["seed"], value))
-    mine = {row["seed"]: value for row in arms[arm] for value in values([row], figure)}
+                    lowest[_draw(row)] = min(value, lowest.get(_draw(row), value))
+    mine = {_draw(row): value for row in arms[arm] for value in values([row], figure)}
     return {
-        seed: value / lowest[seed] for seed, value in mine.items() if value > 0 and seed in lowest
+        draw: value / lowest[draw] for draw, value in mine.items() if value > 0 and draw in lowest
     }
+
+
+def _draw(row: Row) -> tuple[object, object]:
+    return row["seed"], row.get("ties", 0)
 
 
 def _warned(rows: Iterable[Row]) -> str:
