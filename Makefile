@@ -117,6 +117,10 @@ lint: $(READY)  ## Format and lint, without a change
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 
+.PHONY: budgets
+budgets: $(READY)  ## What each house measures, and what it may
+	@$(BIN)/python -m tests.budgets
+
 .PHONY: golden
 golden: $(READY)  ## Write the golden table: what the rule takes in each edge cell, to the digit
 	@$(BIN)/python -m tests.golden.rule_table
