@@ -1,7 +1,7 @@
 """The picker: which pool serves a request, by what key, on which endpoint. The whole decision."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from fnmatch import translate
 from re import Pattern
 from re import compile as compile_pattern
@@ -53,14 +53,21 @@ class Decision(Struct, frozen=True):
 class Route:
     """A pool and what leads to it.
 
-    `models` may hold globs; empty takes any model. `adapters` are LoRA names that every endpoint of
-    the pool serves. `salt_header` names a tenant: what one sent is never looked for by another.
+    All fields but the pool are settings of a pool by the same names. `models` may hold globs; none take
+    any model. `adapters` are LoRA names that every endpoint of the pool serves. `salt_header` names a
+    tenant: what one sent is never looked for by another.
     """
 
     pool: Pool
-    models: tuple[str, ...] = ()
-    adapters: frozenset[str] = frozenset()
-    salt_header: str = ""
+    models: Collection[str] | None = None
+    adapters: Collection[str] = ()
+    salt_header: str | None = None
+
+    @classmethod
+    def by_settings(cls, pool: Pool, settings: object) -> "Route":
+        """Takes each field from the pool's settings of that name."""
+        names = [each.name for each in fields(cls) if each.name != "pool"]
+        return cls(pool, **{name: getattr(settings, name) for name in names})
 
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter here, else the empty string.
@@ -71,14 +78,14 @@ class Route:
         snapshot = self.pool.snapshot
         if model in self.adapters:
             return model
-        is_model = model in self.models or model in snapshot.models
+        is_model = model in (self.models or ()) or model in snapshot.models
         return model if model in snapshot.by_adapter and not is_model else ""
 
     def names(self) -> set[str]:
         """Every model and adapter name that is served, globs left out."""
         snapshot = self.pool.snapshot
-        configured = {name for name in self.models if "*" not in name}
-        return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
+        configured = {name for name in self.models or () if "*" not in name}
+        return configured | {*self.adapters} | snapshot.models | snapshot.by_adapter.keys()
 
 
 class RequestPlan(Struct, frozen=True):
@@ -131,7 +138,7 @@ class Picker:
             {route.salt_header for route in self.routes.values() if route.salt_header},
         )
         for route in self.routes.values():
-            for name in [*route.models, *route.adapters]:
+            for name in [*(route.models or ()), *route.adapters]:
                 if "*" in name:
                     self._globs.append((compile_pattern(translate(name)), route))
                 else:

@@ -155,8 +155,7 @@ class RunningPool:
         }
 
     def route(self, settings: PoolSettings) -> Route:
-        models, adapters = tuple(settings.models or ()), frozenset(settings.adapters)
-        return Route(self.pool, models, adapters, settings.salt_header or "")
+        return Route.by_settings(self.pool, settings)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Stops all tasks, refuses the requests that wait for room, and ends the pool's part in sharing."""

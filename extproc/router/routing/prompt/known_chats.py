@@ -36,9 +36,9 @@ class KnownChats:
 
     def read(self, prompt: Prompt, seed: int, chars: int) -> Chain:
         """The chain of the first `chars` characters; see `chain_of`."""
-        *heads, messages = prompt.written()
+        *heads, messages = prompt.written(chars)
         end = messages.rfind(b"}") + 1
-        if messages[end:].strip() != b"]" or len(messages) + sum(map(len, heads)) > chars:
+        if messages[end:].strip() != b"]":
             return chain_of(prompt.turns(chars), seed)
         seed_of_messages, has_heads = seed, any(heads)
         if has_heads:

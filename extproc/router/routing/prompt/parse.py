@@ -72,10 +72,11 @@ class Prompt(Struct, frozen=True):
         """The role and the text of each turn, as many as the first characters of the whole prompt need."""
         return read_turns(self._api, self._fields, chars)
 
-    def written(self) -> list[bytes]:
-        """A chat's fields as they were written, the messages last."""
+    def written(self, chars: int) -> list[bytes]:
+        """A chat's fields as they were written, the messages last; one empty field if they are longer."""
         is_chat = bool(self._api) and self._api[-1].name == "messages"
-        return self._fields.written(map(_NAME, self._api)) if is_chat else [b""]
+        texts = self._fields.written(map(_NAME, self._api)) if is_chat else [b""]
+        return texts if sum(map(len, texts)) <= chars else [b""]
 
     def later_turns(self, messages: bytes, chars: int) -> Iterator[tuple[str, str]]:
         """As `turns`, of messages that came after the others of a chat."""
