@@ -100,6 +100,7 @@ test: $(READY)  ## The gate: `make check` and all quick tests, about six minutes
 
 .PHONY: test-slow
 test-slow: $(READY)  ## The rest: foreign clients, browsers, NATS, Prometheus, faults
+	@$(BIN)/python tests/slow/packages.py
 	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" $(PYTEST_ARGS)
 
 .PHONY: unit
