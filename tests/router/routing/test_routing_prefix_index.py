@@ -231,6 +231,18 @@ def test_what_others_asked_for_since_is_not_taken_back() -> None:
     assert depth(index, "a", 1, 2, 3) == 2
 
 
+def test_what_a_next_turn_goes_on_from_is_not_taken_back() -> None:
+    index = index_of("a")
+    holding, asked = at(index, "a"), chain(1, 2, 3)
+    taken = index.insert(holding, asked, 0.0)
+    index.release(holding, asked, taken, 0.0)
+    visit(index, "a", 1, 2, 3, 4)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3, 4) == 4
+    assert len(index) == 4
+
+
 @pytest.mark.parametrize("endpoints", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
     """A thousand endpoints of 84k tokens take 1 GB at most, eight 20 MB: 380 bytes an entry."""
