@@ -86,7 +86,7 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     )
     yield seen(engines=[EngineSeen("tiny", A, A, "unknown", "503")]), {"unknown"}
     yield seen(engines=[EngineSeen("tiny", A, A, "unknown", "200")]), set()
-    yield ended(100, 0, 49), {"outcomes_unheard"}
+    yield ended(100, 0, 49), {"outcomes_missing"}
     yield ended(100, 0, 50), set()
     yield ended(100, 0, 0, cool_after=None), set()
     yield seen(envoy=EnvoySeen(True)), {"not_asked"}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -57,7 +58,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(copy)
 
 
-def follow(change: dict[str, dict[str, str]], tree: Path) -> None:
+def follow(change: dict[str, Any], tree: Path) -> None:
     for name, text in change.get("new", {}).items():
         assert not (tree / name).exists()
         (tree / name).write_text(text)
@@ -69,7 +70,7 @@ def follow(change: dict[str, dict[str, str]], tree: Path) -> None:
         (tree / name).write_text(text)
 
 
-def files(change: dict[str, dict[str, str]]) -> list[str]:
+def files(change: dict[str, Any]) -> list[str]:
     return [name for part in ("new", "behind", "made") for name in change.get(part, {})]
 
 
