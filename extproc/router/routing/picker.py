@@ -78,8 +78,11 @@ class Route:
         snapshot = self.pool.snapshot
         if model in self.adapters:
             return model
-        is_model = model in (self.models or ()) or model in snapshot.models
-        return model if model in snapshot.by_adapter and not is_model else ""
+        return model if model in snapshot.by_adapter and not self.is_base(model) else ""
+
+    def is_base(self, model: str) -> bool:
+        """Whether a name is the model's own, one of several perhaps: all mean the same cached blocks."""
+        return model in (self.models or ()) or model in self.pool.snapshot.models
 
     def names(self) -> set[str]:
         """Every model and adapter name that is served, globs left out."""
@@ -192,6 +195,8 @@ class Picker:
         route = route or self._by_model(prompt.model, prompt.fault)
         model = prompt.model or ""
         adapter = route.adapter(model)
+        if not adapter and route.is_base(model):
+            prompt = prompt.unnamed()
         if route.salt_header:
             prompt = prompt.salted(query.headers.get(route.salt_header, ""))
         reading = route.pool.strategy.read(prompt, query.headers, adapter)

@@ -14,12 +14,14 @@ class Field:
     """A body field that holds a part of the prompt.
 
     `role` names the one turn that its text makes; where `has_turns`, the field may hold several
-    turns with roles of their own, and `role` is for bare text.
+    turns with roles of their own, and `role` is for bare text. Text parts of the system that begin
+    with `leaves_out` are not read.
     """
 
     name: str
     role: str = ""
     has_turns: bool = False
+    leaves_out: str = ""
 
 
 Api = tuple[Field, ...]
@@ -28,7 +30,13 @@ Api = tuple[Field, ...]
 _TOOLS = Field("tools", "tools")
 _CHAT: Api = (_TOOLS, Field("documents", "documents"), Field("messages", has_turns=True))
 _RESPONSES: Api = (_TOOLS, Field("instructions", "system"), Field("input", "user", has_turns=True))
-_ANTHROPIC: Api = (_TOOLS, Field("system", "system"), Field("messages", has_turns=True))
+# A coding agent's line with a hash of each request; vLLM drops it, as it would defeat the cache.
+_BILLING = "x-anthropic-billing-header"
+_ANTHROPIC: Api = (
+    _TOOLS,
+    Field("system", "system", leaves_out=_BILLING),
+    Field("messages", has_turns=True, leaves_out=_BILLING),
+)
 _COMPLETION: Api = (Field("prompt", has_turns=True),)
 _POOLING: Api = (Field("messages", has_turns=True), Field("input", has_turns=True))
 # Each pair of names is one of the spellings that the route takes.

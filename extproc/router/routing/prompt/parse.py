@@ -43,6 +43,10 @@ class Prompt(Struct, frozen=True):
         """The same prompt of one tenant: what it shares with other tenants' prompts is found no more."""
         return replace(self, cache_salt=f"{len(tenant)}:{tenant}{self.cache_salt}")
 
+    def unnamed(self) -> "Prompt":
+        """The same prompt for the model that is meant where none is named."""
+        return replace(self, model=None)
+
     @property
     def fault(self) -> PromptError | None:
         """Why some of the body was not read, if that took too long; of the parts read until now."""

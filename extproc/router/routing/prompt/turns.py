@@ -19,6 +19,23 @@ from extproc.router.routing.prompt.json_reader import (
     elements,
 )
 
+# What vLLM leaves out or changes before it caches must not tell prompts apart here. Where that is, by its
+# adapters (0.26 to 0.32; `entrypoints/anthropic/serving.py`, `entrypoints/chat_utils.py`):
+#
+# | in the request                                       | vLLM                       | here                      |
+# | ---------------------------------------------------- | -------------------------- | ------------------------- |
+# | Messages API: a system part that begins with the     | drops it                   | dropped (`leaves_out`)    |
+# |   agent's billing line, also in a system message     |                            |                           |
+# | `cache_control` of a tool, a part, a result          | does not read it           | dropped (`_MARKER`)       |
+# | `id` of a call, `tool_use_id` of its result          | most templates leave it out| dropped (`_NUMBERS`)      |
+# | `redacted_thinking`, `tool_reference`                | drops it                   | dropped (`_UNREAD`)       |
+# | an empty text part                                   | drops it                   | its JSON, always the same |
+# | `uuid` of a medium                                   | its identity, if it is set | read first (`_MEDIA`)     |
+# | served names of one model                            | no part of the block hash  | one seed (`Route.is_base`)|
+# | system messages between others (Messages API)        | moves them to the front    | read where they stand     |
+#
+# The last row is wrong only in the turn in which such a message comes.
+
 # Control characters that text hardly holds: no text looks like the start of another turn.
 TURN_START: Final = "\x1e"
 TURN_TEXT: Final = "\x1f"
@@ -37,6 +54,11 @@ _MEDIA: Final = (
     *("image_embeds", "audio_embeds", "file", "file_data", "file_url", "file_id"),
 )
 _MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
+
+# Members of a part that the model does not read: what marks it, what numbers it.
+_MARKER: Final = "cache_control"
+_NUMBERS: Final = frozenset({"id", "tool_use_id", "call_id", "tool_call_id"})
+_UNREAD: Final = frozenset({"redacted_thinking", "tool_reference"})
 
 # A tool's result holds parts of its own (Anthropic); nothing that vLLM takes goes deeper.
 _LEVELS: Final = 2
@@ -96,7 +118,7 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
         if field.has_turns:
             yield from _turns(field, value)
         elif value:
-            yield Turn(field.role, (value,))
+            yield Turn(field.role, (_without(field.leaves_out, value),))
 
 
 def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]]:
@@ -133,14 +155,16 @@ def _turns(field: Field, value: object) -> Iterator[Turn]:
             return
         if isinstance(element, list):
             yield from (
-                _message(message) for message in elements(element) if isinstance(message, dict)
+                _message(message, field)
+                for message in elements(element)
+                if isinstance(message, dict)
             )
             return
         if isinstance(element, dict):
-            yield _message(element)
+            yield _message(element, field)
 
 
-def _message(message: Mapping[str, object]) -> Turn:
+def _message(message: Mapping[str, object], field: Field) -> Turn:
     # An item of the Responses API without a role (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
     is_plain = len(message) == 2 and "content" in message
@@ -149,7 +173,16 @@ def _message(message: Mapping[str, object]) -> Turn:
         if is_plain
         else tuple(message[name] for name in _SPOKEN if name in message)
     )
+    if field.leaves_out and role == "system":
+        said = tuple(_without(field.leaves_out, value) for value in said)
     return Turn(role if isinstance(role, str) else "", said)
+
+
+def _without(start: str, value: object) -> object:
+    """The parts of a list but those whose text begins so; anything else as it is."""
+    if not start or not isinstance(value, list):
+        return value
+    return [part for part in value[:MAX_ELEMENTS] if not _plain(part).startswith(start)]
 
 
 def _plain(part: object) -> str:
@@ -174,8 +207,15 @@ def _pieces(part: object, levels: int) -> Iterator[str]:
     elif part.get("content") and levels:
         for inner in elements(part["content"]):
             yield from _pieces(inner, levels - 1)
-    else:
-        yield compact(part)
+    elif part.get("type") not in _UNREAD:
+        yield compact(_unmarked(part))
+
+
+def _unmarked(part: Mapping[str, object]) -> Mapping[str, object]:
+    """Without its marker, and its number unless it is nothing else."""
+    bare = {name: value for name, value in part.items() if name != _MARKER}
+    unnumbered = {name: value for name, value in bare.items() if name not in _NUMBERS}
+    return unnumbered if unnumbered.keys() - {"type"} else bare
 
 
 def _medium(part: Mapping[str, object]) -> str:

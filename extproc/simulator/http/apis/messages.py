@@ -18,11 +18,17 @@ from extproc.simulator.http.apis.fields import (
     ChatMessage,
     Fields,
     MessagePart,
-    read_content,
     render,
 )
 from extproc.simulator.http.refusals import INVALID, VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
+
+# vLLM's adapter (`entrypoints/anthropic/serving.py`) drops a coding agent's line from the system text, and
+# reads neither sealed thoughts nor what marks and numbers a part.
+_BILLING = "x-anthropic-billing-header"
+_UNREAD = frozenset({"redacted_thinking", "tool_reference"})
+_UNREAD_MEMBERS = {"cache_control", "id", "tool_use_id"}
+_TOOL = ("name", "description", "input_schema")
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
@@ -34,10 +40,13 @@ class CountRequest(Fields):
     tools: list[dict[str, Any]] | None = None
 
     def render(self) -> list[str]:
-        system = (
-            [ChatMessage(role="system", content=read_content(self.system))] if self.system else []
-        )
-        return render([*system, *self.messages], self.tools)
+        """The prompt as vLLM makes it: system messages go to the front, and some parts are left out."""
+        system = [self.system or "", *(each.content for each in self.messages if _is_system(each))]
+        text = "".join(part for content in system for part in _system_parts(content))
+        first = [ChatMessage(role="system", content=text)] if text else []
+        turns = [_readable(each) for each in self.messages if not _is_system(each)]
+        tools = [{name: tool.get(name) for name in _TOOL} for tool in self.tools or ()]
+        return render([*first, *turns], tools)
 
 
 class MessageRequest(CountRequest):
@@ -139,6 +148,34 @@ class MessageFrames:
             + _event("message_delta", {"delta": delta, "usage": _describe_usage(usage)})
             + _event("message_stop", {})
         )
+
+
+def _is_system(message: ChatMessage) -> bool:
+    return message.role == "system"
+
+
+def _system_parts(content: str | list[MessagePart] | None) -> list[str]:
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [part.text for part in content if part.text and not part.text.startswith(_BILLING)]
+
+
+def _readable(message: ChatMessage) -> ChatMessage:
+    """The message with what the model reads of its parts, as text."""
+    if not isinstance(message.content, list):
+        return message
+    texts = [_part_text(part) for part in message.content if part.type not in _UNREAD]
+    return message.model_copy(update={"content": "\n".join(texts)})
+
+
+def _part_text(part: MessagePart) -> str:
+    """Of a tool's result its texts, in place of its JSON."""
+    if part.text is not None:
+        return part.text
+    result = (part.model_extra or {}).get("content")
+    if part.type == "tool_result" and isinstance(result, list):
+        return "\n".join(str(item.get("text", "")) for item in result if isinstance(item, dict))
+    return part.model_dump_json(exclude=_UNREAD_MEMBERS)
 
 
 def count_tokens(body: object, tokenizer: Tokenizer) -> tuple[str, int]:

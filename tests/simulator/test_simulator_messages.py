@@ -1,0 +1,31 @@
+"""The simulated Messages API reads a prompt as vLLM does: else no run could show what a router misses."""
+
+from typing import Any
+
+from extproc.simulator.http.apis.messages import CountRequest
+from tests.router.routing.left_out import ALIKE, APART, ASK
+from tests.tables import table
+
+
+def rendered(body: dict[str, Any]) -> list[str]:
+    return CountRequest.read({"model": "m", **body}).render()
+
+
+@table("one, other", ALIKE.values(), ids=ALIKE)
+def test_what_vllm_leaves_out_makes_the_same_prompt(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert rendered(one) == rendered(other)
+
+
+@table("one, other", [*APART.values()][:4])
+def test_what_vllm_reads_makes_another(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert rendered(one) != rendered(other)
+
+
+def test_system_messages_stand_in_front() -> None:
+    late = {"role": "system", "content": "Be brief."}
+
+    assert rendered({"system": "You are an agent. ", "messages": [ASK, late]}) == rendered(
+        {"system": "You are an agent. Be brief.", "messages": [ASK]}
+    )
