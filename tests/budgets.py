@@ -20,8 +20,8 @@ NODES: Final[Mapping[str, int]] = {
     "grpc_server": 17_000,
     "bench": 73_000,
     "simulator": 61_000,
-    "operator": 17_500,
-    "doctor": 8_800,
+    "operator": 17_800,
+    "doctor": 8_500,
     "pages": 4_700,
     REST: 7_700,
 }

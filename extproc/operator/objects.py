@@ -243,3 +243,7 @@ def _volumes(run: Run) -> Iterator[tuple[str, Object]]:
             _DATA,
             {"persistentVolumeClaim": {"claimName": operation.files.claim, "readOnly": True}},
         )
+
+
+def is_owned(body: Mapping[str, Any], uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))

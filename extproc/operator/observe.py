@@ -1,7 +1,8 @@
 """What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what Pods report.
 
-The Pods of a run have no credentials to write to the API server: the operator fetches their
-progress.
+Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that
+say why. The Pods of a run have no credentials to write to the API server: the operator fetches
+their progress.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,26 +23,50 @@ from extproc.operator.objects import (
     PART_LABEL,
     RUN_LABEL,
     Object,
+    is_owned,
 )
-from extproc.operator.resource import Benchmark, read_time
+from extproc.operator.resource import (
+    LONGEST_NAME,
+    Benchmark,
+    SpecRefused,
+    parse_benchmark,
+    read_time,
+)
 from extproc.operator.router import SWITCHED_LABEL, read_switch
-from extproc.operator.state import JobState, Key, LastWords, Observation, PodStart
+from extproc.operator.state import JobState, Key, LastWords, Observation, PodStart, Seen
 
 _ANSWER_S: Final = 2.0
 _LONGEST: Final = 65_536
 
 
-async def find_jobs(key: Key, uid: str, calls: KubeCalls) -> tuple[JobState, ...]:
-    """The Jobs of a Benchmark's runs; what only looks like one is nobody's."""
-    found = await calls.list("Job", key[0], f"{BENCHMARK_LABEL}={key[1]}")
-    return tuple(
-        read_job(job)
-        for job in found
-        if is_owned(job, uid) and {RUN_LABEL, PART_LABEL} <= job["metadata"]["labels"].keys()
+async def observe(key: Key, calls: KubeCalls) -> Seen:
+    """Reads a Benchmark and what there is of its runs; of one that is gone, the routers it has changed."""
+    namespace, name = key
+    body = await calls.get("Benchmark", namespace, name)
+    # A longer name is no label, and nothing was ever made for it.
+    is_label = len(name) <= LONGEST_NAME
+    seen = Seen(body, Observation(switched=await _find_switched(key, calls) if is_label else ()))
+    if body is None or seen.is_gone:
+        return seen
+    if is_label:
+        jobs = await _find_jobs(key, body["metadata"]["uid"], calls)
+        seen = replace(seen, observed=replace(seen.observed, jobs=jobs))
+    try:
+        benchmark = parse_benchmark(body)
+    except SpecRefused as refused:
+        return replace(seen, refused=str(refused))
+    return replace(
+        seen, benchmark=benchmark, observed=await _observe_pods(benchmark, seen.observed, calls)
     )
 
 
-async def find_switched(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
+async def _find_jobs(key: Key, uid: str, calls: KubeCalls) -> tuple[JobState, ...]:
+    """The Jobs of a Benchmark's runs; what only looks like one is nobody's."""
+    found = await calls.list("Job", key[0], f"{BENCHMARK_LABEL}={key[1]}")
+    return tuple(read_job(job) for job in found if is_owned(job, uid) and _is_of_a_run(job))
+
+
+async def _find_switched(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
     found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
     # Objects of a list come without their kind.
@@ -50,10 +75,12 @@ async def find_switched(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     )
 
 
-async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls) -> Observation:
+async def _observe_pods(
+    benchmark: Benchmark, observed: Observation, calls: KubeCalls
+) -> Observation:
     """Adds the Pods of runs, what they report, and the router."""
     found = await calls.list("Pod", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name}")
-    pods = [pod for pod in found if {RUN_LABEL, PART_LABEL} <= pod["metadata"]["labels"].keys()]
+    pods = [pod for pod in found if _is_of_a_run(pod)]
     main = [pod for pod in pods if pod["metadata"]["labels"][PART_LABEL] == MAIN]
     name = benchmark.operation.router.config_map
     return replace(
@@ -63,6 +90,11 @@ async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls)
         notices=await read_statuses(pods),
         router=await calls.get("ConfigMap", benchmark.namespace, name) if name else None,
     )
+
+
+def _is_of_a_run(body: Object) -> bool:
+    labels: Mapping[str, str] = body["metadata"]["labels"]
+    return {RUN_LABEL, PART_LABEL} <= labels.keys()
 
 
 def read_starts(pods: Iterable[Object]) -> dict[str, PodStart]:
@@ -138,10 +170,6 @@ async def fetch_run_status(url: str) -> RunStatus | None:
             return decode_status(await answer.content.read(_LONGEST))
     except (TimeoutError, aiohttp.ClientError, OSError):
         return None
-
-
-def is_owned(body: Mapping[str, Any], uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))
 
 
 def read_job(body: Mapping[str, Any]) -> JobState:

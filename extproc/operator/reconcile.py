@@ -12,12 +12,44 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from extproc.bench.experiments.run import spread
+from extproc.bench.experiments.sweep import list_tasks
+from extproc.errors import SettingsError
 from extproc.operator.objects import MAIN, PARTS, Object, Run, list_objects, merge_job
 from extproc.operator.resource import Benchmark
-from extproc.operator.router import find_fault, settle_router
+from extproc.operator.router import find_fault, give_back, settle_router
 from extproc.operator.runs import end_runs, find_run, list_history
-from extproc.operator.state import Action, Create, Delete, Observation, Replace, WriteStatus
+from extproc.operator.state import (
+    Action,
+    Create,
+    Delete,
+    Observation,
+    Replace,
+    Seen,
+    WriteStatus,
+)
 from extproc.operator.status import build_status, refuse_status
+
+
+def decide(seen: Seen, now: datetime, *, image: str) -> list[Action]:
+    """Returns what is to be done about a Benchmark as it was found."""
+    if seen.body is None or seen.is_gone:
+        return [Replace(give_back(each)) for each in seen.observed.switched]
+    if seen.benchmark is None:
+        return refuse_spec(seen.body, seen.refused, seen.observed, now)
+    observed = replace(seen.observed, faults=find_spec_faults(seen.benchmark))
+    return reconcile(seen.benchmark, observed, now, image=image)
+
+
+def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
+    """Why a spec cannot be run, as far as that shows without its dataset: its Pods find out the rest."""
+    try:
+        if benchmark.operation.mode == "sweep":
+            list_tasks(benchmark.spec)
+        spread(benchmark.spec, benchmark.operation.workers)
+    except SettingsError as error:
+        return (str(error),)
+    return ()
 
 
 def reconcile(

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import Object
+from extproc.operator.resource import Benchmark
 
 Key = tuple[str, str]
 """A namespace and a name."""
@@ -64,6 +65,23 @@ class Observation:
     notices: Mapping[str, RunStatus] = field(default_factory=dict)
     router: Object | None = None
     switched: tuple[Object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A Benchmark as it was found, `None` for one that is gone, and what there is of it.
+
+    `benchmark` is `None` where its spec cannot be read; `refused` says why.
+    """
+
+    body: Object | None
+    observed: Observation
+    benchmark: Benchmark | None = None
+    refused: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        return self.body is None or bool(self.body["metadata"].get("deletionTimestamp"))
 
 
 @dataclass(frozen=True, slots=True)

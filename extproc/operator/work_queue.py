@@ -1,25 +1,21 @@
 """The queue of Benchmarks that are to be looked at: one at a time, and each again after a while.
 
-Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that
-say why.
+Each look is three steps: what there is (`observe`), what is to be done about it (`decide`, pure), and doing it
+(`act`). Nothing is remembered in between, but what waits and how often a look has failed.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from extproc.bench.experiments.run import spread
-from extproc.bench.experiments.sweep import list_tasks
-from extproc.errors import ExtprocError, SettingsError
+from extproc.errors import ExtprocError
 from extproc.operator.calls import ApiRefusal, KubeCalls, opening
-from extproc.operator.objects import Object
-from extproc.operator.observe import find_jobs, find_switched, is_owned, observe
-from extproc.operator.reconcile import reconcile, refuse_spec
-from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
-from extproc.operator.router import give_back
+from extproc.operator.objects import Object, is_owned
+from extproc.operator.observe import observe
+from extproc.operator.reconcile import decide, refuse_spec
 from extproc.operator.state import Action, Create, Delete, Key, Observation, Replace, WriteStatus
 from extproc.operator.watches import warn_of_outage
 from extproc.router.cluster.kube_api import WatchLost
@@ -164,41 +160,14 @@ class WorkQueue:
         self.wake(key)
 
     async def _settle(self, key: Key, calls: KubeCalls) -> None:
-        body = await calls.get("Benchmark", *key)
-        for action in await self._decide(key, body, calls):
+        seen = await observe(key, calls)
+        for action in decide(seen, self._now(), image=self._options.image):
             log.info("benchmark %s/%s: %s", *key, describe_action(action))
             try:
-                await act(action, body or {}, calls)
+                await act(action, seen.body or {}, calls)
             except ApiRefusal as refusal:
-                if body is not None and (message := describe_refusal(action, refusal)) is not None:
-                    for each in refuse_spec(body, message, Observation(), self._now()):
-                        await act(each, body, calls)
+                message = describe_refusal(action, refusal)
+                if seen.body is not None and message is not None:
+                    for each in refuse_spec(seen.body, message, Observation(), self._now()):
+                        await act(each, seen.body, calls)
                 raise
-
-    async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
-        # A longer name is no label, and nothing was ever made for it.
-        is_label = len(key[1]) <= LONGEST_NAME
-        switched = await find_switched(key, calls) if is_label else ()
-        if body is None or body["metadata"].get("deletionTimestamp"):
-            return [Replace(give_back(each)) for each in switched]
-        jobs = await find_jobs(key, body["metadata"]["uid"], calls) if is_label else ()
-        observed = Observation(jobs=jobs, switched=switched)
-        try:
-            benchmark = parse_benchmark(body)
-        except SpecRefused as refused:
-            return refuse_spec(body, str(refused), observed, self._now())
-        observed = replace(
-            await observe(benchmark, observed, calls), faults=find_spec_faults(benchmark)
-        )
-        return reconcile(benchmark, observed, self._now(), image=self._options.image)
-
-
-def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
-    """Why a spec cannot be run, as far as that shows without its dataset: its Pods find out the rest."""
-    try:
-        if benchmark.operation.mode == "sweep":
-            list_tasks(benchmark.spec)
-        spread(benchmark.spec, benchmark.operation.workers)
-    except SettingsError as error:
-        return (str(error),)
-    return ()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
 from extproc.operator.objects import Object, Run, list_objects, merge_job
+from extproc.operator.reconcile import find_spec_faults
 from extproc.operator.resource import parse_benchmark
 from extproc.operator.web import PHASES
-from extproc.operator.work_queue import find_spec_faults
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.operator.made import EVERYTHING, objects_of
 from tests.operator.statuses import body_of, everything, scrape, searching
