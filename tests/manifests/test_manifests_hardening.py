@@ -194,6 +194,7 @@ def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
     classes = {name: pod.get("priorityClassName") for name, pod in pods(overlay).items()}
 
     assert priority["value"] > 0
+    assert priority["preemptionPolicy"] == "Never"  # a rollout evicts no model server
     assert classes.pop("vllm", None) is None
     assert set(classes.values()) == {priority["metadata"]["name"]}
 

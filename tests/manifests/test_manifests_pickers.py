@@ -176,7 +176,11 @@ def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_
     assert health["targetRef"] == backend["targetRef"] == target
     assert health["default"]["config"] == {
         "type": "HTTP",
-        "httpHealthCheck": {"requestPath": "/health", "port": port["number"]},
+        "httpHealthCheck": {
+            "requestPath": "/health",
+            "portSpecification": "USE_FIXED_PORT",
+            "port": port["number"],
+        },
     }
     assert backend["default"]["timeoutSec"] >= 3_600
     # It takes the Pods from a Service that is not headless.

@@ -80,17 +80,15 @@ class PoolKeeper:
             self.fault = SourceFault(why, reason)
             self._lost_s = self._last_sign_s if self._lost_s is None else self._lost_s
             level = logging.ERROR if why == "internal" else logging.WARNING
-            seconds = f"{self._last_sign_s - self._lost_s:.0f} s"
-            gone = (
-                f"no new list for {seconds}, the last one stays"
-                if self._confirmed_s is not None
-                else "no list yet"
-            )
-            text = f"pool %s: {gone} (%s): %s"
+            # Seconds are an argument: a text with a number in it would be another kind each time.
+            text, known = "pool %s: no list yet%s (%s): %s", ""
+            if self._confirmed_s is not None:
+                text = "pool %s: no new list for %s s, the last one stays (%s): %s"
+                known = f"{self._last_sign_s - self._lost_s:.0f}"
             # A source tries again every second or so, and an API server that is away is away for
             # all pools.
             limit = {**ONCE_A_MINUTE, "kind": why}
-            log.log(level, text, self.pool.name, why, reason, extra=limit)
+            log.log(level, text, self.pool.name, known, why, reason, extra=limit)
 
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         self._last_sign_s = self._clock()
