@@ -32,12 +32,21 @@ CLAIMS = {
     "x-envoy-force-trace": "true",
     "x-envoy-original-path": "/metrics",
 }
+# llm-d's sidecar in a Pod would obey them: send the prompt elsewhere, or pull another Pod's cache.
+SIDECAR_ORDERS = (
+    "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-kv-cache-source-host-port",
+    "x-data-parallel-host-port",
+    "x-data-parallel-rank",
+)
 ORDERS = {
     "x-gateway-inference-objective": "batch",
     "x-gateway-inference-fairness-id": "somebody",
     "x-llm-d-inference-objective": "premium",
     "x-llm-d-inference-fairness-id": "somebody",
     "x-llm-d-inference-ttl": "2s",
+    **dict.fromkeys(SIDECAR_ORDERS, "10.0.0.1:8000"),
 }
 TEXTS = [f"mine {number}" for number in range(16)]
 

@@ -21,14 +21,19 @@ TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
 # A client's headers of these prefixes are orders to an endpoint picker: ours, the Endpoint Picker
-# Protocol's, those of the Gateway API Inference Extension and of llm-d. They end here unless the
-# operator names them.
+# Protocol's, those of the Gateway API Inference Extension and of llm-d; the last four to llm-d's
+# sidecar, which sends prompts and caches to where they say. They end here unless the operator names
+# them.
 GUARDED: Final = (
     "x-gateway-destination-",
     "x-gateway-inference-",
     "x-gateway-model-",
     "x-llm-d-",
     "x-extproc-",
+    "x-prefiller-",
+    "x-encoder-hosts-",
+    "x-kv-cache-source-",
+    "x-data-parallel-",
 )
 
 # The guarded names that gateways and clients send. A reply that removes only these is cached as
@@ -47,6 +52,11 @@ KNOWN_ORDERS: Final = frozenset(
         "x-llm-d-inference-objective",
         "x-llm-d-inference-fairness-id",
         "x-llm-d-inference-ttl",
+        "x-prefiller-host-port",
+        "x-encoder-hosts-ports",
+        "x-kv-cache-source-host-port",
+        "x-data-parallel-host-port",
+        "x-data-parallel-rank",
     }
 )
 
