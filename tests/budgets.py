@@ -22,8 +22,8 @@ NODES: Final[Mapping[str, int]] = {
     "simulator": 61_000,
     "operator": 17_800,
     "doctor": 8_500,
-    "pages": 4_700,
-    REST: 7_700,
+    "pages": 5_000,
+    REST: 7_400,
 }
 TESTS_FOR_PRODUCT: Final = 1.35
 SETTINGS: Final = 88

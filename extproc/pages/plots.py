@@ -17,6 +17,7 @@ _WIDTH, _HEIGHT = 640, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 24, 60
 _NOTHING = '<p class="nothing">Nothing to plot.</p>'
 _DESK, _TELEPHONE = 8, 12.5  # units that a letter takes: on a desk, on a telephone
+_FEW_POINTS, _MARKED_POINTS = 5, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +102,42 @@ def lines(
     is_log_y: bool = False,
 ) -> str:
     """A line plot with a legend; says so when there is nothing to plot."""
-    drawn = [_kept(line, is_log_x=is_log_x, is_log_y=is_log_y) for line in series]
+    drawn = [_drawable(line, is_log_x=is_log_x, is_log_y=is_log_y) for line in series]
     points = [point for line in drawn for point in line]
     if not points:
         return _NOTHING
-    pairs = list(zip(series, drawn, strict=True))
-    if max(map(len, drawn)) < 5:  # no picture
-        rows = [(number(x), line.label, number(y)) for line, kept in pairs for x, y in kept]
-        return table("", (x_label, "", y_label), rows)
-    x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
-    y_axis = _axis(
-        [y for _, y in points] + [0.0] * (not is_log_y), _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y
-    )
-    body = [
-        _path(index, line.label, x_axis, y_axis, kept) for index, (line, kept) in enumerate(pairs)
+    if max(map(len, drawn)) < _FEW_POINTS:
+        return _points_table(series, drawn, x_label, y_label)
+
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    # An axis that begins near its values makes a small difference look large.
+    from_zero = [] if is_log_y else [0.0]
+    x_axis = _axis(xs, _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
+    y_axis = _axis([*ys, *from_zero], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    paths = [
+        _path(index, line.label, x_axis, y_axis, kept)
+        for index, (line, kept) in enumerate(zip(series, drawn, strict=True))
     ]
     ticks = [_tick(x_axis.px(tick), tick) for tick in x_axis.ticks()]
-    keys = {_css(index): line.label for index, line in enumerate(series)}
-    parts = [
-        *_rules(y_axis),
-        *ticks,
-        *body,
-        *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y),
+    labels = _labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y)
+    legend = {_css(index): line.label for index, line in enumerate(series)}
+    parts = [*_rules(y_axis), *ticks, *paths, *labels]
+    return _figure(parts, legend, f"{y_label} by {x_label}")
+
+
+def _points_table(
+    series: Sequence[Series],
+    drawn: Sequence[Sequence[tuple[float, float]]],
+    x_label: str,
+    y_label: str,
+) -> str:
+    """So few points are no picture."""
+    rows = [
+        (number(x), line.label, number(y))
+        for line, kept in zip(series, drawn, strict=True)
+        for x, y in kept
     ]
-    return _figure(parts, keys, f"{y_label} by {x_label}")
+    return table("", (x_label, "", y_label), rows)
 
 
 def dotted(
@@ -136,58 +149,65 @@ def dotted(
     is_log_y: bool = False,
 ) -> str:
     """A line per name through its dots, with whiskers; the x axis has a tick at every dot."""
-    found = {
-        label: [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
-        for label, dots in series.items()
-    }
-    heights = [dot.y for dots in found.values() for dot in dots]
-    if not heights:
+    kept: dict[str, list[Dot]] = {}
+    for label, dots in series.items():
+        drawable = [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
+        if drawable:
+            kept[label] = drawable
+    if not kept:
         return _NOTHING
-    # Two runs may leave an interval that is wider than anything measured: its whisker ends with the
-    # plot.
-    room = (min(heights) / 10, max(heights) * 10) if is_log_y else (0.0, max(heights) * 1.6)
-    kept = {label: dots for label, dots in found.items() if dots}
+
     every = [dot for dots in kept.values() for dot in dots]
     places = sorted({dot.x for dot in every})
-    ends = [end for dot in every for end in (dot.y, dot.low, dot.high) if end is not None]
-    ends = [min(max(end, room[0]), room[1]) for end in ends]
-    first, last = places[0], places[-1]
-    if first == last:
-        # A sole place stands in the middle.
-        first, last = first / 2, first * (2 if is_log_x else 1.5)
-    x_axis = Axis(first, last, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
-    # An axis that begins near its values makes a small difference look large.
-    y_axis = _axis(ends if is_log_y else [0.0, *ends], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    x_axis = _axis_of_places(places, is_log=is_log_x)
+    y_axis = _axis_of_whiskers(every, is_log=is_log_y)
     # Side by side, or else one whisker would hide the other.
-    beside = min(6.0, 20.0 / len(kept))
-    body = [
+    step_px = min(6.0, 20.0 / len(kept))
+    middle = (len(kept) - 1) / 2
+    strokes = [
         part
         for index, dots in enumerate(kept.values())
-        for part in _draw(index, dots, x_axis, y_axis, beside * (index - (len(kept) - 1) / 2))
+        for part in _draw(index, dots, x_axis, y_axis, step_px * (index - middle))
     ]
-    body += [_tick(x_axis.px(place), place) for place in places]
-    keys = {_css(index): label for index, label in enumerate(kept)}
-    parts = [
-        *_rules(y_axis),
-        *body,
-        *_labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y),
-    ]
-    return _figure(parts, keys, f"{y_label} by {x_label}")
+    ticks = [_tick(x_axis.px(place), place) for place in places]
+    labels = _labels(x_label, y_label, is_log_x=is_log_x, is_log_y=is_log_y)
+    legend = {_css(index): label for index, label in enumerate(kept)}
+    parts = [*_rules(y_axis), *strokes, *ticks, *labels]
+    return _figure(parts, legend, f"{y_label} by {x_label}")
+
+
+def _axis_of_places(places: Sequence[float], *, is_log: bool) -> Axis:
+    """An axis with room at both ends; a sole place stands in the middle."""
+    first, last = places[0], places[-1]
+    if first == last:
+        first, last = first / 2, first * (2 if is_log else 1.5)
+    return Axis(first, last, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log)
+
+
+def _axis_of_whiskers(dots: Sequence[Dot], *, is_log: bool) -> Axis:
+    """An axis for dots and their whiskers, as far as these are near what was measured.
+
+    Two runs may leave an interval that is wider than anything measured: its whisker ends with the
+    plot.
+    """
+    lowest, highest = min(dot.y for dot in dots), max(dot.y for dot in dots)
+    floor, ceiling = (lowest / 10, highest * 10) if is_log else (0.0, highest * 1.6)
+    ends = [end for dot in dots for end in (dot.y, dot.low, dot.high) if end is not None]
+    shown = [min(max(end, floor), ceiling) for end in ends]
+    return _axis(shown if is_log else [0.0, *shown], _HEIGHT - _BOTTOM, _TOP, is_log=is_log)
 
 
 def _draw(
     index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis, aside_px: float
 ) -> Iterator[str]:
-    steps = " ".join(f"{x_axis.px(dot.x) + aside_px:.1f},{y_axis.px(dot.y):.1f}" for dot in dots)
-    yield f'<polyline class="line {_css(index)}" points="{steps}"/>'
-    for dot in dots:
-        x, y = x_axis.px(dot.x) + aside_px, y_axis.px(dot.y)
+    places = [(x_axis.px(dot.x) + aside_px, y_axis.px(dot.y)) for dot in dots]
+    yield f'<polyline class="line {_css(index)}" points="{_steps(places)}"/>'
+    for dot, (x, y) in zip(dots, places, strict=True):
         if dot.low is not None and dot.high is not None:
             low, high = (min(max(end, y_axis.low), y_axis.high) for end in (dot.low, dot.high))
             yield _stroke(f"spread {_css(index)}", (x, y_axis.px(low)), (x, y_axis.px(high)))
         css = f"dot {_css(index)}{' hollow' if dot.is_hollow else ''}"
-        title = f"<title>{escape(dot.title)}</title>"
-        yield f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
+        yield _circle(css, (x, y), 4, dot.title)
 
 
 def bars(items: Sequence[Bar], *, y_label: str) -> str:
@@ -195,42 +215,45 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
     items = [item for item in items if math.isfinite(item.value)]
     if not items:
         return _NOTHING
+
     top = max(max(item.value, item.high or 0.0) for item in items)
     y_axis = Axis(0.0, top * 1.12 or 1.0, _HEIGHT - _BOTTOM, _TOP)
-    width = (_WIDTH - _LEFT - _RIGHT) / len(items)
+    slot = (_WIDTH - _LEFT - _RIGHT) / len(items)
     # Names that do not fit below their bars stand above the plot, if each has a colour of its own.
-    is_crowded = max(len(item.label) for item in items) * _TELEPHONE > width
-    is_keyed = is_crowded and len({item.colour for item in items}) == len(items) > 1
-    named = [replace(item, label="") for item in items] if is_keyed else items
+    longest = max(len(item.label) for item in items)
+    has_own_colours = len({item.colour for item in items}) == len(items) > 1
+    has_legend = longest * _TELEPHONE > slot and has_own_colours
+    named = [replace(item, label="") for item in items] if has_legend else items
     # All values or none: a few of them would look chosen.
-    are_told = all(len(number(item.value)) * _DESK <= width for item in items)
-    texts = [
-        text for item in named for text in (item.label, number(item.value) if are_told else "")
-    ]
-    every = max(1, math.ceil(max(map(len, texts)) * _TELEPHONE / width))
-    body = [
+    has_values = all(len(number(item.value)) * _DESK <= slot for item in items)
+    texts = [item.label for item in named]
+    if has_values:
+        texts += [number(item.value) for item in named]
+    # On a telephone only each so-manieth bar has room for its texts.
+    every = max(1, math.ceil(max(map(len, texts)) * _TELEPHONE / slot))
+    drawn = [
         _bar(
             item,
-            _LEFT + (index + 0.5) * width,
-            width,
+            _LEFT + (index + 0.5) * slot,
+            slot,
             y_axis,
             is_spare=index % every > 0,
-            is_told=are_told,
+            has_value=has_values,
         )
         for index, item in enumerate(named)
     ]
-    keys = {_css(item.colour): item.label for item in items if is_keyed}
-    return _figure([*_rules(y_axis), *body, *_labels("", y_label)], keys, y_label)
+    legend = {_css(item.colour): item.label for item in items if has_legend}
+    return _figure([*_rules(y_axis), *drawn, *_labels("", y_label)], legend, y_label)
 
 
-def _kept(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, float]]:
+def _drawable(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, float]]:
+    def fits(value: float, *, is_log: bool) -> bool:
+        return math.isfinite(value) and (value > 0 or not is_log)
+
     return [
         (x, y)
         for x, y in zip(line.xs, line.ys, strict=True)
-        if math.isfinite(x)
-        and math.isfinite(y)
-        and (x > 0 or not is_log_x)
-        and (y > 0 or not is_log_y)
+        if fits(x, is_log=is_log_x) and fits(y, is_log=is_log_y)
     ]
 
 
@@ -249,22 +272,32 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
 def _path(
     index: int, label: str, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]
 ) -> str:
-    steps = " ".join(f"{x_axis.px(x):.1f},{y_axis.px(y):.1f}" for x, y in points)
+    places = [(x_axis.px(x), y_axis.px(y)) for x, y in points]
     title = f"<title>{escape(label)}</title>"
-    line = f'<polyline class="line {_css(index)}" points="{steps}">{title}</polyline>'
+    line = f'<polyline class="line {_css(index)}" points="{_steps(places)}">{title}</polyline>'
+    if len(points) > _MARKED_POINTS:
+        return line
     # A few points were measured one by one, and a single one would not be seen at all.
-    marked = points if len(points) <= 16 else ()
-    return line + "".join(
-        f'<circle class="dot {_css(index)}" cx="{x_axis.px(x):.1f}" cy="{y_axis.px(y):.1f}" r="3">'
-        f"<title>{escape(label)}: {y:.4g} at {x:.4g}</title></circle>"
-        for x, y in marked
-    )
+    marks = [
+        _circle(f"dot {_css(index)}", place, 3, f"{label}: {y:.4g} at {x:.4g}")
+        for place, (x, y) in zip(places, points, strict=True)
+    ]
+    return line + "".join(marks)
 
 
 def _css(index: int) -> str:
-    return f"s{index % 6}" + (
-        f" d{index // 6 % 3}" if index >= 6 else ""
-    )  # after six colours, dashes
+    """The class of a colour; after six colours, dashes."""
+    return f"s{index % 6}" if index < 6 else f"s{index % 6} d{index // 6 % 3}"
+
+
+def _steps(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _circle(css: str, place: tuple[float, float], radius: int, title: str) -> str:
+    x, y = place
+    shape = f'class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"'
+    return f"<circle {shape}><title>{escape(title)}</title></circle>"
 
 
 def _tick(x: float, value: float) -> str:
@@ -288,8 +321,8 @@ def _labels(
     yield f'<g transform="translate(20 {middle}) rotate(-90)">{_text(0, 0, y_label, css="axis")}</g>'
 
 
-def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, is_told: bool) -> str:
-    """With its value above, if `is_told`; a telephone has no room for the texts of `is_spare` bars."""
+def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, has_value: bool) -> str:
+    """With its value above, if it `has_value`; a telephone has no room for the texts of `is_spare` bars."""
     top, bottom, width = y_axis.px(item.value), y_axis.px(0.0), min(0.6 * slot, 90.0)
     shape = f'x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     title = f"<title>{escape(item.label)}: {item.value:.6g}</title>"
@@ -304,7 +337,7 @@ def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, is_t
     if item.low is not None and item.high is not None:
         top = y_axis.px(item.high)
         parts.append(_stroke("whisker", (x, top), (x, y_axis.px(max(0.0, item.low)))))
-    if is_told:
+    if has_value:
         parts.append(_text(x, top - 5, number(item.value), css=f"value{spare}"))
     return "".join(parts)
 
