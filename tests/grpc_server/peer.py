@@ -71,7 +71,7 @@ class Peer:
         return events
 
     def heard(self) -> list[Frame]:
-        return cut(self.connection.take_output())
+        return cut_frames(self.connection.take_output())
 
     def wait(self, seconds: float) -> list[Event]:
         self.now_s += seconds
@@ -118,7 +118,7 @@ class Peer:
                 return ("failed", event.code)
 
 
-def cut(data: bytes) -> list[Frame]:
+def cut_frames(data: bytes) -> list[Frame]:
     """Cuts bytes into frames."""
     parts = []
     while data:
@@ -141,7 +141,7 @@ def ping(payload: bytes = b"12345678", flags: int = 0) -> bytes:
 
 
 def sent_reset(stream_id: int, code: Code) -> Frame:
-    (reset,) = cut(frames.rst_stream(stream_id, code))
+    (reset,) = cut_frames(frames.rst_stream(stream_id, code))
     return reset
 
 

@@ -48,7 +48,7 @@ class Echo:
         self._ends.append("echo")
 
 
-class Served:
+class ServedListener:
     """What a test sees of the listener: its port, its calls, how many of them have ended."""
 
     def __init__(self, limits: WireLimits, budget: Budget) -> None:
@@ -80,14 +80,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(
+async def serving_listener(
     limits: WireLimits | None = None,
     *,
     budget: Budget | None = None,
     tls: ssl.SSLContext | None = None,
     listen: str = "127.0.0.1:0",
-) -> AsyncIterator[Served]:
-    served = Served(limits or WireLimits(), budget or Budget(1 << 26))
+) -> AsyncIterator[ServedListener]:
+    served = ServedListener(limits or WireLimits(), budget or Budget(1 << 26))
     served.port = served.listener.listen(await bind(listen), tls)
     await served.listener.start()
     try:

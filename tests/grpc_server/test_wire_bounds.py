@@ -12,7 +12,7 @@ from tests.grpc_server.peer import (
     Frame,
     Peer,
     code_of,
-    cut,
+    cut_frames,
     data,
     framed,
     ping,
@@ -245,7 +245,7 @@ def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
 def first_goaway(sent: list[Frame]) -> bytes:
     """Checks that it is one that still allows every stream, and a PING; returns that one's payload."""
     goaway, asked = sent
-    assert goaway == cut(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
+    assert goaway == cut_frames(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
     assert asked[:3] == (frames.PING, 0, 0)
     return asked[3]
 
@@ -264,7 +264,7 @@ def test_drain_serves_what_comes_until_the_peer_knows() -> None:
 
     assert peer.say(peer.request(3)) == [("opened", 3)]
     peer.say(ping(payload, frames.ACK))
-    assert peer.heard() == cut(frames.goaway(3, Code.NO_ERROR))
+    assert peer.heard() == cut_frames(frames.goaway(3, Code.NO_ERROR))
     assert peer.say(ping(payload, frames.ACK), peer.request(5)) == []
     assert peer.heard() == [sent_reset(5, Code.REFUSED_STREAM)]
 
@@ -280,13 +280,13 @@ def test_drain_without_calls_ends_with_the_answer_to_its_ping_alone() -> None:
     peer.connection.drain()
     payload = first_goaway(peer.heard())
     peer.say(ping(b"other...", frames.ACK), ping(payload))
-    assert peer.heard() == cut(ping(payload, frames.ACK))
+    assert peer.heard() == cut_frames(ping(payload, frames.ACK))
     was_over = peer.connection.is_over
 
     peer.say(ping(payload, frames.ACK))
 
     assert (was_over, peer.connection.is_over) == (False, True)
-    assert peer.heard() == cut(frames.goaway(0, Code.NO_ERROR))
+    assert peer.heard() == cut_frames(frames.goaway(0, Code.NO_ERROR))
 
 
 def test_drain_before_the_preface_waits_for_it() -> None:
@@ -300,7 +300,7 @@ def test_drain_before_the_preface_waits_for_it() -> None:
 
     assert (settings[0], update[0]) == (frames.SETTINGS, frames.WINDOW_UPDATE)
     first_goaway(leaving)
-    assert [acknowledgement] == cut(frames.SETTINGS_ACK)
+    assert [acknowledgement] == cut_frames(frames.SETTINGS_ACK)
 
 
 def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:

@@ -9,7 +9,7 @@ from extproc.grpc_server import frames
 from extproc.grpc_server.calls import Status
 from extproc.grpc_server.frames import Code
 from extproc.grpc_server.limits import WireLimits
-from tests.grpc_server.peer import END, Peer, cut, data, framed, sent_reset
+from tests.grpc_server.peer import END, Peer, cut_frames, data, framed, sent_reset
 from tests.reach import size_of
 from tests.tables import table
 
@@ -66,7 +66,7 @@ def test_a_setting_opens_the_windows_of_all_calls() -> None:
     assert events == [("closed", 1), ("closed", 3), ("closed", 5)]
     # The acknowledgement comes first: the peer counts by the new windows only from there on
     # (§6.5.3).
-    assert sent[:1] == cut(frames.SETTINGS_ACK)
+    assert sent[:1] == cut_frames(frames.SETTINGS_ACK)
     assert [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA] == [
         (stream_id, framed(b"x")) for stream_id in (1, 3, 5)
     ]
@@ -227,7 +227,7 @@ def test_settings_have_their_ranges(name: int, value: int, code: Code | None) ->
     peer = Peer()
 
     assert peer.say(frames.settings({name: value})) == ([("failed", code)] if code else [])
-    assert (peer.heard() == cut(frames.SETTINGS_ACK)) is (code is None)
+    assert (peer.heard() == cut_frames(frames.SETTINGS_ACK)) is (code is None)
 
 
 def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
@@ -294,7 +294,7 @@ def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
     assert peer.heard() == []
 
     peer.say(frames.window_update(1, 100))
-    assert cut(frames.window_update(1, 95))[0] in peer.heard()
+    assert cut_frames(frames.window_update(1, 95))[0] in peer.heard()
 
     peer.say(data(1, framed(bytes(90)), END))
     assert peer.heard() == [], "nor one that has ended its side"
@@ -310,4 +310,4 @@ def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() 
     assert peer.heard() == []
     peer.say(data(1, b"x"))
 
-    assert peer.heard() == cut(frames.window_update(0, 32_769))
+    assert peer.heard() == cut_frames(frames.window_update(0, 32_769))

@@ -4,7 +4,17 @@ from extproc.grpc_server import frames
 from extproc.grpc_server.frames import Code, frame
 from extproc.grpc_server.incoming import Block
 from extproc.grpc_server.limits import WireLimits
-from tests.grpc_server.peer import END, REQUEST, Event, Peer, code_of, cut, data, framed, ping
+from tests.grpc_server.peer import (
+    END,
+    REQUEST,
+    Event,
+    Peer,
+    code_of,
+    cut_frames,
+    data,
+    framed,
+    ping,
+)
 from tests.reach import reach, size_of
 from tests.tables import table
 
@@ -76,7 +86,9 @@ def test_settings_and_pings_are_acknowledged_each_time() -> None:
 
     peer.say(GREETING + frames.settings({frames.ENABLE_PUSH: 0}) + ping(b"\x00\x01\x02abcde"))
 
-    assert peer.heard()[2:] == cut(frames.SETTINGS_ACK * 2 + ping(b"\x00\x01\x02abcde", frames.ACK))
+    assert peer.heard()[2:] == cut_frames(
+        frames.SETTINGS_ACK * 2 + ping(b"\x00\x01\x02abcde", frames.ACK)
+    )
 
 
 # A frame, and the code of the connection error that it is.

@@ -81,7 +81,7 @@ def run_helm(task: str, values: str, word: str) -> Any:
     return json.loads(result.stdout)
 
 
-def install(values: str, release: str = "vllm") -> list[Object]:
+def install_chart(values: str, release: str = "vllm") -> list[Object]:
     texts = [
         text for name, text in run_helm("render", values, release).items() if name.endswith(".yaml")
     ]
@@ -124,7 +124,7 @@ def file(objects: list[Object], name: str) -> str:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_gateway_mode_is_the_providers_overlay(provider: str) -> None:
     overlay = render(PROVIDERS[provider][1])
-    objects = install(GATEWAYS[provider] + AS_OVERLAYS)
+    objects = install_chart(GATEWAYS[provider] + AS_OVERLAYS)
     theirs = comparable(overlay)
     pool, their_pool = (
         yaml.safe_load(file(each, "extproc.yaml"))["pools"] for each in (objects, overlay)
@@ -159,7 +159,7 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     assert CliRunner().invoke(cli, ["init", "kubernetes", *words]).exit_code == 0
     folder, objects = (
         render_folder(tmp_path / "f"),
-        install(STANDALONE + AS_OVERLAYS, "llm-gateway"),
+        install_chart(STANDALONE + AS_OVERLAYS, "llm-gateway"),
     )
     ours, sidecar = comparable(objects), comparable(render("overlays/sidecar"))
     envoy = comparable([item for item in folder if item["metadata"]["name"] == "envoy"])
@@ -191,7 +191,7 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
 
 @pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values(), *EXAMPLES])
 def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
-    objects = install(values)
+    objects = install_chart(values)
     vllm: Object = {
         "kind": "Service",
         "metadata": {"name": "vllm"},
@@ -211,7 +211,7 @@ def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
 
 
 def test_names_stay_names_whatever_they_are() -> None:
-    objects = install(ODD)
+    objects = install_chart(ODD)
     [pod] = [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
 
     for item in objects:
@@ -229,7 +229,7 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
     values = [f"router.epp.{each}" for each in epp] + [
         f"router.modelServers.{each}" for each in models
     ]
-    objects = install(",".join([*values, "monitoring.prometheus.enabled=true"]))
+    objects = install_chart(",".join([*values, "monitoring.prometheus.enabled=true"]))
     found = {(item["kind"], item["metadata"]["name"]): item for item in objects}
     deployment = found["Deployment", "vllm-epp"]["spec"]
     [router] = deployment["template"]["spec"]["initContainers"]
@@ -260,7 +260,7 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
 )
 def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, said: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(said)):
-        install(values)
+        install_chart(values)
 
 
 def test_the_package_has_the_manifests_files_and_the_projects_version(tmp_path: Path) -> None:

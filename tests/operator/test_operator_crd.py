@@ -197,7 +197,7 @@ def test_every_section_is_explained() -> None:
 
 
 @asynccontextmanager
-async def publishing() -> AsyncIterator[str]:
+async def serving_definition() -> AsyncIterator[str]:
     """The paths of an API server that `kubectl explain` reads, with our definition as it would publish it."""
     kind = {"group": "extproc.dev", "version": "v1alpha1", "kind": "Benchmark"}
     resource = {
@@ -253,7 +253,7 @@ async def publishing() -> AsyncIterator[str]:
 )
 async def test_kubectl_explains_the_resource(path: str, said: str, tmp_path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
-    async with publishing() as url:
+    async with serving_definition() as url:
         command = [str(KUBECTL), "explain", path, "--server", url, "--cache-dir", str(tmp_path)]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=pipe, stderr=pipe, env={"HOME": str(tmp_path)}

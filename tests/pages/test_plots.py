@@ -12,7 +12,7 @@ VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.just(float
 POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)
 
 
-def parsed(plot: str) -> ET.Element:
+def parsed_plot(plot: str) -> ET.Element:
     return ET.fromstring(f"<figure>{plot}</figure>")
 
 
@@ -31,7 +31,7 @@ def test_any_points_make_a_plot(
     series = [Series("a & <b>", [x for x, _ in points], [y for _, y in points])]
     plot = lines(series, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
 
-    assert parsed(plot) is not None
+    assert parsed_plot(plot) is not None
     assert all(0 <= value <= 640 for value in coordinates(plot))
 
 
@@ -41,7 +41,9 @@ def test_any_points_make_a_plot(
     )
 )
 def test_any_bars_make_a_plot(values: list[float]) -> None:
-    assert parsed(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
+    assert (
+        parsed_plot(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
+    )
 
 
 @table(
@@ -191,7 +193,7 @@ def test_any_dots_stay_within_the_frame(
     plot = dotted(upright, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
     ends = [float(value) for value in re.findall(r'class="spread[^>]*? [xy][12]="([^"]*)"', plot)]
 
-    assert parsed(plot) is not None
+    assert parsed_plot(plot) is not None
     assert all(0 <= value <= 640 for value in [*coordinates(plot), *ends])
 
 

@@ -17,7 +17,7 @@ from tests.stack.process import Process
 PATIENCE_MS = 60_000
 
 
-def find() -> str | None:
+def find_chromium() -> str | None:
     return shutil.which("chromium")
 
 
@@ -57,7 +57,9 @@ class Browser(Process):
         )
         quiet = ("--disable-background-networking", "--disable-component-update")
         own = (f"--remote-debugging-port={port}", f"--user-data-dir={directory / 'profile'}")
-        super().__init__("chromium", [find() or "chromium", *options, *quiet, *own], directory)
+        super().__init__(
+            "chromium", [find_chromium() or "chromium", *options, *quiet, *own], directory
+        )
 
     def is_ready(self) -> bool:
         return answers(f"{self.url}/json/version")

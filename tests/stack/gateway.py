@@ -72,7 +72,7 @@ def ext_proc_filter(tree: Tree) -> Tree:
     return config
 
 
-def cluster(tree: Tree, name: str) -> Tree:
+def cluster_named(tree: Tree, name: str) -> Tree:
     found: Tree = next(c for c in tree["static_resources"]["clusters"] if c["name"] == name)
     return found
 
@@ -134,7 +134,7 @@ def set_addresses(tree: Tree, name: str, ports: Sequence[int]) -> None:
     """Gives a cluster these ports of 127.0.0.1 as its endpoints."""
     addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": port}} for port in ports]
     endpoints = [{"endpoint": {"address": address}} for address in addresses]
-    cluster(tree, name)["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    cluster_named(tree, name)["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
 
 
 def tell_addresses(tree: Tree) -> None:

@@ -7,7 +7,7 @@ import pytest
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, TTL
 from extproc.router.stream.names import GUARDED
 from tests.stack import gateway
-from tests.stack.gateway import SHIPPED, Tree, cluster, find, load
+from tests.stack.gateway import SHIPPED, Tree, cluster_named, find, load
 from tests.tables import table
 
 pytestmark = pytest.mark.envoy
@@ -69,7 +69,9 @@ def test_priorities_and_clients_are_kept_from_the_endpoints() -> None:
 
 def test_the_largest_body_is_the_services_and_breakers_are_raised() -> None:
     listener = STANDALONE["static_resources"]["listeners"][0]
-    breakers = [cluster(STANDALONE, which)["circuit_breakers"] for which in ("extproc", "vllm")]
+    breakers = [
+        cluster_named(STANDALONE, which)["circuit_breakers"] for which in ("extproc", "vllm")
+    ]
 
     assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
     assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]

@@ -8,7 +8,7 @@ import pytest
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import ApiServer, serving_api, write_kubeconfig
 from tests.router.cluster.harness import PATIENT, BuildSource, Kube, RecordingSink
 from tests.router.cluster.objects import A, B, slice_object
 
@@ -20,7 +20,7 @@ def sink() -> RecordingSink:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as server:
+    async with serving_api(ApiServer()) as server:
         server.put(slice_object("s1", A, B))
         yield server
 
@@ -55,7 +55,7 @@ def access(
 
 
 @pytest.fixture
-def build(access: Callable[..., KubeAccess]) -> BuildSource:
+def build_slices_source(access: Callable[..., KubeAccess]) -> BuildSource:
     def build(settle_s: float = 0.01, **options: object) -> KubernetesSource:
         return KubernetesSource(access(**options), "default", "vllm", ("http",), settle_s=settle_s)
 
@@ -64,6 +64,10 @@ def build(access: Callable[..., KubeAccess]) -> BuildSource:
 
 @pytest.fixture
 def kube(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float], token: Path
+    server: ApiServer,
+    build_slices_source: BuildSource,
+    sink: RecordingSink,
+    delays: list[float],
+    token: Path,
 ) -> Kube:
-    return Kube(server, build, sink, delays, token)
+    return Kube(server, build_slices_source, sink, delays, token)

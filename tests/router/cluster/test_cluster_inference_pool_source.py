@@ -7,8 +7,15 @@ import pytest
 
 from extproc.router.cluster.inference_pool_source import InferencePoolSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import PODS, POOLS, ApiServer, refuses, serving, streams
-from tests.router.cluster.harness import BuildSource, Kube, has, running
+from tests.router.cluster.api_server import (
+    PODS,
+    POOLS,
+    ApiServer,
+    refuses,
+    serving_api,
+    stream_chunks,
+)
+from tests.router.cluster.harness import BuildSource, Kube, has, running_source
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.waiting import until
 
@@ -17,8 +24,8 @@ KINDS = [POOLS, PODS]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as server:
+async def pool_server() -> AsyncIterator[ApiServer]:
+    async with serving_api(ApiServer()) as server:
         server.put(pool_object())
         server.put(running_pod("a", "10.0.0.1"))
         server.put(running_pod("b", "10.0.0.2"))
@@ -27,7 +34,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-def build(access: Callable[..., KubeAccess]) -> BuildSource:
+def build_pool_source(access: Callable[..., KubeAccess]) -> BuildSource:
     def build(settle_s: float = 0.01) -> InferencePoolSource:
         return InferencePoolSource(access(), "default", "vllm", settle_s=settle_s)
 
@@ -195,7 +202,7 @@ async def test_a_list_or_watch_that_fails_is_tried_again_and_takes_nothing(
     kube: Kube, kind: str
 ) -> None:
     """What may fail of them, and how they start again, is in `test_cluster_watch_faults`."""
-    fault = streams(b'{"metadata": {"resourceVersion": "1"}, "items": [7]}')
+    fault = stream_chunks(b'{"metadata": {"resourceVersion": "1"}, "items": [7]}')
     kube.server.of(kind).answer_next("list", fault, fault)
     kube.server.of(kind).answer_next("watch", refuses(410))
     async with kube.running():
@@ -257,7 +264,7 @@ async def test_a_pod_with_a_wrong_address_is_said_once(
 async def test_it_may_be_run_again(kube: Kube) -> None:
     source = kube.build()
     for _ in range(2):
-        async with running(source, kube.sink):
+        async with running_source(source, kube.sink):
             await kube.until(has("a", "b"))
             await kube.until_watched()
         await kube.until(lambda _: not kube.server.of(PODS).watchers)

@@ -24,7 +24,7 @@ def walk(key: int) -> Iterator[str]:
     yield from {ROOT: ("r", "x"), HOME: ("h", "y")}[key]
 
 
-def chain(answered: int = 0, rooted: int = 0) -> Chain:
+def first_turn(answered: int = 0, rooted: int = 0) -> Chain:
     """A turn of a conversation that nobody has seen before."""
     root, question = ROOT if rooted else 0, next(QUESTIONS)
     return Chain(
@@ -35,14 +35,14 @@ def chain(answered: int = 0, rooted: int = 0) -> Chain:
 @table(
     ("asked", "reach", "presumed", "own"),
     [
-        (chain(), 0, {}, "h"),
-        (chain(rooted=500), 0, {"r": 500}, ""),
-        (chain(rooted=500), 500, {}, "h"),
-        (chain(answered=800), 0, {"h": 800}, "h"),
-        (chain(answered=800), 799, {"h": 800}, "h"),
-        (chain(answered=800), 800, {}, ""),
-        (chain(answered=800, rooted=500), 0, {"r": 500, "h": 800}, "h"),
-        (chain(answered=800, rooted=500), 500, {"h": 800}, "h"),
+        (first_turn(), 0, {}, "h"),
+        (first_turn(rooted=500), 0, {"r": 500}, ""),
+        (first_turn(rooted=500), 500, {}, "h"),
+        (first_turn(answered=800), 0, {"h": 800}, "h"),
+        (first_turn(answered=800), 799, {"h": 800}, "h"),
+        (first_turn(answered=800), 800, {}, ""),
+        (first_turn(answered=800, rooted=500), 0, {"r": 500, "h": 800}, "h"),
+        (first_turn(answered=800, rooted=500), 500, {"h": 800}, "h"),
     ],
 )
 def test_what_is_presumed_where(
@@ -55,7 +55,7 @@ def test_what_is_presumed_where(
 
 
 def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
-    assert find_homes(chain(answered=800, rooted=500), 0, lambda _: iter(())) == Homes({}, "")
+    assert find_homes(first_turn(answered=800, rooted=500), 0, lambda _: iter(())) == Homes({}, "")
     assert NO_HOMES.names == []
 
 
@@ -64,7 +64,7 @@ def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
 def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
     rng, company = random.Random(seed), GatewayCount()
     for _ in range(600):
-        company.take(chain(answered=800), 900 if rng.randrange(gateways) == 0 else 0)
+        company.take(first_turn(answered=800), 900 if rng.randrange(gateways) == 0 else 0)
 
     assert 1 <= company.count <= 64
     assert gateways / 3 <= company.count <= max(1, gateways * 6)
@@ -76,7 +76,7 @@ def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(
     step: int, is_ours: bool
 ) -> None:
     """Evicted blocks, or a head that changes with each turn, make no second gateway."""
-    company, first = GatewayCount(), chain()
+    company, first = GatewayCount(), first_turn()
     company.take(first, 0)
     for answers in range(1, 400, step):
         company.take(replace(first, answered=800, answers=answers), 0)
@@ -85,10 +85,10 @@ def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(
 
 
 def test_conversations_are_forgotten_beyond_a_bound() -> None:
-    company, first = GatewayCount(), chain()
+    company, first = GatewayCount(), first_turn()
     company.take(first, 0)
     for _ in range(100_000):
-        company.take(chain(), 0)
+        company.take(first_turn(), 0)
     before = company.count
     company.take(replace(first, answered=800, answers=1), 0)
 
@@ -98,9 +98,9 @@ def test_conversations_are_forgotten_beyond_a_bound() -> None:
 def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is_believed() -> None:
     first, lost, told = GatewayCount(), GatewayCount(), GatewayCount(3)
     for number in range(1_000):
-        first.take(chain(), 0)
-        lost.take(chain(answered=800), 0 if number % 5 == 0 else 900)
-    told.take(chain(answered=800), 0)
+        first.take(first_turn(), 0)
+        lost.take(first_turn(answered=800), 0 if number % 5 == 0 else 900)
+    told.take(first_turn(answered=800), 0)
 
     assert [company.count for company in (first, lost, told)] == [1, 1, 3]
 
@@ -113,7 +113,7 @@ def test_who_is_late_is_not_counted_twice(
     company = GatewayCount()
     company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
     for number in range(400):
-        company.take(chain(answered=800), 900 if number % 10 < 3 else 0)
+        company.take(first_turn(answered=800), 900 if number % 10 < 3 else 0)
 
     assert company.count > 2
     assert at_least <= company.times <= at_most

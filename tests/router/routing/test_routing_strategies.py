@@ -331,7 +331,7 @@ NAMES = st.sets(
 )
 
 
-def at(marks: dict[str, list[int]]) -> Ring:
+def ring_at(marks: dict[str, list[int]]) -> Ring:
     """A ring whose members stand where `marks` says."""
 
     def identity(data: bytes) -> int:
@@ -355,14 +355,14 @@ def at(marks: dict[str, list[int]]) -> Ring:
     ],
 )
 def test_walk_starts_at_the_first_position_at_or_after_the_key(key: int, owners: str) -> None:
-    ring = at({"a": [10, 40], "b": [20, 50], "c": [30, 60]})
+    ring = ring_at({"a": [10, 40], "b": [20, 50], "c": [30, 60]})
 
     assert owners == "".join(ring.walk(key))
 
 
 def test_colliding_positions_stand_in_the_order_of_names_whoever_came_first() -> None:
     marks = {"a": [10], "b": [10], "c": [10], "x": [90], "y": [91], "z": [92]}
-    ring = at(marks)
+    ring = ring_at(marks)
     rejoined = ring.replace("bcxyz").replace("abcxyz").replace("abxyz").replace("abcxyz")
 
     assert [*"abcxyz"] == list(ring.walk(0)) == list(rejoined.walk(0))

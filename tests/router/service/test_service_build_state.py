@@ -23,7 +23,7 @@ from extproc.router.service.live.recorder import LAST_DECISIONS, Recording
 from extproc.router.service.live.service_state import EndpointRow, State
 from extproc.router.settings.reading import parse_settings
 from tests.clock import Clock
-from tests.stack.client import ask
+from tests.stack.client import chat_about
 
 SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
 
@@ -63,7 +63,7 @@ class Stage:
         return self.trouble
 
     def pick(self, text: str) -> str:
-        decision = self.picker.pick(Query("POST", "/v1/chat/completions", {}, ask(text)))
+        decision = self.picker.pick(Query("POST", "/v1/chat/completions", {}, chat_about(text)))
         self.recording.note(decision)
         return decision.pick.endpoint.name
 

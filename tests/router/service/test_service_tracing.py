@@ -32,7 +32,7 @@ from extproc.router.stream.events import Answer, Phase, Routed
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.spans import MODEL_CHARS, Origin
 from tests.router.stream.conversations import headers
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
 from tests.stack.service import Service, pool
 from tests.tables import table
@@ -43,7 +43,7 @@ TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ORIGIN = Origin(f"00-{TRACE}-{CALLER}-01", "vendor=1", CHAT)
 
 
-def routed(model: str = '"llama"') -> Routed:
+def routed_span(model: str = '"llama"') -> Routed:
     """The span of a request that names `model`, which is JSON."""
     pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
@@ -51,7 +51,7 @@ def routed(model: str = '"llama"') -> Routed:
     return Routed(Phase.REQUEST_BODY, Picker([Route(pool)]).pick(Query("POST", CHAT, {}, body)))
 
 
-class Kept:
+class KeptSpans:
     """A tracer whose spans stay here."""
 
     def __init__(
@@ -160,8 +160,8 @@ def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(
 
 
 async def test_a_decision_is_a_span_of_its_callers_trace() -> None:
-    kept = Kept({})
-    await kept.record(routed())
+    kept = KeptSpans({})
+    await kept.record(routed_span())
     (span,) = kept.exporter.get_finished_spans()
 
     assert span.name == SPAN
@@ -176,7 +176,7 @@ async def test_a_decision_is_a_span_of_its_callers_trace() -> None:
 
 
 async def test_a_refusal_is_a_span_and_only_ours_is_an_error() -> None:
-    kept = Kept({})
+    kept = KeptSpans({})
     await kept.record(refuse(NoEndpoint("nobody", pool="llama"), CHAT))
     (span,) = kept.exporter.get_finished_spans()
 
@@ -216,9 +216,9 @@ async def test_the_caller_samples_unless_a_variable_says_otherwise(
     environment = {f"OTEL_TRACES_SAMPLER{name}": value for name, value in variables.items()}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    kept = Kept(environment)
+    kept = KeptSpans(environment)
     origin = kept.tracer.sampling.origin({}, {"traceparent": traceparent, ":path": CHAT})
-    await kept.record(routed(), origin)
+    await kept.record(routed_span(), origin)
 
     assert len(kept.exporter.get_finished_spans()) == count
 
@@ -232,8 +232,8 @@ async def test_a_hostile_model_is_cut_text_that_a_receiver_can_read(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tracing_to(receiver.port).items():
             patch.setenv(name, value)
-        kept = Kept({}, OTLPSpanExporter())
-    await kept.record(routed(model))
+        kept = KeptSpans({}, OTLPSpanExporter())
+    await kept.record(routed_span(model))
     (span,) = until_spans(receiver, 1)
 
     assert kept.counts == {"sent": 1}
@@ -246,8 +246,8 @@ async def test_who_takes_no_spans_costs_spans_and_nobody_waits(receiver: Receive
     receiver.answers.clear()
     exporter = Threads(exporting_to(receiver))
     environment = {"OTEL_BSP_MAX_QUEUE_SIZE": "600"}
-    kept = Kept(environment, exporter)
-    told = routed()
+    kept = KeptSpans(environment, exporter)
+    told = routed_span()
     for _ in range(600):
         kept.tracer.record(ORIGIN, told, 0.001)
     await asyncio.to_thread(wait_until, lambda: exporter.taken >= 512)
@@ -281,8 +281,8 @@ class Threads(SpanExporter):
 
 async def test_what_a_receiver_refuses_is_counted(receiver: Receiver) -> None:
     receiver.status = 400
-    kept = Kept({}, exporting_to(receiver))
-    await kept.record(routed())
+    kept = KeptSpans({}, exporting_to(receiver))
+    await kept.record(routed_span())
 
     assert kept.counts == {"refused": 1}
 
@@ -290,13 +290,13 @@ async def test_what_a_receiver_refuses_is_counted(receiver: Receiver) -> None:
 async def test_a_span_that_cannot_be_made_harms_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = Kept({})
+    kept = KeptSpans({})
 
     def fail(*_: object) -> None:
         raise RuntimeError("the prompt says: secret")
 
     monkeypatch.setattr("extproc.router.service.otel.describe_span", fail)
-    await kept.record(routed())
+    await kept.record(routed_span())
 
     assert kept.counts == {"dropped": 1}
     assert caplog.messages == ["no span: RuntimeError"]
@@ -306,8 +306,8 @@ async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(
     receiver: Receiver,
 ) -> None:
     receiver.answers.clear()
-    kept = Kept({}, exporting_to(receiver))
-    kept.tracer.record(ORIGIN, routed(), 0.001)
+    kept = KeptSpans({}, exporting_to(receiver))
+    kept.tracer.record(ORIGIN, routed_span(), 0.001)
     await kept.tracer.stop(0.2)
 
     # The exporter alone would wait 10 s for its answer, and count it.
@@ -315,7 +315,7 @@ async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(
 
 
 @contextmanager
-def serving(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Service]:
+def traced_service(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Service]:
     service = Service(folder, environment=tracing_to(receiver.port) | variables)
     service.configure([pool(["127.0.0.1:1"])])
     with service:
@@ -323,11 +323,11 @@ def serving(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Serv
         yield service
 
 
-async def decide(service: Service) -> None:
+async def send_sampled(service: Service) -> None:
     """One sampled request from its headers to its end."""
     async with grpc.aio.insecure_channel(service.listen) as channel:
         call = channel.stream_stream(PROCESS, None, None)(None)
-        await call.write(write(headers(end=True, traceparent=ORIGIN.traceparent)))
+        await call.write(write_request(headers(end=True, traceparent=ORIGIN.traceparent)))
         await call.read()
         await call.done_writing()
         await call.code()
@@ -341,8 +341,8 @@ async def test_a_drain_sends_what_waits_and_ends(
     if hangs:
         receiver.answers.clear()
     # Long: nothing is sent before the end.
-    with serving(tmp_path, receiver, OTEL_BSP_SCHEDULE_DELAY="600000") as service:
-        await decide(service)
+    with traced_service(tmp_path, receiver, OTEL_BSP_SCHEDULE_DELAY="600000") as service:
+        await send_sampled(service)
         assert receiver.spans == []
         service.send(signal.SIGTERM)
         assert await asyncio.to_thread(service.wait, 60) == 0
@@ -354,9 +354,9 @@ async def test_spans_leave_over_grpc_where_the_variable_says_so(tmp_path: Path) 
     """The service as it runs, with the exporter's own package, and a receiver on the official gRPC."""
     with (
         receiving_grpc() as receiver,
-        serving(tmp_path, receiver, OTEL_EXPORTER_OTLP_PROTOCOL="grpc") as service,
+        traced_service(tmp_path, receiver, OTEL_EXPORTER_OTLP_PROTOCOL="grpc") as service,
     ):
-        await decide(service)
+        await send_sampled(service)
         [span] = await asyncio.to_thread(until_spans, receiver, 1, TRACE, 60)
         service.send(signal.SIGTERM)
         assert await asyncio.to_thread(service.wait, 60) == 0

@@ -42,7 +42,7 @@ from tests.router.routing.fleet import Fleet, Shut, ask, words
 from tests.tables import table
 
 
-class Gateway(Fleet):
+class FleetGateway(Fleet):
     """A fleet's gateway with its share; letters it wrote wait in `sent`."""
 
     def __init__(self, place: int, names: str, **options: object) -> None:
@@ -58,11 +58,11 @@ class Gateway(Fleet):
             self.share.receive(letter, self.clock.now_s)
 
 
-class Town:
+class SharingGateways:
     """Gateways on one clock, and a bus that brings everything at once, unless the test says otherwise."""
 
     def __init__(self, count: int, names: str = "abcd", **options: object) -> None:
-        self.gateways = [Gateway(place, names, **options) for place in range(count)]
+        self.gateways = [FleetGateway(place, names, **options) for place in range(count)]
 
     def wait(self, seconds: float) -> None:
         for gateway in self.gateways:
@@ -88,19 +88,19 @@ class Town:
                         gateway.receive([letter])
 
 
-def town(count: int, **options: object) -> Town:
+def sharing_gateways(count: int, **options: object) -> SharingGateways:
     """Gateways that know how late each other's letters are: not at all."""
-    found = Town(count, **options)  # type: ignore[arg-type]
+    found = SharingGateways(count, **options)  # type: ignore[arg-type]
     found.beat(3)
     return found
 
 
-def counts(gateway: Gateway) -> dict[str, int]:
+def counts(gateway: FleetGateway) -> dict[str, int]:
     return gateway.pool.book.counts()
 
 
 def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     for number in range(20):
         said = [words(f"{number} Why?", 500)]
         first = one.visit(*said, after_s=0)
@@ -115,7 +115,7 @@ def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
 
 
 def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     name = one.pick(words("Why?", 5_000)).endpoint.name
     both.post()
     told = [gateway.explain("Who?").get(name, {}).get("backlog_ms") for gateway in (one, other)]
@@ -125,7 +125,7 @@ def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
 
 
 def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
-    one, other = (both := town(2, names="a", kv_tokens=1_024)).gateways
+    one, other = (both := sharing_gateways(2, names="a", kv_tokens=1_024)).gateways
     pick = one.pick(words("Why?", 500))
     both.post()
     holding = other.strategy.index.holding("a")
@@ -144,7 +144,7 @@ def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
 
 @table("is_early", [False, True], ids=["told at once", "told at the end"])
 def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early: bool) -> None:
-    one, other = (both := town(2, names="ab")).gateways
+    one, other = (both := sharing_gateways(2, names="ab")).gateways
     said = words("Why?", 500)
     pick = one.pick(said)
     both.post()
@@ -164,7 +164,7 @@ def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early
 
 
 def test_a_request_that_moved_is_known_where_it_went() -> None:
-    one, other = (both := town(2, names="ab")).gateways
+    one, other = (both := sharing_gateways(2, names="ab")).gateways
     said = words("Why?", 500)
     pick = one.pick(said)
     elsewhere = pick.fallbacks[0]
@@ -178,7 +178,7 @@ def test_a_request_that_moved_is_known_where_it_went() -> None:
 
 
 def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     one.pick("Why?")
     both.post()
     both.wait(2.9)
@@ -198,7 +198,7 @@ def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
 
 @table("silent_s", [0, 10])
 def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     one.pick("Why?")
     both.post()
     both.wait(silent_s)
@@ -215,10 +215,10 @@ def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
 def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
     away_s: float, heard: int
 ) -> None:
-    _, other = (both := town(2)).gateways
+    _, other = (both := sharing_gateways(2)).gateways
     other.clock.now_s += away_s
     other.share.heartbeat(other.clock.now_s)
-    both.gateways[0] = again = Gateway(5, "abcd")
+    both.gateways[0] = again = FleetGateway(5, "abcd")
     again.clock.now_s = other.clock.now_s
     both.beat(2)
     assert other.neighbours.active == heard
@@ -232,8 +232,8 @@ def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
 def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_lives_on(
     beats: int, lost: int
 ) -> None:
-    one, other = (both := town(2)).gateways
-    both.gateways.append(third := Gateway(5, "abcd"))
+    one, other = (both := sharing_gateways(2)).gateways
+    both.gateways.append(third := FleetGateway(5, "abcd"))
     third.clock.now_s = other.clock.now_s
     both.beat()
     both.gateways.remove(one)
@@ -248,7 +248,7 @@ def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_li
 
 @table(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
 def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, prompt: int) -> None:
-    one, other = (both := Town(2)).gateways
+    one, other = (both := SharingGateways(2)).gateways
     # A pool with much to do: what is a tenth of a second old is long past.
     for _ in range(10):
         for number in range(100):
@@ -271,7 +271,7 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
 
 
 def test_a_peer_that_becomes_slow_is_taken_out_of_the_counts_and_put_back() -> None:
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     one.pick("Why?")
     both.post()
     both.beat(10, 0.9)
@@ -283,7 +283,7 @@ def test_a_peer_that_becomes_slow_is_taken_out_of_the_counts_and_put_back() -> N
 
 
 def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
-    one, other = (both := town(2, names="ab")).gateways
+    one, other = (both := sharing_gateways(2, names="ab")).gateways
     other.follow("bc")
     one.follow("a")
     pick = one.pick("Why?")
@@ -307,18 +307,18 @@ def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
 
 
 def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -> None:
-    one, other = town(2).gateways
+    one, other = sharing_gateways(2).gateways
     before = other.share.peers.echoes(0.0)
     other.receive([other.share.heartbeat(other.clock.now_s), Letter(5, name_of("another pool"), 1)])
     assert other.share.peers.echoes(0.0) == before
 
-    other.receive(answered(other, 5_000 + number) for number in range(MAX_PEERS + 5))
+    other.receive(answer_letter(other, 5_000 + number) for number in range(MAX_PEERS + 5))
 
     assert other.neighbours.active == MAX_PEERS
     assert one.neighbours.active == 1
 
 
-def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
+def answer_letter(gateway: FleetGateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
     """A letter of a peer that got one which this gateway sent so long ago."""
     now_us = int(gateway.clock.now_s * 1e6)
     echo = Echo(gateway.share.heartbeat(gateway.clock.now_s).peer, now_us - int(ago_s * 1e6), 0)
@@ -327,16 +327,16 @@ def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Le
 
 def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     """No block, no count, not even that it is there; an answer to a letter of long ago is none."""
-    gateway = Gateway(0, "abcd")
+    gateway = FleetGateway(0, "abcd")
     pick = Picked(1, name_of("a"), 5, (1, 2, 3))
     stand = Heartbeat(1, {name_of("a"): 1})
     gateway.clock.now_s = 100.0
     gateway.receive([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
-    gateway.receive([answered(gateway, 7, pick, stand, ago_s=10.1)])
+    gateway.receive([answer_letter(gateway, 7, pick, stand, ago_s=10.1)])
     assert gateway.neighbours == PeerCounts()
     assert sum(counts(gateway).values()) == gateway.strategy.index.matched((1, 2, 3)) == 0
 
-    gateway.receive([answered(gateway, 7, pick, stand, ago_s=0.01)])
+    gateway.receive([answer_letter(gateway, 7, pick, stand, ago_s=0.01)])
 
     assert gateway.neighbours == PeerCounts(1, 1, 0)
     assert (sum(counts(gateway).values()), gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
@@ -344,10 +344,10 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
 
 def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
     """The end of one chain behind the beginning of another."""
-    gateway = Gateway(0, "a")
+    gateway = FleetGateway(0, "a")
     gateway.clock.now_s = 100.0
     for number, hashes in enumerate([(1, 2), (3, 2), (3, 4), (5, 5)], 1):
-        gateway.receive([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
+        gateway.receive([answer_letter(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
 
     assert gateway.neighbours.active == 1
     assert gateway.strategy.index.matched((1, 2)) == 2
@@ -355,7 +355,7 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
 
 def test_strangers_take_nobodys_place() -> None:
     """However many names somebody has recorded, a current peer stays, and a new one comes in."""
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     other.receive(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
     both.beat()
     assert other.neighbours == PeerCounts(1, 1, 0)
@@ -370,14 +370,14 @@ def test_strangers_take_nobodys_place() -> None:
 
 def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
     """Somebody recorded letters and plays them again, to a gateway that has been started since."""
-    one, _ = (both := town(2)).gateways
+    one, _ = (both := sharing_gateways(2)).gateways
     recorded: list[Letter] = []
     for _ in range(5):
         one.pick("Why?")
         recorded += one.share.letters(one.clock.now_s)
         recorded.append(one.share.heartbeat(one.clock.now_s))
         both.wait(1)
-    fresh = Gateway(9, "abcd")
+    fresh = FleetGateway(9, "abcd")
     for letter in recorded:
         fresh.clock.now_s += 0.5
         fresh.share.heartbeat(fresh.clock.now_s)
@@ -388,7 +388,7 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
 
 
 def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
-    _, other = town(2).gateways
+    _, other = sharing_gateways(2).gateways
     sent_us = int(other.clock.now_s * 1e6)
     picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
     here = [
@@ -396,7 +396,7 @@ def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     ]
     for news in (*picks, *here[: len(here) // 2]):
         other.receive([Letter(1_000, name_of("llama"), sent_us, [news])])
-    other.receive([answered(other, 5_000)])
+    other.receive([answer_letter(other, 5_000)])
     for news in here:
         other.receive([Letter(5_000, name_of("llama"), sent_us, [news])])
     kept = [len(found) for found in reach(other.share.peers) if isinstance(found, PeerPicks)]
@@ -431,7 +431,7 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
 
 
 def test_strategies_that_see_no_prompt_share_counts_all_the_same() -> None:
-    one, other = (both := town(2)).gateways
+    one, other = (both := sharing_gateways(2)).gateways
     for gateway in both.gateways:
         gateway.pool.strategy = LeastLoad(gateway.outside)
         gateway.follow("abcd")
@@ -456,7 +456,7 @@ def test_what_was_taken_before_anybody_listened_ends_unheard() -> None:
 
 
 def test_letters_are_bounded_and_lose_nothing() -> None:
-    gateway = Gateway(0, "a", kv_tokens=1_000_000)
+    gateway = FleetGateway(0, "a", kv_tokens=1_000_000)
     gateway.visit(words("Why?", 100_000), after_s=0)
     for number in range(2 * LETTER_NEWS):
         gateway.visit(f"{number}?", after_s=0)
@@ -499,9 +499,9 @@ def test_of_too_many_endpoints_the_busiest_are_told_and_names_are_not_kept_for_e
 class BadBus:
     """Loses a share of the letters, and brings the others in any order, some of them twice."""
 
-    def __init__(self, both: Town, loss: float, rng: random.Random) -> None:
+    def __init__(self, both: SharingGateways, loss: float, rng: random.Random) -> None:
         self._both, self._loss, self._rng = both, loss, rng
-        self._under_way: list[tuple[Gateway, Letter]] = []
+        self._under_way: list[tuple[FleetGateway, Letter]] = []
 
     def carry(self) -> None:
         rng, under_way = self._rng, self._under_way
@@ -525,7 +525,7 @@ def test_whatever_is_lost_late_or_told_twice_all_have_the_truth_two_heartbeats_l
     seed: int, loss: float, gateways: int
 ) -> None:
     rng = random.Random(seed)
-    both = town(gateways)
+    both = sharing_gateways(gateways)
     bus = BadBus(both, loss, rng)
     picks: list[Pick] = []
     for _ in range(60):
@@ -567,15 +567,15 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
     story: list[News | tuple[int, ...]],
 ) -> None:
     """Between its news we pick (a chain), and end the oldest of ours (an empty one)."""
-    gateway = Gateway(0, "a", kv_tokens=400)
+    gateway = FleetGateway(0, "a", kv_tokens=400)
     gateway.clock.now_s = 100.0
-    gateway.receive([answered(gateway, 7)])
+    gateway.receive([answer_letter(gateway, 7)])
     index, ours = gateway.strategy.index, deque[tuple[Chain, Taken]]()
     holding = index.holding("a")
     assert holding is not None
     for one in story:
         if not isinstance(one, tuple):
-            gateway.receive([answered(gateway, 7, one)])
+            gateway.receive([answer_letter(gateway, 7, one)])
         elif one:
             ends = [200 * place for place in range(1, len(one) + 1)]
             chain = Chain(one, ends, ends, ends[-1], one[0], 0)
@@ -592,7 +592,7 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
     assert (len(holding.idle), holding.idle_bytes, len(index)) == (0, 0, 0)
 
 
-def _too_few(gateway: Gateway) -> list[str]:
+def _too_few(gateway: FleetGateway) -> list[str]:
     """Endpoints of which less is counted than our own requests there."""
     ours = gateway.pool.book.ours()
     return [name for name, count in counts(gateway).items() if count < ours[name] or ours[name] < 0]
@@ -602,7 +602,7 @@ def _too_few(gateway: Gateway) -> list[str]:
 def test_the_same_picks_make_the_same_picture_everywhere(seed: int) -> None:
     """Who picked, and who got its letter, have the same counts, and the same blocks at each endpoint."""
     rng = random.Random(seed)
-    all_ = town(4)
+    all_ = sharing_gateways(4)
     chats: list[list[str]] = [[words(f"{number} Why?", rng.randrange(400))] for number in range(6)]
     picks: list[Pick] = []
     for _ in range(40):
@@ -615,11 +615,11 @@ def test_the_same_picks_make_the_same_picture_everywhere(seed: int) -> None:
             picks.pop(0).release()
             all_.post()
 
-    pictures = [picture(gateway, chats) for gateway in all_.gateways]
+    pictures = [fleet_picture(gateway, chats) for gateway in all_.gateways]
     assert all(one == pictures[0] for one in pictures)
 
 
-def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
+def fleet_picture(gateway: FleetGateway, chats: Sequence[Sequence[str]]) -> object:
     """Counts, and how far each endpoint holds each chat."""
     index = gateway.strategy.index
     depths = []
@@ -650,7 +650,7 @@ def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
 
 
 def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
-    one, other = (both := town(2, names="abcdefgh")).gateways
+    one, other = (both := sharing_gateways(2, names="abcdefgh")).gateways
     chats = [[words(f"{number} Why?", 500), "Because.", "How?"] for number in range(20)]
     placed = []
     for said in chats:

@@ -76,7 +76,7 @@ def open_session(picker: Picker, **options: Any) -> Session:
     return Session(picker, SessionOptions(lambda: "made", MAX_BODY_BYTES, **options), pool)
 
 
-def in_flight(picker: Picker) -> int:
+def picks_in_flight(picker: Picker) -> int:
     return sum(route.pool.book.total for route in picker.routes.values())
 
 
@@ -522,7 +522,7 @@ def ordered(orders: dict[str, str], body: bytes = BODY, first_bytes: int = 0) ->
     ]
 
 
-def within(subset: Sequence[str]) -> Turn:
+def limited_to(subset: Sequence[str]) -> Turn:
     return events.RequestHeaders(SAID, subset=subset), []
 
 
@@ -554,15 +554,15 @@ UPSTREAMS: dict[str, Turns] = {
         )
     ],
     "a subset, told with headers and body": [
-        within(["10.0.0.2:8000"]),
+        limited_to(["10.0.0.2:8000"]),
         (events.RequestBody(BODY, subset=["10.0.0.2:8000"]), [SECOND, back(BODY)]),
     ],
     "a subset of several, one of which is not known": [
-        within(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
+        limited_to(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
         (BODY_SENT, [SECOND, back(BODY)]),
     ],
     "a subset that no endpoint is in": [
-        within(["192.168.1.99:8000"]),
+        limited_to(["192.168.1.99:8000"]),
         (events.RequestBody(BODY, subset=["192.168.1.99:8000"]), [NO_ENDPOINT]),
     ],
     "a response alone, JSON in chunks": [*answer(b'{"id": "cm', b'pl-1"}')],

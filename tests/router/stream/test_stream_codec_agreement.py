@@ -23,7 +23,7 @@ from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.tables import table
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -113,7 +113,7 @@ replies = st.one_of(
 def test_what_the_other_codec_writes_is_the_event_it_wrote(event: events.Event) -> None:
     wanted = event.headers.keys() if isinstance(event, events.RequestHeaders) else ()
 
-    request = write(event)
+    request = write_request(event)
 
     assert event == decode(request, wanted)
     ours = pb.ProcessingRequest.FromString(request).SerializeToString()

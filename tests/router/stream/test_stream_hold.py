@@ -39,8 +39,14 @@ from tests.router.stream.conversations import (
     part,
     summarize,
 )
-from tests.router.stream.served import Served, build_processor, chosen, receive, serving
-from tests.router.stream.wire import read, write
+from tests.router.stream.served import (
+    ServedProcessor,
+    build_processor,
+    chosen,
+    receive,
+    serving_processor,
+)
+from tests.router.stream.wire import read_response, write_request
 from tests.tables import table
 from tests.waiting import until
 
@@ -147,15 +153,15 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
 
 
 @pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chosen, "transport", request.param)
 
 
 @asynccontextmanager
-async def serving_full() -> AsyncIterator[tuple[Served, Queue]]:
+async def serving_full() -> AsyncIterator[tuple[ServedProcessor, Queue]]:
     picker = one_pool()
     with full(picker, later=asyncio.get_running_loop().call_later) as [queue]:
-        async with serving(picker) as served:
+        async with serving_processor(picker) as served:
             yield served, queue
 
 
@@ -181,7 +187,7 @@ OPENINGS: dict[str, tuple[Sequence[events.Event], int, bool, Sequence[Expected]]
 }
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 @table(("opening", "answered", "is_told", "expected"), OPENINGS.values(), ids=OPENINGS)
 async def test_a_held_request_is_answered_when_there_is_room(
     opening: Sequence[events.Event], answered: int, is_told: bool, expected: Sequence[Expected]
@@ -201,7 +207,7 @@ async def test_a_held_request_is_answered_when_there_is_room(
         make_room(served.picker)
         queue.stir()
 
-        assert all(map(agrees, expected, [read(await receive(call)) for _ in expected]))
+        assert all(map(agrees, expected, [read_response(await receive(call)) for _ in expected]))
         assert served.in_flight == 1
         if is_told:
             await call.done_writing()
@@ -211,7 +217,7 @@ async def test_a_held_request_is_answered_when_there_is_room(
         assert (served.in_flight, len(queue)) == (0, 0)
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
     async with serving_full() as (served, queue):
         call = await served.say(headers(), BODY_BEGUN, events.RequestTrailers())
@@ -220,14 +226,14 @@ async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
         await until(lambda: len(queue) == 1)
         make_room(served.picker)
         queue.stir()
-        replies = [read(await receive(call)) for _ in range(2)]
+        replies = [read_response(await receive(call)) for _ in range(2)]
         await call.done_writing()
 
     assert isinstance(replies[0], Went)
     assert getattr(replies[1], "phase", None) is events.Phase.REQUEST_TRAILERS
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> None:
     async with serving_full() as (served, queue):
         calls = [await served.say(headers(end=True)) for _ in range(3)]
@@ -244,14 +250,14 @@ async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> Non
         await until(lambda: served.in_flight == 0)
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 async def test_the_last_word_of_a_queue_is_the_refusal() -> None:
     async with serving_full() as (served, queue):
         call = await served.say(headers(end=True))
         await receive(call)
         await until(lambda: len(queue) == 1)
         queue.shut()
-        answer = read(await receive(call))
+        answer = read_response(await receive(call))
         await call.done_writing()
         counted = served.sample("extproc_requests_total", pool="llama", outcome="overloaded")
 
@@ -263,7 +269,7 @@ def test_held_requests_stay_bounded() -> None:
     """What comes beyond is refused; what waits is small; each leaves once, a few in each turn of the loop."""
     picker, count, more = one_pool(), 1_000, 50
     processor = build_processor(picker, later=never)
-    message, turns = write(headers(end=True)), list[Callable[[], None]]()
+    message, turns = write_request(headers(end=True)), list[Callable[[], None]]()
     calls = [RecordedCall() for _ in range(count + more)]
     with full(picker, count, lambda _, action: turns.append(action)) as [queue]:
         handlers = [processor.open(call) for call in calls]

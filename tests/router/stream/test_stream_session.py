@@ -31,9 +31,9 @@ from tests.router.stream.conversations import (
     Conversation,
     agrees,
     headers,
-    in_flight,
     one_pool,
     open_session,
+    picks_in_flight,
     summarize,
     two_pools,
 )
@@ -135,7 +135,7 @@ def every_body_is_long() -> Iterator[None]:
 @table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded(conversation: Conversation, *, reads_apart: bool) -> None:
     picker, budget = conversation.picker, Budget(conversation.budget_bytes)
-    before = in_flight(picker)
+    before = picks_in_flight(picker)
     session = open_session(picker, pool=conversation.pool, budget=budget, reads_apart=reads_apart)
     with every_body_is_long() if reads_apart else nullcontext():
         for event, expected in conversation.turns:
@@ -148,9 +148,9 @@ def test_conversation_goes_as_recorded(conversation: Conversation, *, reads_apar
 
     assert (unseen is not None) is conversation.goes_unseen
     if unseen is not None:
-        assert before + 1 == in_flight(picker)
+        assert before + 1 == picks_in_flight(picker)
         unseen.release()
-    assert before == in_flight(picker)
+    assert before == picks_in_flight(picker)
     assert budget.used == 0
 
 
@@ -172,7 +172,7 @@ def test_a_request_served_elsewhere_counts_there() -> None:
 
     session.close()
 
-    assert in_flight(picker) == 0
+    assert picks_in_flight(picker) == 0
 
 
 @table("served", [None, ADDRESSES[0], "9.9.9.9:1"])
@@ -190,7 +190,7 @@ def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_
     session.on(headers(end=True))
     assert session.on(event) == [told]
     assert session.on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)]
-    assert in_flight(picker) == 1
+    assert picks_in_flight(picker) == 1
 
 
 ENDS = [
@@ -206,10 +206,10 @@ def test_a_request_counts_until_its_response_has_ended(end: say.Event) -> None:
     session = open_session(picker)
     for event in (headers(end=True), say.ResponseHeaders(), say.ResponseBody(b"data")):
         session.on(event)
-        assert in_flight(picker) == 1
+        assert picks_in_flight(picker) == 1
     for _ in range(2):
         session.on(end)
-        assert in_flight(picker) == 0
+        assert picks_in_flight(picker) == 0
 
 
 @table("event", [say.RequestBody(BODY), say.BodySkipped()], ids=["budget", "skipped"])
@@ -467,7 +467,7 @@ def tell_all(
         if ends_response(event) or any(isinstance(reply, say.Answer) for reply in new):
             counted = 0
 
-        assert in_flight(picker) == counted
+        assert picks_in_flight(picker) == counted
         assert 0 <= budget.used <= limit_bytes
     decisions = [reply for reply in replies if isinstance(reply, say.Routed | say.Answer)]
     routed = [reply for reply in decisions if isinstance(reply, say.Routed)]
@@ -481,7 +481,7 @@ def tell_all(
     session.close()
 
     assert session.on(say.RequestBody(BODY)) == []
-    assert in_flight(picker) == 0
+    assert picks_in_flight(picker) == 0
     assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(
         picker.routes
     )

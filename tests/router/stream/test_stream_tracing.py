@@ -19,7 +19,7 @@ from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, de
 from tests.grpc_server.calls import RecordedCall
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
 from tests.router.stream.served import build_processor
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.tables import table
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -87,7 +87,7 @@ def test_clean_text_is_short_and_utf8_can_write_it(text: str) -> None:
     assert len(cleaned) == min(len(text), MODEL_CHARS)
 
 
-def decide(*texts: str) -> Decision:
+def decide_last(*texts: str) -> Decision:
     """The last of several requests, each with its answer forgotten, to a pool of three."""
     pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)), fallbacks=1)
     pool.replace([Endpoint(name, f"10.0.0.{place}:80") for place, name in enumerate("abc", 1)])
@@ -100,7 +100,7 @@ def decide(*texts: str) -> Decision:
 
 def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
     text = "lorem ipsum " * 200
-    decision = decide(text, text)
+    decision = decide_last(text, text)
     told: Mapping[str, Any] = describe_span(Routed(Phase.REQUEST_BODY, decision), CHAT)
     first, *others = told["extproc.candidates"]
 
@@ -139,19 +139,19 @@ class Noted:
         self.sent_before.append(len(self.call.sent))
 
 
-async def converse(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:
+async def send_traced(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:
     stream = build_processor(one_pool(), tracer=tracer).open(tracer.call)
-    stream.on_message(write(headers(traceparent=traceparent)))
-    stream.on_message(write(RequestBody(body)))
+    stream.on_message(write_request(headers(traceparent=traceparent)))
+    stream.on_message(write_request(RequestBody(body)))
     stream.on_close()
     await asyncio.sleep(0)
 
 
 async def test_a_span_is_made_behind_the_answer_and_once_of_who_is_sampled() -> None:
     tracers = [Noted() for _ in range(3)]
-    await converse(tracers[0], SAMPLED)
-    await converse(tracers[1], SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
-    await converse(tracers[2], UNSAMPLED)
+    await send_traced(tracers[0], SAMPLED)
+    await send_traced(tracers[1], SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
+    await send_traced(tracers[2], UNSAMPLED)
     [(origin, routed)], [(_, refused)], nothing = (tracer.notes for tracer in tracers)
 
     assert origin == Origin(SAMPLED, "", CHAT)

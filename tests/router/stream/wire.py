@@ -15,7 +15,7 @@ from tests.router.stream.conversations import Expected, Said, Went
 DESTINATION = "x-gateway-destination-endpoint"
 
 
-def write(event: events.Event) -> bytes:
+def write_request(event: events.Event) -> bytes:
     """The `ProcessingRequest` that a proxy sends for `event`."""
     told: dict[str, Any] = {"protocol_config": _config(getattr(event, "config", None))}
     match event:
@@ -52,7 +52,7 @@ def asks_for_time(message: bytes) -> bool:
     return ext_proc.ProcessingResponse.parse(message).override_message_timeout is not None
 
 
-def read(message: bytes) -> Expected:
+def read_response(message: bytes) -> Expected:
     """What a `ProcessingResponse` says, as conversations expect it."""
     response = ext_proc.ProcessingResponse.parse(message)
     if response.immediate_response is not None:

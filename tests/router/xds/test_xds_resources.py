@@ -32,7 +32,7 @@ def assignment(*told: Sequence[Endpoint]) -> ClusterLoadAssignment:
     return message
 
 
-def statuses(message: ClusterLoadAssignment) -> dict[str, HealthStatus]:
+def health_statuses(message: ClusterLoadAssignment) -> dict[str, HealthStatus]:
     entries = [entry for locality in message.endpoints for entry in locality.lb_endpoints]
     found = {}
     for entry in entries:
@@ -49,7 +49,7 @@ def test_a_draining_endpoint_is_told_as_draining() -> None:
     told = assignment([Endpoint("a", "10.0.0.1:8000"), draining, Endpoint("c", "[fd00::1]:8000")])
 
     assert told.cluster_name == "llama"
-    assert statuses(told) == {
+    assert health_statuses(told) == {
         "10.0.0.1 8000": HealthStatus.HEALTHY,
         "10.0.0.2 8001": HealthStatus.DRAINING,
         "fd00::1 8000": HealthStatus.HEALTHY,
@@ -60,8 +60,8 @@ def test_exactly_the_last_endpoints_are_told() -> None:
     many = [Endpoint(f"n{n}", f"10.0.0.{n}:8000") for n in range(1, 200)]
     last = [Endpoint("n7", "10.0.0.7:8000", is_ready=False)]
 
-    assert statuses(assignment(many, last)) == {"10.0.0.7 8000": HealthStatus.DRAINING}
-    assert statuses(assignment(many, [])) == {}
+    assert health_statuses(assignment(many, last)) == {"10.0.0.7 8000": HealthStatus.DRAINING}
+    assert health_statuses(assignment(many, [])) == {}
 
 
 def test_an_endpoint_that_stays_is_not_serialised_again(monkeypatch: pytest.MonkeyPatch) -> None:

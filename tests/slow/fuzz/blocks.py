@@ -6,7 +6,14 @@ cut, put into strings, said twice, in other representations, behind changes of t
 
 from typing import Final
 
-from tests.grpc_server.header_blocks import MAX_BYTES, compare, literal, size_update, string, within
+from tests.grpc_server.header_blocks import (
+    MAX_BYTES,
+    compare_decoders,
+    huffman_valued,
+    literal,
+    size_update,
+    string,
+)
 from tests.slow.fuzz.choices import Choices
 
 LIMITS: Final = (MAX_BYTES, MAX_BYTES, 600)
@@ -38,7 +45,7 @@ ODD_STRINGS: Final = (
 UPDATES: Final = (*(b"",) * 8, size_update(0), size_update(70), size_update(4_096), b"\x20\x20\x20")
 
 
-def blocks(data: bytes) -> str:
+def check_blocks(data: bytes) -> str:
     """Any blocks mean what `hpack` says they mean."""
     choices = Choices(data)
     limit_bytes = choices.one_of(LIMITS)
@@ -48,7 +55,7 @@ def blocks(data: bytes) -> str:
     )
     while choices and len(sequence) < 30:
         sequence.append(_block(choices, sequence))
-    told, filled = compare(sequence, limit_bytes)
+    told, filled = compare_decoders(sequence, limit_bytes)
     return f"{min(filled, 5)} filled in, {'lost' if 'lost' in told else 'whole'}"
 
 
@@ -72,7 +79,9 @@ def _piece(choices: Choices) -> bytes:
     if way < 11:
         return literal(name, value, choices.one_of((0x00, 0x10, 0x40)), is_huffman=is_huffman)
     if way < 13:
-        return within(name, PARENT + string(value) + (STATE + b"\x00" if is_huffman else b""))
+        return huffman_valued(
+            name, PARENT + string(value) + (STATE + b"\x00" if is_huffman else b"")
+        )
     odd = (
         PARENT + choices.one_of(ODD_STRINGS),
         STATE + choices.one_of(ODD_STRINGS),

@@ -33,7 +33,7 @@ from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session, SessionOptions
-from tests.slow.fuzz.blocks import blocks
+from tests.slow.fuzz.blocks import check_blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
 
@@ -74,7 +74,7 @@ STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAM
 SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
 
 
-def prompt(data: bytes) -> None:
+def check_prompt(data: bytes) -> None:
     """Any bytes are a prompt or a `PromptError`; a prompt answers every question, within bounds."""
     choices = Choices(data)
     path, content_type = choices.one_of(PATHS), choices.one_of(CONTENT_TYPES)
@@ -154,7 +154,7 @@ def _some_news(choices: Choices, names: list[int]) -> list[object]:
 
 
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {"prompt": prompt, "wire": wire, "http2": http2, "blocks": blocks, "letter": letter}
+    {"prompt": check_prompt, "wire": wire, "http2": http2, "blocks": check_blocks, "letter": letter}
 )
 
 

@@ -139,7 +139,7 @@ async def test_errors_are_vllms(real: str, options: ServerOptions, path: str, bo
 
 async def test_metrics_have_vllms_names_and_labels(real: str, options: ServerOptions) -> None:
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
-        expected, actual = [await read_families(one) for one in (client, face.client)]
+        expected, actual = [await sample_families(one) for one in (client, face.client)]
 
     assert expected == actual
 
@@ -197,7 +197,7 @@ def number_hashes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-async def read_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:
+async def sample_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:
     """Returns the label names of every sample of vLLM's own metrics, after one request."""
     await post(client, CHAT, {"messages": wording.HELLO, "max_tokens": 2})
     async with client.get("/metrics") as answer:

@@ -19,7 +19,7 @@ import trustme
 
 from extproc.router.share.courier import LetterCounts
 from extproc.router.share.nats import Nats, NatsAccess
-from tests.router.share.gateways import Build, Gateway, end
+from tests.router.share.gateways import Build, ShareGateway, end_task
 from tests.slow.share.broker import PASSWORD, Broker, rave_over
 from tests.stack.ports import free_ports
 from tests.waiting import until
@@ -50,8 +50,8 @@ def broker(tmp_path: Path) -> Broker:
 
 
 @pytest.fixture
-async def three(broker: Broker) -> AsyncGenerator[list[Gateway]]:
-    gateways = [Gateway(me, over(broker)) for me in (1, 2, 3)]
+async def three(broker: Broker) -> AsyncGenerator[list[ShareGateway]]:
+    gateways = [ShareGateway(me, over(broker)) for me in (1, 2, 3)]
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
@@ -59,7 +59,7 @@ async def three(broker: Broker) -> AsyncGenerator[list[Gateway]]:
 
 
 async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
-    broker: Broker, three: list[Gateway]
+    broker: Broker, three: list[ShareGateway]
 ) -> None:
     """Nobody waits for the server.
 
@@ -81,7 +81,7 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
         await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
         pick.release()
         await until(lambda: not any(gateway.pool.book.total for gateway in three))
-        async with Gateway(4, over(broker)).running():
+        async with ShareGateway(4, over(broker)).running():
             await until(lambda: all(gateway.neighbours.active == 3 for gateway in three))
         await until(lambda: all(gateway.neighbours.active == 2 for gateway in three))
         assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]
@@ -93,7 +93,7 @@ async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Pa
     users = 'authorization {users: [{user: "gateway", password: "%s"}]}'
     rules.write_text(users % "password")
     broker = Broker(tmp_path, free_ports(1)[0], ("-c", str(rules)))
-    one, other = (Gateway(me, over(broker)) for me in (1, 2))
+    one, other = (ShareGateway(me, over(broker)) for me in (1, 2))
     with broker:
         async with one.running(), other.running():
             await until(lambda: one.neighbours.active == other.neighbours.active == 1)
@@ -107,7 +107,7 @@ async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Pa
 
 async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> None:
     with broker:
-        gateway = Gateway(1, over(broker))
+        gateway = ShareGateway(1, over(broker))
         async with asyncio.timeout(40), gateway.running():
             await until(lambda: gateway.counts["sent"] > 0)
             broker.send(signal.SIGSTOP)
@@ -124,13 +124,13 @@ def test_nobody_reads_a_password_in_what_is_printed() -> None:
 
 
 async def test_a_wrong_password_and_another_cluster_are_not_heard(
-    broker: Broker, three: list[Gateway]
+    broker: Broker, three: list[ShareGateway]
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(broker)
         await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
-        shut = Gateway(4, over(broker, password="wrong"))
-        other = Gateway(5, over(broker), cluster="another")
+        shut = ShareGateway(4, over(broker, password="wrong"))
+        other = ShareGateway(5, over(broker), cluster="another")
         await stack.enter_async_context(shut.running())
         await stack.enter_async_context(other.running())
         await until(lambda: shut.counts["unsent"] > 1 and three[0].counts["foreign"] > 1)
@@ -146,7 +146,7 @@ async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
     def build(access: NatsAccess) -> Build:
         return lambda tally: Nats(access, "llm", tally)
 
-    gateways = [Gateway(me, build(access)) for me, access in enumerate(accesses, 1)]
+    gateways = [ShareGateway(me, build(access)) for me, access in enumerate(accesses, 1)]
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
@@ -190,7 +190,7 @@ async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> 
 
 
 async def test_a_flood_over_the_server_ends_with_its_sender(
-    broker: Broker, three: list[Gateway]
+    broker: Broker, three: list[ShareGateway]
 ) -> None:
     """It has the secret, and is believed. It crowds out others' letters, but keeps nobody from picking."""
     one, other, _ = three
@@ -199,7 +199,7 @@ async def test_a_flood_over_the_server_ends_with_its_sender(
         task = asyncio.create_task(rave_over(broker, one.me))
         await until(lambda: one.counts["flood"] + one.counts["heard"] > 1_000)
         pick = one.pick()
-        await end(task)
+        await end_task(task)
         await until(lambda: other.pool.book.total == 1)
         pick.release()
         await until(lambda: other.pool.book.total == 0)

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from tests.slow.share.broker import Broker
-from tests.slow.share.sharing import LONG_S, Proxy, build, share_settings, started
+from tests.slow.share.sharing import LONG_S, StreamProxy, build, share_settings, started
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 from tests.waiting import until
@@ -27,7 +27,7 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_pat
     with ExitStack() as stack:
         four = started(build(tmp_path, 4), stack)
         await until(lambda: all(one.peers() == 3 for one in four))
-        proxy = Proxy(four)
+        proxy = StreamProxy(four)
         killed, *others = four
         with suppress(grpc.aio.AioRpcError):  # the killed one's stream
             async with proxy.asking(0, ["hello"]):
@@ -47,11 +47,11 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_pat
         assert (2, 2) == (shown["share"]["heard"], shown["share"]["prompt"])
 
 
-async def go_on(
+async def next_turns(
     services: Sequence[Service], place: int, chats: list[list[str]], last: list[str]
 ) -> int:
     """Each chat has one more turn at one gateway; returns how many went where the turn before went."""
-    proxy, hits = Proxy(services), 0
+    proxy, hits = StreamProxy(services), 0
     for number, said in enumerate(chats):
         said.append(f"question {number} " + "words " * 200)
         async with proxy.asking(place, said) as endpoint:
@@ -87,17 +87,17 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(
         await until(lambda: all(one.peers() == 1 for one in two))
         chats: list[list[str]] = [[] for _ in range(30)]
         last = ["" for _ in chats]
-        await go_on(two, 0, chats, last)
+        await next_turns(two, 0, chats, last)
         await asyncio.sleep(0.1)
-        before = await go_on(two, 1, chats, last)
+        before = await next_turns(two, 1, chats, last)
         killed = two[0]
         killed.kill()
         killed.start()
         await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
         await until(lambda: all(one.peers() == 1 for one in two))
-        await go_on(two, 1, chats, last)
+        await next_turns(two, 1, chats, last)
         await asyncio.sleep(0.1)
-        after = await go_on(two, 0, chats, last)
+        after = await next_turns(two, 0, chats, last)
 
     print(f"{carrier}: of {len(chats)} later turns {before} hit before, {after} after")  # noqa: T201
     assert after >= before - 1 >= 27

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 from xxhash import xxh3_64_hexdigest
 
-from tests.slow.soak.books import Asked, End
+from tests.slow.soak.books import ClientEntry, End
 from tests.stack.client import CHAT, chat_body
 
 THINK_S: Final = 1.0
@@ -23,7 +23,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=60)
 
 
-class Load:
+class SoakLoad:
     """`users` at a time, each with one conversation after the other; `asked` grows."""
 
     def __init__(self, urls: Sequence[str], users: int, seed: int) -> None:
@@ -33,7 +33,7 @@ class Load:
         self._sessions: list[aiohttp.ClientSession] = []
         self._number = 0
         self._is_over = asyncio.Event()
-        self.asked: list[Asked] = []
+        self.asked: list[ClientEntry] = []
         self.ends: Counter[str] = Counter()
         self.open = 0
         self.faults: list[str] = []
@@ -82,7 +82,7 @@ class Load:
         end, status, text = await self._send(gateway, name, body, leaves_s, sent)
         self.open -= 1
         self.ends[end] += 1
-        self.asked.append(Asked(name, gateway, began_s, time(), end, status))
+        self.asked.append(ClientEntry(name, gateway, began_s, time(), end, status))
         return text
 
     async def _send(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from tests.slow.soak.books import Line, Picked, Served
+from tests.slow.soak.books import DecisionEntry, EndpointEntry, GatewayEntry
 
 _DECIDED: Final = re.compile(r"routed (\S+) to <Pick (\S+) of |answered (\S+): ")
 # What parts say of the faults that they are exposed to, by part and level.
@@ -45,28 +45,30 @@ def read_objects(path: Path, start: int = 0, end: int | None = None) -> Iterator
                     continue
 
 
-def read_lines(path: Path, gateway: int, start: int = 0) -> list[Line]:
+def read_lines(path: Path, gateway: int, start: int = 0) -> list[GatewayEntry]:
     """Reads an Envoy's access log."""
     return [_line(told, gateway) for told in read_objects(path, start)]
 
 
-def _line(told: dict[str, Any], gateway: int) -> Line:
+def _line(told: dict[str, Any], gateway: int) -> GatewayEntry:
     began_s = _seconds(told["time"])
     ended_s = began_s + told["duration_ms"] / 1_000
     rest = (told[name] or "" for name in ("details", "flags", "endpoint", "served_by"))
-    return Line(told["request_id"], gateway, began_s, ended_s, told["status"], *rest)
+    return GatewayEntry(told["request_id"], gateway, began_s, ended_s, told["status"], *rest)
 
 
-def read_picked(path: Path, gateway: int, start: int = 0, end: int | None = None) -> list[Picked]:
+def read_picked(
+    path: Path, gateway: int, start: int = 0, end: int | None = None
+) -> list[DecisionEntry]:
     """Reads the decisions in a service's log."""
     return [
-        Picked(found[1] or found[3], gateway, _seconds(told["time"]), found[2] or "")
+        DecisionEntry(found[1] or found[3], gateway, _seconds(told["time"]), found[2] or "")
         for told in read_objects(path, start, end)
         if (found := _DECIDED.match(told["message"]))
     ]
 
 
-def read_served(path: Path, endpoint: str) -> list[Served]:
+def read_served(path: Path, endpoint: str) -> list[EndpointEntry]:
     """Reads an endpoint's log of its requests."""
     ends: dict[str, dict[str, Any]] = {}
     begins: list[tuple[str, float]] = []
@@ -78,7 +80,7 @@ def read_served(path: Path, endpoint: str) -> list[Served]:
     never = {"at": None, "status": None}
     told_ends = [(name, began_s, ends.get(name, never)) for name, began_s in begins]
     return [
-        Served(name, endpoint, began_s, end["at"], end["status"])
+        EndpointEntry(name, endpoint, began_s, end["at"], end["status"])
         for name, began_s, end in told_ends
     ]
 

@@ -19,7 +19,7 @@ _ASKED: Final = 30
 _Told = TypeVar("_Told")
 
 
-class Endpoint(Process):
+class SoakEndpoint(Process):
     """One simulated endpoint in a process of its own, with a log of its requests."""
 
     def __init__(self, directory: Path, port: int) -> None:

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Final
 
 from tests.slow.soak.books import (
-    Asked,
     Books,
+    ClientEntry,
     Outage,
     Tally,
     compare_counts,
     envoy,
     reconcile,
-    service,
+    service_name,
 )
-from tests.slow.soak.load import Load
+from tests.slow.soak.load import SoakLoad
 from tests.slow.soak.logs import read_lines, read_picked, read_served, unexpected
-from tests.slow.soak.plan import Step, plan
+from tests.slow.soak.plan import PlannedFault, plan_faults
 from tests.slow.soak.report import Findings
-from tests.slow.soak.town import GATEWAYS, Town
+from tests.slow.soak.town import GATEWAYS, Deployment
 from tests.slow.soak.watch import Watch
 
 LOOK_S: Final = 2.0
@@ -44,8 +44,8 @@ class Options:
     directory: Path
 
 
-def run(options: Options, tell: Tell) -> Findings:
-    town = Town(options.directory, options.carrier)
+def run_soak(options: Options, tell: Tell) -> Findings:
+    town = Deployment(options.directory, options.carrier)
     runner = _Run(town, options, tell)
     with town.running():
         tell(f"everything runs; logs are in {options.directory}")
@@ -54,13 +54,13 @@ def run(options: Options, tell: Tell) -> Findings:
 
 
 class _Run:
-    def __init__(self, town: Town, options: Options, tell: Tell) -> None:
+    def __init__(self, town: Deployment, options: Options, tell: Tell) -> None:
         self._town = town
         self._options = options
         self._tell = tell
         self._watch = Watch()
         urls = [front.gateway.url for front in town.fronts]
-        self._load = Load(urls, options.users, options.seed)
+        self._load = SoakLoad(urls, options.users, options.seed)
         self._steps: Counter[str] = Counter()
         self._now = ""
         self._began_s = time.time()
@@ -73,7 +73,7 @@ class _Run:
         telling = asyncio.create_task(self._tell_on())
         async with self._load.running():
             has_broker = self._town.broker is not None
-            await self._hurt(plan(seconds, self._options.seed, has_broker=has_broker))
+            await self._hurt(plan_faults(seconds, self._options.seed, has_broker=has_broker))
             await asyncio.sleep(self._began_s + seconds - time.time())
         in_flight = await self._come_to_rest()
         watching.cancel()
@@ -83,7 +83,7 @@ class _Run:
         self._town.faults.extend(await asyncio.to_thread(self._town.unwell))
         return in_flight
 
-    async def _hurt(self, steps: list[Step]) -> None:
+    async def _hurt(self, steps: list[PlannedFault]) -> None:
         for step in steps:
             await asyncio.sleep(max(0.0, self._began_s + step.at_s - time.time()))
             if time.time() > self._began_s + self._options.seconds:
@@ -141,7 +141,7 @@ class _Run:
             options.seconds,
             self._began_s + options.seconds / 2,
             reconcile(books),
-            [*compare(town)],
+            [*count_faults(town)],
             len(town.tallies),
             in_flight,
             self._steps,
@@ -153,7 +153,7 @@ class _Run:
         )
 
 
-def read_books(town: Town, asked: Sequence[Asked], outages: Sequence[Outage]) -> Books:
+def read_books(town: Deployment, asked: Sequence[ClientEntry], outages: Sequence[Outage]) -> Books:
     fronts = [*enumerate(town.fronts)]
     return Books(
         asked,
@@ -168,7 +168,7 @@ def read_books(town: Town, asked: Sequence[Asked], outages: Sequence[Outage]) ->
     )
 
 
-def compare(town: Town) -> Iterator[str]:
+def count_faults(town: Deployment) -> Iterator[str]:
     """Yields which counts of metrics are not borne out by their logs, life by life."""
     by_part: dict[str, list[Tally]] = {}
     for tally in town.tallies:
@@ -180,17 +180,17 @@ def compare(town: Town) -> Iterator[str]:
                 yield fault
 
 
-def count_told(town: Town, part: str, start: int) -> int:
+def count_told(town: Deployment, part: str, start: int) -> int:
     """How many requests a part's log has, from a byte on."""
     for place, front in enumerate(town.fronts):
         if part == envoy(place):
             return len(read_lines(front.gateway.log, place, start))
-        if part == service(place):
+        if part == service_name(place):
             return len(read_picked(front.services[0].log, place, start))
     raise KeyError(part)
 
 
-def _unexpected(town: Town) -> Iterator[str]:
+def _unexpected(town: Deployment) -> Iterator[str]:
     for front in town.fronts:
         yield from unexpected("envoy", front.gateway.log)
         yield from unexpected("service", front.services[0].log)

@@ -12,10 +12,10 @@ import yaml
 
 from tests.slow.share.broker import Broker
 from tests.slow.share.fronts import Front, build_front, over_mesh, over_nats, share
-from tests.slow.soak.books import Outage, Tally, envoy, service
+from tests.slow.soak.books import Outage, Tally, envoy, service_name
 from tests.slow.soak.endpoint import KV_TOKENS
-from tests.slow.soak.parts import LONG_S, Endpoint, ask_patiently, holds, read_requests
-from tests.slow.soak.plan import Kind, Step
+from tests.slow.soak.parts import LONG_S, SoakEndpoint, ask_patiently, holds, read_requests
+from tests.slow.soak.plan import Kind, PlannedFault
 from tests.slow.soak.watch import PASSED_BY_S
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
@@ -29,7 +29,7 @@ PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
 _OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
 
 
-class Town:
+class Deployment:
     """Outages and faults are noted as they happen; what was counted at a part's end, as `tallies`."""
 
     def __init__(self, directory: Path, carrier: str) -> None:
@@ -37,7 +37,7 @@ class Town:
         self.faults: list[str] = []
         self.tallies: list[Tally] = []
         ports = free_ports(ENDPOINTS)
-        self.endpoints = [Endpoint(directory, port) for port in ports]
+        self.endpoints = [SoakEndpoint(directory, port) for port in ports]
         self._list = directory / "list" / "endpoints.yaml"
         self._list.parent.mkdir()
         self.broker = Broker(directory, *free_ports(1)) if carrier == "nats" else None
@@ -56,14 +56,17 @@ class Town:
         gateways = {
             name: part
             for place, front in fronts
-            for name, part in ((envoy(place), front.gateway), (service(place), front.services[0]))
+            for name, part in (
+                (envoy(place), front.gateway),
+                (service_name(place), front.services[0]),
+            )
         }
         endpoints = {endpoint.address: endpoint for endpoint in self.endpoints}
         broker = {} if self.broker is None else {"broker": self.broker}
         return {**gateways, **endpoints, **broker}
 
     @contextmanager
-    def running(self) -> Iterator["Town"]:
+    def running(self) -> Iterator["Deployment"]:
         self.write_list(self.endpoints)
         with ExitStack() as stack:
             if self.broker is not None:
@@ -81,7 +84,7 @@ class Town:
             self._hear_each_other()
             yield self
 
-    def write_list(self, endpoints: Sequence[Endpoint]) -> None:
+    def write_list(self, endpoints: Sequence[SoakEndpoint]) -> None:
         rows = [{"name": one.name, "address": "127.0.0.1", "port": one.port} for one in endpoints]
         draft = self._list.with_suffix(".draft")
         draft.write_text(yaml.safe_dump(rows))
@@ -94,7 +97,7 @@ class Town:
             log_level="DEBUG",
         )
 
-    def do(self, step: Step) -> None:
+    def do(self, step: PlannedFault) -> None:
         """Does what the step says, waits, and makes all well again. Takes seconds."""
         front, endpoint = self.fronts[step.gateway], self.endpoints[step.endpoint]
         match step.kind:
@@ -130,7 +133,7 @@ class Town:
                 assert self.broker is not None
                 self._hurt_broker(self.broker, step)
 
-    def _refuse(self, front: Front, step: Step) -> None:
+    def _refuse(self, front: Front, step: PlannedFault) -> None:
         def refused() -> float:
             return front.services[0].metric("extproc_config_reloads_total", result="refused")
 
@@ -139,17 +142,17 @@ class Town:
         self._until(lambda: refused() > before, f"{step}: was not refused")
         self.configure(front)
 
-    def _stop_service(self, front: Front, step: Step) -> None:
+    def _stop_service(self, front: Front, step: PlannedFault) -> None:
         part = front.services[0]
-        with self._away(service(step.gateway)):
+        with self._away(service_name(step.gateway)):
             part.send(signal.SIGSTOP)
             time.sleep(step.lasts_s)
             part.send(signal.SIGCONT)
             time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
             self._until(front.sees_services, "an Envoy does not see its service")
 
-    def _end_service(self, front: Front, step: Step) -> None:
-        name, part = service(step.gateway), front.services[0]
+    def _end_service(self, front: Front, step: PlannedFault) -> None:
+        name, part = service_name(step.gateway), front.services[0]
 
         def end() -> None:
             self._count(name, ask_patiently(partial(read_requests, part)), is_last=False)
@@ -162,7 +165,7 @@ class Town:
         )
         self._hear_each_other()
 
-    def _hurt_broker(self, broker: Broker, step: Step) -> None:
+    def _hurt_broker(self, broker: Broker, step: PlannedFault) -> None:
         """No outage of anything that answers requests: nobody waits for it."""
         if step.kind is Kind.BROKER_KILLED:
             broker.kill()
@@ -227,8 +230,10 @@ class Town:
                 told[f"{envoy(place)} {name}"] = counters[name]
             part = front.services[0]
             for name in ("extproc_streams_open", "extproc_endpoint_in_flight"):
-                told[f"{service(place)} {name}"] = part.metric(name)
-            told[f"{service(place)} /pools"] = sum(shown["in_flight"] for shown in part.pools())
+                told[f"{service_name(place)} {name}"] = part.metric(name)
+            told[f"{service_name(place)} /pools"] = sum(
+                shown["in_flight"] for shown in part.pools()
+            )
         for endpoint in self.endpoints:
             told[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")[
                 "server_load"
@@ -249,20 +254,22 @@ class Town:
                 part.metric("extproc_pool_endpoints", state=state) for state in ("ready", "cooling")
             )
             if ready != ENDPOINTS:
-                yield f"{service(place)} has {ready:g} endpoints ready"
+                yield f"{service_name(place)} has {ready:g} endpoints ready"
             for name, labels in (
                 ("extproc_config_refused", {}),
                 ("extproc_share_peers", {"state": "lost"}),
             ):
                 if left := part.metric(name, **labels):
-                    yield f"{service(place)} says {name} {left:g} {labels or ''}"
+                    yield f"{service_name(place)} says {name} {left:g} {labels or ''}"
 
     def count_all(self) -> None:
         """Notes what every Envoy and service has counted in its present life, when nobody asks any more."""
         for place, front in enumerate(self.fronts):
             counters = ask_patiently(partial(front.gateway.counters, "http.clients."))
             self._count(envoy(place), counters["http.clients.downstream_rq_total"])
-            self._count(service(place), ask_patiently(partial(read_requests, front.services[0])))
+            self._count(
+                service_name(place), ask_patiently(partial(read_requests, front.services[0]))
+            )
 
     def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
         self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))
