@@ -48,10 +48,10 @@ def service_process(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
 
 @each_transport
 async def test_before_the_first_list_a_request_is_left_to_the_proxy(
-    tmp_path: Path, server_transport: str
+    tmp_path: Path, transport: str
 ) -> None:
     """Not refused: a proxy that fails open knows endpoints. 1. No list yet. 2. It comes."""
-    service = Service(tmp_path, transport=server_transport)
+    service = Service(tmp_path, transport=transport)
     listed = tmp_path / "list.yaml"
     service.configure([pool([], endpoints={"file": str(listed)})])
     with service:
@@ -83,7 +83,7 @@ async def open_process_stream(
 
 @each_transport
 async def test_health_has_a_plain_port_of_its_own_to_the_end(
-    tmp_path: Path, server_transport: str
+    tmp_path: Path, transport: str
 ) -> None:
     """Kubelets cannot ask over TLS.
 
@@ -93,7 +93,7 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(
     """
     [health_port] = free_ports(1)
     health = f"127.0.0.1:{health_port}"
-    service = Service(tmp_path, transport=server_transport)
+    service = Service(tmp_path, transport=transport)
     port = service.port
     tls = {"self_signed": True}
     service.configure([pool(ADDRESSES)], health=health, tls=tls, drain_s=60)
