@@ -30,7 +30,7 @@ def metrics_page(text: str) -> MetricsPage:
     return MetricsPage.parse("\n".join(lines).replace("{reason", '{pool="tiny",reason') + "\n")
 
 
-def seen(told: str = "", engine: str = "", **fields: Any) -> Evidence:
+def seen(metrics: str = "", engine: str = "", **fields: Any) -> Evidence:
     """The service's metrics, an engine's, and what else there is; the settings by their names."""
     given = doctor_settings(
         A, **{name: fields.pop(name) for name in {*fields} - {*Evidence.__dataclass_fields__}}
@@ -38,8 +38,8 @@ def seen(told: str = "", engine: str = "", **fields: Any) -> Evidence:
     fields["pools"] = convert(fields.get("pools", ()), list[PoolSeen])
     one = EngineSeen("tiny", A, A, "ready", "200", metrics_page(engine), metrics_page(engine))
     known: dict[str, Any] = {
-        "first": metrics_page(told),
-        "last": metrics_page(told),
+        "first": metrics_page(metrics),
+        "last": metrics_page(metrics),
         "engines": [one],
         **fields,
     }
@@ -52,14 +52,16 @@ def envoy_seen(counters: Any = None, **change: Any) -> EnvoySeen:
 
 def cache_seen(looked: int, found: int, sessions: int) -> Evidence:
     counts = f"vllm:prefix_cache_queries_total {looked}; vllm:prefix_cache_hits_total {found}"
-    told = f'picks_total{{reason="session"}} {sessions}; answers_total{{reason=""}} {sessions}'
-    return seen(told, f'vllm:cache_config_info{{kv_cache_size_tokens="84000"}} 1; {counts}')
+    metrics = f'picks_total{{reason="session"}} {sessions}; answers_total{{reason=""}} {sessions}'
+    return seen(metrics, f'vllm:cache_config_info{{kv_cache_size_tokens="84000"}} 1; {counts}')
 
 
 def prefills_seen(count: int, seconds: float, tokens: int = 100_000, **strategy: Any) -> Evidence:
     took, strategy = "vllm:request_prefill_time_seconds", {"name": "prefix_cache", **strategy}
-    told = f"{took}_count {count}; {took}_sum {seconds}; vllm:prefix_cache_queries_total {tokens}"
-    return seen("", told, strategy=strategy)
+    metrics = (
+        f"{took}_count {count}; {took}_sum {seconds}; vllm:prefix_cache_queries_total {tokens}"
+    )
+    return seen("", metrics, strategy=strategy)
 
 
 def answers_seen(picks: int, in_flight: int, answers: int, **fields: Any) -> Evidence:
@@ -128,13 +130,13 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
         ("gap", {"events_missing"}),
         ("silent", set[str]()),
     ):
-        told = {
+        metrics = {
             "name": A,
             "address": A,
             "state": "ready",
             "events": {"state": "degraded", "why": why},
         }
-        yield seen(pools=[RUNNING | {"endpoints": [told]}]), found
+        yield seen(pools=[RUNNING | {"endpoints": [metrics]}]), found
     yield cache_seen(1_000_000, 100_000, sessions=50), {"working_set"}
     yield cache_seen(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}

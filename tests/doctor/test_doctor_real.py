@@ -87,15 +87,15 @@ def test_the_command_tells_what_mends_it_as_text_and_as_json(
             {"server": server, "pools": [pool_fields(simulated_addresses[0], models=["gpt"])]}
         )
     )
-    told, said = run_doctor(str(path)), json.loads(run_doctor(str(path), "--json").output)
+    as_text, as_json = run_doctor(str(path)), json.loads(run_doctor(str(path), "--json").output)
 
-    assert told.exit_code == 1
+    assert as_text.exit_code == 1
     assert (
         f"critical  model_not_served: pool tiny names gpt; in {simulated_addresses[0]} of 1 there is tiny\n"
-        in told.output
+        in as_text.output
     )
-    assert "     fix  vllm serve … --served-model-name gpt" in told.output
-    assert [each["rule"] for each in said["findings"]] == [
+    assert "     fix  vllm serve … --served-model-name gpt" in as_text.output
+    assert [each["rule"] for each in as_json["findings"]] == [
         "model_not_served",
         "port_open",
         "model_unrouted",
@@ -138,13 +138,13 @@ def test_what_others_say_neither_ends_the_report_nor_writes_lines_of_it(
         path.write_text(
             yaml.safe_dump({"server": server, "pools": [pool_fields(other, models=["gpt"])]})
         )
-        told = run_doctor(str(path))
+        shown = run_doctor(str(path))
     with altered(
         doctored_service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"'
     ) as older:
         refused = run_doctor("--url", older)
 
-    assert r"there is \x1b[2K\ncritical  no_such: fault" in told.output
+    assert r"there is \x1b[2K\ncritical  no_such: fault" in shown.output
     assert "/pools: not what a service of this version says" in str(refused.exception)
 
 

@@ -33,7 +33,7 @@ ANSWER = b"\x88\x0f\x10\x10application/grpc"
 
 
 class Peer:
-    """Frames in, events and frames out. `say` returns the events; `heard` the frames sent since.
+    """Frames in, events and frames out. `say` returns the events; `received` the frames sent since.
 
     The streams `calls` are open from the start.
     """
@@ -55,7 +55,7 @@ class Peer:
         self._streams: dict[int, streams.Stream] = {}
         if greets:
             self.say(frames.PREFACE + frames.settings({}))
-            self.heard()
+            self.received()
         self.open(*calls)
 
     def say(self, *data: bytes) -> list[Event]:
@@ -70,7 +70,7 @@ class Peer:
         self.connection.events.clear()
         return events
 
-    def heard(self) -> list[Frame]:
+    def received(self) -> list[Frame]:
         return cut_frames(self.connection.take_output())
 
     def wait(self, seconds: float) -> list[Event]:

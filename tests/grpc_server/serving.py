@@ -59,10 +59,10 @@ class ServedListener:
         self.port = 0
         self.clients: list[Client] = []
 
-    async def connect(self, said: bytes = b"", **options: Any) -> Client:
+    async def connect(self, data: bytes = b"", **options: Any) -> Client:
         """A client that says so much; it is gone when the listener is."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, **options)
-        writer.write(said)
+        writer.write(data)
         self.clients.append((reader, writer))
         return reader, writer
 

@@ -20,18 +20,18 @@ class KeptMessages(Echo):
     """Keeps the messages, and ends nothing of itself."""
 
     def __init__(self, call: Call) -> None:
-        self.heard: list[bytes | bytearray | str] = []
+        self.received: list[bytes | bytearray | str] = []
         super().__init__(call, [])
 
     def on_message(self, message: bytes | bytearray) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         super().on_message(message)
 
     def on_half_close(self) -> None:
-        self.heard.append("half close")
+        self.received.append("half close")
 
     def on_close(self) -> None:
-        self.heard.append("close")
+        self.received.append("close")
 
 
 class EchoService:
@@ -47,10 +47,10 @@ class EchoService:
         self.handlers.append(KeptMessages(call))
         return self.handlers[-1]
 
-    async def heard(self, count: int) -> list[bytes | bytearray | str]:
+    async def received(self, count: int) -> list[bytes | bytearray | str]:
         """The first handler's messages, once there are so many."""
-        await until(lambda: self.handlers and len(self.handlers[0].heard) >= count)
-        return self.handlers[0].heard
+        await until(lambda: self.handlers and len(self.handlers[0].received) >= count)
+        return self.handlers[0].received
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[grpc.aio.Channel]:
@@ -100,7 +100,7 @@ async def test_answers_and_news_reach_the_client_in_the_order_they_were_sent(
         assert [b"%d" % number for number in range(100)] == await read_messages(call, 100)
 
         await call.done_writing()
-        await echo_service.heard(3)
+        await echo_service.received(3)
         echo_service.handlers[0].call.send(b"after the half close")
 
         assert [b"after the half close"] == await read_messages(call, 1)
@@ -116,7 +116,7 @@ async def test_the_end_comes_after_what_was_sent_and_is_heard_once(
         assert [b"last"] == await read_messages(call, 1)
         assert await call.code() is grpc.StatusCode.NOT_FOUND
         assert await call.details() == "no such thing"
-        assert [b"refuse", "close"] == await echo_service.heard(2)
+        assert [b"refuse", "close"] == await echo_service.received(2)
 
 
 @pytest.mark.parametrize("is_half_closed", [False, True])
@@ -128,13 +128,13 @@ async def test_a_call_may_be_finished_while_nothing_comes(
         await greet(call)
         if is_half_closed:
             await call.done_writing()
-            await echo_service.heard(2)
+            await echo_service.received(2)
         echo_service.handlers[0].call.send(b"goodbye")
         echo_service.handlers[0].call.finish()
 
         assert [b"goodbye", grpc.aio.EOF] == await read_messages(call, 2)  # type: ignore[attr-defined]  # not in the stubs
         assert await call.code() is grpc.StatusCode.OK
-        assert (await echo_service.heard(2 + is_half_closed))[-1] == "close"
+        assert (await echo_service.received(2 + is_half_closed))[-1] == "close"
 
 
 async def test_a_cancelled_call_closes_its_handler_once(echo_service: EchoService) -> None:
@@ -142,13 +142,13 @@ async def test_a_cancelled_call_closes_its_handler_once(echo_service: EchoServic
         call = open_echo(channel)
         await greet(call)
         call.cancel()
-        await until(lambda: "close" in echo_service.handlers[0].heard)
+        await until(lambda: "close" in echo_service.handlers[0].received)
         echo_service.handlers[0].call.send(b"too late")
         echo_service.handlers[0].call.finish(Status.INTERNAL)
-    heard = echo_service.handlers[0].heard
+    received = echo_service.handlers[0].received
 
     # To grpcio a cancelled call looks half-closed for a moment.
-    assert [b"hello", "close"] == [what for what in heard if what != "half close"]
+    assert [b"hello", "close"] == [what for what in received if what != "half close"]
 
 
 @pytest.mark.parametrize("where", ["open", "message"])

@@ -408,9 +408,9 @@ def test_forms_are_bounded() -> None:
 @table("is_alone", [True, False])
 def test_trailers_name_the_status(status: Status, is_alone: bool) -> None:
     fields = decoded_fields(trailers_block(status, "details", is_alone=is_alone))
-    front = {":status": "200", "content-type": "application/grpc"} if is_alone else {}
+    base = {":status": "200", "content-type": "application/grpc"} if is_alone else {}
 
-    assert fields == front | {"grpc-status": str(int(status)), "grpc-message": "details"}
+    assert fields == base | {"grpc-status": str(int(status)), "grpc-message": "details"}
 
 
 @given(st.text(max_size=10))

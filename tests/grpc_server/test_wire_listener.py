@@ -115,12 +115,12 @@ STRANGERS: list[tuple[dict[str, Any], bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("how", "said", "line"), STRANGERS)
+@pytest.mark.parametrize(("how", "data", "line"), STRANGERS)
 async def test_a_stranger_is_closed_in_time_with_one_clear_line(
-    how: dict[str, Any], said: bytes, line: str, caplog: pytest.LogCaptureFixture
+    how: dict[str, Any], data: bytes, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving_listener(**how) as served:
-        assert await exchange(served, said) == b""
+        assert await exchange(served, data) == b""
         await until(lambda: not served.listener.links)
 
     [record] = caplog.records
@@ -149,8 +149,8 @@ async def test_connections_beyond_the_limit_are_closed() -> None:
 async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of silent connections shuts out neither a proxy nor a health check."""
     async with serving_listener(WireLimits(connections=3)) as served:
-        for said in (first_call_bytes(ECHO), *[b""] * 10, first_call_bytes(ECHO)):
-            await served.connect(said)
+        for data in (first_call_bytes(ECHO), *[b""] * 10, first_call_bytes(ECHO)):
+            await served.connect(data)
         await until(lambda: served.opened >= 2)
 
         assert len(served.listener.links) == 3

@@ -128,17 +128,17 @@ def test_a_connection_tells_the_same_whatever_the_frames_and_their_padding(
     pieces = split_at(b"".join(map(framed, messages)), places)
     if is_ended:
         pieces = pieces or [b""]
-    said = []
+    sent = []
     for place, piece in enumerate(pieces):
         padding = paddings[place] if place < len(paddings) else 0
         flags = END if is_ended and place == len(pieces) - 1 else 0
         if padding:
-            said.append(data(1, bytes((padding,)) + piece + bytes(padding), flags | frames.PADDED))
+            sent.append(data(1, bytes((padding,)) + piece + bytes(padding), flags | frames.PADDED))
         else:
-            said.append(data(1, piece, flags))
+            sent.append(data(1, piece, flags))
 
     expected = [("message", 1, message) for message in messages]
-    assert peer.say(*said) == expected + ([("half-closed", 1)] if is_ended else [])
+    assert peer.say(*sent) == expected + ([("half-closed", 1)] if is_ended else [])
     assert peer.budget.used == 0
 
 
@@ -173,13 +173,13 @@ def happen(peer: Peer, verb: str, stream_id: int, size: int) -> bytes:
             peer.finish(stream_id)
         case "reset":
             peer.reset(stream_id)
-    said = {
+    sent = {
         "data": data(stream_id, piece),
         "cancel": frames.rst_stream(stream_id, frames.Code.CANCEL),
         "half-close": data(stream_id, b"", END),
         "window": frames.window_update(stream_id, size + 1),
     }
-    peer.connection.receive(said.get(verb, b""), 0.0)
+    peer.connection.receive(sent.get(verb, b""), 0.0)
     return piece
 
 

@@ -75,12 +75,12 @@ def flood(kind: str) -> bytes:
 
 async def count_before(kind: str) -> tuple[int, int]:
     """How many messages, or blocks, of a flood are worked off before another peer's request; of how many."""
-    heard = MessageSizes()
+    received = MessageSizes()
     opened: list[int] = []
 
     def open_call(call: Call) -> MessageSizes:
         opened.append(len(call.metadata.get("x-long", "")))
-        return heard(call)
+        return received(call)
 
     listener = Listener({PATH: open_call}, limits=WireLimits(), budget=Budget(1 << 26))
     port = listener.listen(await bind("127.0.0.1:0"))
@@ -98,11 +98,11 @@ async def count_before(kind: str) -> tuple[int, int]:
         other.sendall(
             GREETING + headers_frame(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x")
         )
-        await until_in_turns(lambda: 1 in heard.sizes)
-        before = opened.index(0) if kind == "blocks" else heard.sizes.index(1)
-        await until_in_turns(lambda: len(heard.sizes) in {31, SMALL + 1} or len(opened) == 9)
+        await until_in_turns(lambda: 1 in received.sizes)
+        before = opened.index(0) if kind == "blocks" else received.sizes.index(1)
+        await until_in_turns(lambda: len(received.sizes) in {31, SMALL + 1} or len(opened) == 9)
     await listener.stop()
-    return before, len(opened if kind == "blocks" else heard.sizes) - 1
+    return before, len(opened if kind == "blocks" else received.sizes) - 1
 
 
 async def until_in_turns(is_true: Callable[[], bool]) -> None:
@@ -130,9 +130,9 @@ def test_who_sends_much_has_so_much_of_it_taken_a_turn(kind: str, count: int, mo
     assert before <= most
 
 
-def turns_of(peer: Peer, said: bytes) -> list[list[Event]]:
+def turns_of(peer: Peer, data: bytes) -> list[list[Event]]:
     """The events, turn by turn."""
-    turns = [peer.say(said)]
+    turns = [peer.say(data)]
     while peer.connection.has_more:
         turns.append(peer.say(b""))
     return turns

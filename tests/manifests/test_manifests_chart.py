@@ -54,7 +54,7 @@ PROVIDERS = {
 GATEWAY = f"mode=gateway,gateway.name=llm,{LABELS},provider.name="
 GATEWAYS = {name: f"{GATEWAY}{name}{more}" for name, (more, _) in PROVIDERS.items()}
 PAGE = (MANIFESTS.parent / "docs/how-to/helm.md").read_text().replace("\\\n", "")
-SAID = [
+NAMED = [
     ",".join(re.findall(r"--set (\S+)", line))
     for line in re.findall("^helm install .*", PAGE, re.MULTILINE)
 ]
@@ -173,8 +173,8 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     names = {each["name"] for each in pod.pop("volumes")} - {"socket"}
     assert {each["name"] for each in our_pod.pop("volumes")} == names
     sidecar["NetworkPolicy"]["spec"]["egress"][2] = written["NetworkPolicy"]["spec"]["egress"][2]
-    front = "Service llm-gateway"
-    sidecar[front]["spec"] |= {"ports": written[front]["spec"]["ports"], "type": "ClusterIP"}
+    gateway = "Service llm-gateway"
+    sidecar[gateway]["spec"] |= {"ports": written[gateway]["spec"]["ports"], "type": "ClusterIP"}
 
     assert ours == sidecar
     assert ours["Role"] == written["Role"]
@@ -189,7 +189,7 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     subprocess.run(command, capture_output=True, check=True)
 
 
-@pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values(), *EXAMPLES])
+@pytest.mark.parametrize("values", [LABELS, *NAMED, *GATEWAYS.values(), *EXAMPLES])
 def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     objects = install_chart(values)
     vllm: Object = {
@@ -200,13 +200,13 @@ def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     given: list[Object] = [{"kind": "Gateway", "metadata": {"name": "llm"}}]
     given += [vllm] if STANDALONE in values or '"vllm", "port"' in values else []
     notes = run_helm("render", values, "vllm")["extproc-router/templates/NOTES.txt"]
-    said = set(re.findall(r"(deployment|service|get gateway)[/ ](\S+)", notes))
+    named = set(re.findall(r"(deployment|service|get gateway)[/ ](\S+)", notes))
 
     for item, version in itertools.product(objects, KUBERNETES):
         check(item, version)
     assert count_references([*objects, *given], "default") >= 2
     there = {(item["kind"].lower(), item["metadata"]["name"]) for item in [*objects, *given]}
-    assert {(kind.removeprefix("get "), name) for kind, name in said} <= there
+    assert {(kind.removeprefix("get "), name) for kind, name in named} <= there
     parse_settings(file(objects, "extproc.yaml"), {})
 
 
@@ -246,7 +246,7 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
 
 
 @table(
-    ("values", "said"),
+    ("values", "named"),
     [
         ("mode=standalone", "where is vLLM?"),
         ("modelServers.servce=vllm", "additional properties 'servce' not allowed"),
@@ -258,8 +258,8 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
         (f"{GATEWAY}envoy-gateway", "set modelServers.service"),
     ],
 )
-def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, said: str) -> None:
-    with pytest.raises(AssertionError, match=re.escape(said)):
+def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, named: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(named)):
         install_chart(values)
 
 

@@ -12,7 +12,7 @@ from extproc.cli import cli
 from extproc.router.settings.reading import load_settings
 from tests.manifests import rendering
 from tests.manifests.rendering import each
-from tests.stack.gateway import cluster_named, doors, ext_proc_filter, find_envoy, tell_addresses
+from tests.stack.gateway import cluster_named, doors, ext_proc_filter, find_envoy, show_addresses
 
 Tree = dict[str, Any]
 
@@ -60,10 +60,10 @@ def test_the_service_takes_its_configuration_and_its_environment(
 
 def test_a_simulated_endpoint_says_the_name_of_its_pod() -> None:
     [container] = rendering.containers(rendering.pods("overlays/simulated")["vllm"])
-    told = {each["name"]: each.get("valueFrom") for each in container["env"]}
+    access_log = {each["name"]: each.get("valueFrom") for each in container["env"]}
 
     assert container["args"][-2:] == ["--name", "$(POD_NAME)"]
-    assert told["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert access_log["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
 @pytest.mark.envoy
@@ -166,7 +166,7 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
     """What the two modes share stays the same: all but the routes and the pool's cluster."""
     xds, standalone = read_yaml(ENVOY / "xds.yaml"), read_yaml(ENVOY / "standalone.yaml")
     for tree in (xds, standalone):
-        tell_addresses(tree)
+        show_addresses(tree)
         manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
             "typed_config"
         ]

@@ -23,7 +23,7 @@ from tests.manifests.rendering import (
     service_environment,
 )
 
-NOBODY = 65_532
+NON_ROOT = 65_532
 DRAIN_LIMIT_S = 300  # drain.sh: SETTLE_S and LIMIT_S
 
 
@@ -37,7 +37,7 @@ def test_pods_are_nobody_without_capabilities_and_with_nothing_to_write_to(overl
     for pod in ours(overlay).values():
         context = pod["securityContext"]
         user = (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"])
-        assert user == (True, NOBODY, NOBODY)
+        assert user == (True, NON_ROOT, NON_ROOT)
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in containers(pod):
             assert container["securityContext"] == {

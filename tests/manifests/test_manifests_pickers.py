@@ -112,21 +112,24 @@ def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
     tree = load("standalone.yaml")
     istio.edit(tree)
     detection = cluster_named(tree, "extproc")["outlier_detection"]
-    said = rule["outlierDetection"]
+    rule_fields = rule["outlierDetection"]
 
     assert rule["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
     assert cluster_named(tree, "extproc")["transport_socket"]["typed_config"]["common_tls_context"]
     # Without it the next one counts for nothing.
     assert (
-        said["splitExternalLocalOriginErrors"]
+        rule_fields["splitExternalLocalOriginErrors"]
         is detection["split_external_local_origin_errors"]
         is True
     )
-    assert said["consecutiveLocalOriginFailures"] == detection["consecutive_local_origin_failure"]
-    assert said["interval"] == detection["interval"] == "1s"
-    assert said["baseEjectionTime"] == detection["base_ejection_time"] == "5s"
-    assert said["maxEjectionPercent"] == detection["max_ejection_percent"]
-    assert said["consecutive5xxErrors"] == said["consecutiveGatewayErrors"] == 0
+    assert (
+        rule_fields["consecutiveLocalOriginFailures"]
+        == detection["consecutive_local_origin_failure"]
+    )
+    assert rule_fields["interval"] == detection["interval"] == "1s"
+    assert rule_fields["baseEjectionTime"] == detection["base_ejection_time"] == "5s"
+    assert rule_fields["maxEjectionPercent"] == detection["max_ejection_percent"]
+    assert rule_fields["consecutive5xxErrors"] == rule_fields["consecutiveGatewayErrors"] == 0
     # Every request in flight is an open stream to the picker.
     assert rule["connectionPool"]["http"]["http2MaxRequests"] >= 100_000
 

@@ -168,7 +168,7 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
 
 
 @table(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--service", "Qwen"], "'Qwen' is no name that Kubernetes takes"),
         (["--target-port", "a}b"], "'a}b' is no name that Kubernetes takes"),
@@ -183,7 +183,7 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
         (["--output", "."], ". is there already: give another --output"),
     ],
 )
-def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
     vllm = [
         "--service",
         "qwen",
@@ -196,15 +196,15 @@ def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path
     ]
     done = CliRunner().invoke(cli, ["init", "kubernetes", *vllm, *words])
 
-    assert said in f"{done.exception}{done.output}"
+    assert message in f"{done.exception}{done.output}"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_printed_may_be_typed_and_what_is_written_is_read(tmp_path: Path) -> None:
     folder, model = tmp_path / "a folder", 'it\'s; "qwen" # {x}'
-    said = write_folder(folder, "envoy", "--model", model, "--namespace", "123")
+    message = write_folder(folder, "envoy", "--model", model, "--namespace", "123")
     [apply, curl] = [
-        shlex.split(line) for line in said.splitlines() if "apply -k" in line or "curl" in line
+        shlex.split(line) for line in message.splitlines() if "apply -k" in line or "curl" in line
     ]
 
     assert apply[-1] == str(folder)

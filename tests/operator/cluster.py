@@ -291,8 +291,8 @@ class ServedCluster:
         await self.wait(
             lambda: self.benchmark(name).get("status", {}).get("phase") == phase, limit_s
         )
-        told: Object = self.benchmark(name)["status"]
-        return told
+        status: Object = self.benchmark(name)["status"]
+        return status
 
 
 @asynccontextmanager

@@ -35,10 +35,10 @@ def nightly(rates: list[float], *, words: str = "", model: str = "llama") -> Wor
         brief_json(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0)
         for r in rates
     ]
-    for said in [*ends, *([words] if words else [])]:
+    for line in [*ends, *([words] if words else [])]:
         world.after(hours=1)
         world.settle()
-        world.end(said)
+        world.end(line)
         world.settle()
     return world
 

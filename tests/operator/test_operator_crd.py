@@ -239,7 +239,7 @@ async def serving_definition() -> AsyncIterator[str]:
 
 
 @table(
-    ("path", "said"),
+    ("path", "text"),
     [
         ("benchmark", "A benchmark of a model server"),
         ("benchmark.spec.performance.traffic-shape", "With `req-rate` the loop is open"),
@@ -251,7 +251,7 @@ async def serving_definition() -> AsyncIterator[str]:
         ("benchmark.status", "written by the operator alone"),
     ],
 )
-async def test_kubectl_explains_the_resource(path: str, said: str, tmp_path: Path) -> None:
+async def test_kubectl_explains_the_resource(path: str, text: str, tmp_path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
     async with serving_definition() as url:
         command = [str(KUBECTL), "explain", path, "--server", url, "--cache-dir", str(tmp_path)]
@@ -261,4 +261,4 @@ async def test_kubectl_explains_the_resource(path: str, said: str, tmp_path: Pat
         out, err = await process.communicate()
 
     assert process.returncode == 0, err.decode()
-    assert said in " ".join(out.decode().split())
+    assert text in " ".join(out.decode().split())

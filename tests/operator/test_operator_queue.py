@@ -220,11 +220,11 @@ async def test_outage_of_the_api_server_is_one_line_a_minute(
     stream, root = StringIO(), logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     configure_logging("INFO", stream, clock=lambda: 0.0)
-    said: list[str] = []
+    lines: list[str] = []
     outages = logging.getLogger("extproc.operator.watches")
 
     def note(record: logging.LogRecord) -> bool:
-        said.append(record.getMessage())
+        lines.append(record.getMessage())
         return True
 
     monkeypatch.setattr(outages, "filters", [note])
@@ -240,7 +240,7 @@ async def test_outage_of_the_api_server_is_one_line_a_minute(
         asyncio.create_task(follow(clients, (), queue, healths)),
     ]
     await until(lambda: healths and all(health.fault for health in healths))
-    await until(lambda: sum(line.startswith("benchmark") for line in said) >= 6)
+    await until(lambda: sum(line.startswith("benchmark") for line in lines) >= 6)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -165,8 +165,8 @@ def test_schedule_knows_no_summer_time(day: str) -> None:
 
 def test_runs_are_held_against_those_of_the_same_load_alone() -> None:
     def run(digest: str, day: int, ttft_ms: float) -> dict[str, object]:
-        told = {"run": f"r-{day}", "digest": digest, "phase": "Valid", "verdict": "valid"}
-        return {**told, "finishedAt": f"2026-11-{day}", "figures": {"ttft_median_ms": ttft_ms}}
+        status = {"run": f"r-{day}", "digest": digest, "phase": "Valid", "verdict": "valid"}
+        return {**status, "finishedAt": f"2026-11-{day}", "figures": {"ttft_median_ms": ttft_ms}}
 
     others = [run("a", 10, 100.0), run("b", 11, 900.0)]
 

@@ -61,7 +61,7 @@ def test_ticks_are_round_numbers_within_the_axis(axis: Axis, expected: list[floa
 
 
 def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
-    said = {0: "0", 0.25: "0.25", 999: "999", 1200: "1.2k", 5e6: "5M", 2e9: "2G"}
+    labels = {0: "0", 0.25: "0.25", 999: "999", 1200: "1.2k", 5e6: "5M", 2e9: "2G"}
 
     assert [Axis(0, 10, 100, 200).px(value) for value in (0, 5, 10)] == [100, 150, 200]
     assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [
@@ -69,7 +69,7 @@ def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
         150,
         100,
     ]
-    assert {value: number(value) for value in said} == said
+    assert {value: number(value) for value in labels} == labels
 
 
 def test_long_labels_keep_their_ends_and_those_with_colours_of_their_own_stand_in_a_legend() -> (

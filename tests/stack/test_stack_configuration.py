@@ -106,7 +106,7 @@ def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
 
 
 def _without_addresses(tree: Tree) -> Tree:
-    gateway.tell_addresses(tree)
+    gateway.show_addresses(tree)
     del tree["admin"]
     resources = tree["static_resources"]
     resources["listeners"] = [one for one in resources["listeners"] if one["name"] == "clients"]
@@ -126,14 +126,14 @@ def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
     """On the listener for clients, at once, with the one header that the verdict needs."""
     listener = load(name)["static_resources"]["listeners"][0]
     (logs,) = find(listener, "access_log")
-    [told] = [
+    [log_config] = [
         log["typed_config"] for log in logs if log["name"] == "envoy.access_loggers.http_grpc"
     ]
 
-    assert told["common_config"] == {
+    assert log_config["common_config"] == {
         "log_name": "extproc",
         "transport_api_version": "V3",
         "grpc_service": {"envoy_grpc": {"cluster_name": "extproc"}},
         "buffer_flush_interval": "0.02s",
     }
-    assert told["additional_response_headers_to_log"] == ["retry-after"]
+    assert log_config["additional_response_headers_to_log"] == ["retry-after"]

@@ -171,8 +171,10 @@ async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: St
         endpoints.release()
         await asyncio.gather(*requests)
 
-    told = [(one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)]
-    assert told == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
+    answers_given = [
+        (one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)
+    ]
+    assert answers_given == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
     assert {one.headers[DROPPED] for one in (full, empty)} == {"rejected-ttl-expired"}
     assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
         0,

@@ -40,7 +40,7 @@ class Watcher:
     query: Mapping[str, str]
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
-    def tell(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """What leaves a selector is deleted for who watches by it, as what enters is added."""
         _, before, after = change
         was, is_ = (
@@ -123,11 +123,11 @@ class ApiServer:
         name = object_["metadata"]["name"]
         before = collection.objects.get(name)
         collection.objects[name] = self._stamped(object_)
-        self._tell(collection, before, collection.objects[name])
+        self._notify(collection, before, collection.objects[name])
 
     def delete(self, name: str, kind: str = SLICES) -> None:
         collection = self.of(kind)
-        self._tell(collection, self._stamped(collection.objects.pop(name)), None)
+        self._notify(collection, self._stamped(collection.objects.pop(name)), None)
 
     def bookmark(self, kind: str = SLICES) -> None:
         """Sends every watch the current version, which others' objects may have moved on."""
@@ -190,7 +190,7 @@ class ApiServer:
         watcher = Watcher(request.query)
         for change in collection.history:
             if change[0] > version:
-                watcher.tell(change)
+                watcher.notify(change)
         collection.watchers.append(watcher)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
@@ -208,11 +208,11 @@ class ApiServer:
         self.version += 1
         return object_ | {"metadata": object_["metadata"] | {"resourceVersion": str(self.version)}}
 
-    def _tell(self, collection: Collection, before: Object | None, after: Object | None) -> None:
+    def _notify(self, collection: Collection, before: Object | None, after: Object | None) -> None:
         change = (self.version, before, after)
         collection.history.append(change)
         for watcher in collection.watchers:
-            watcher.tell(change)
+            watcher.notify(change)
 
 
 def kind_of(object_: Object) -> str:

@@ -137,10 +137,10 @@ async def test_a_failure_keeps_the_list(
         await queried.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
 
     assert set(queried.sink.restarts) == {why}
-    told_addresses = {
+    listed_addresses = {
         tuple(endpoint.address for endpoint in listed) for listed in queried.sink.lists
     }
-    assert told_addresses == {("10.0.0.1:8000", "10.0.0.2:8000"), ("10.0.0.3:8000",)}
+    assert listed_addresses == {("10.0.0.1:8000", "10.0.0.2:8000"), ("10.0.0.3:8000",)}
     assert max(delays_s) <= 4
     assert all(queried.sink.reasons)
 

@@ -156,17 +156,17 @@ async def test_a_pool_that_was_never_there_is_lacking_and_not_empty(kube: Kube) 
     async with kube.running():
         await kube.until(lambda sink: sink.lacking)
         await kube.until_watched(POOLS)
-        said = len(kube.sink.lacking)
+        count = len(kube.sink.lacking)
         kube.server.bookmark(POOLS)
-        await kube.until(lambda sink: len(sink.lacking) > said)
+        await kube.until(lambda sink: len(sink.lacking) > count)
         assert (kube.sink.lists, kube.sink.confirmed_total) == ([], 0)
-        said = len(kube.sink.lacking)
+        count = len(kube.sink.lacking)
         kube.server.put(pool_object(labels={"app": "nobody"}))
         await kube.until(lambda sink: sink.lists == [[]])  # without pods: empty, and not lacking
         kube.server.put(running_pod("n", "10.0.0.9", labels={"app": "nobody"}))
         await kube.until(has("n"))
 
-    assert len(kube.sink.lacking) == said
+    assert len(kube.sink.lacking) == count
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_a_pool_that_selects_nothing_is_lacking(
         kube.server.put(pool_object())
         await kube.until(has("a", "b"))
 
-    assert {told_why for told_why, _ in kube.sink.lacking} == {why}
+    assert {lacking_why for lacking_why, _ in kube.sink.lacking} == {why}
 
 
 async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(kube: Kube) -> None:

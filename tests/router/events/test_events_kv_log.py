@@ -63,9 +63,9 @@ def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> Non
 
 def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     log = EventLog(0.0)
-    said: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
+    story: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
 
-    assert [log.take(at, payload(*events), 1.0) for at, events in said] == [
+    assert [log.take(at, payload(*events), 1.0) for at, events in story] == [
         False,
         True,
         False,
@@ -86,20 +86,20 @@ def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_th
     assert [log.due(number) for number in (2, 5, 1, 0, -1)] == [None, 1, 0, None, None]
 
     log.take(5, payload(stored(1)), 10.0)
-    said = describe_logs([log], 15.0, 1_600)
-    assert (said["state"], said["why"], said["for_s"], said["missed"]) == (
+    shown = describe_logs([log], 15.0, 1_600)
+    assert (shown["state"], shown["why"], shown["for_s"], shown["missed"]) == (
         "degraded",
         "gap",
         5.0,
         3,
     )
-    assert (said["cached_tokens"], said["cached_share"]) == (None, None)
+    assert (shown["cached_tokens"], shown["cached_share"]) == (None, None)
     log.take(6, payload(CLEARED, stored(5)), 60.0)
     assert (log.why, log.cached_tokens) == ("gap", 80)
     log.take(7, payload(), 70.0)
 
-    said = describe_logs([log], 71.0, 1_600)
-    assert (said["state"], said["cached_share"]) == ("confirmed", 0.05)
+    shown = describe_logs([log], 71.0, 1_600)
+    assert (shown["state"], shown["cached_share"]) == ("confirmed", 0.05)
 
 
 def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
@@ -107,8 +107,8 @@ def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
 
     assert describe_logs([], 9.0)["state"] == "inferred"
     assert describe_logs([well, well], 9.0)["cached_tokens"] == 64
-    said = describe_logs([well, deaf], 9.0)
-    found = said["state"], said["why"], said["for_s"], said["cached_tokens"]
+    shown = describe_logs([well, deaf], 9.0)
+    found = shown["state"], shown["why"], shown["for_s"], shown["cached_tokens"]
     assert found == ("degraded", "silent", 8.5, None)
 
 

@@ -16,7 +16,7 @@ from tests.clock import Clock
 from tests.router.events.publishing import CLEARED, Publisher, payload, publishing_events, stored
 from tests.waiting import until
 
-NOBODY = "127.0.0.1:9"
+NO_ADDRESS = "127.0.0.1:9"
 
 
 class ReaderScene:
@@ -43,11 +43,11 @@ class ReaderScene:
     async def join(self, publisher: Publisher) -> None:
         """Has it speak until it is heard: subscribing takes its time."""
 
-        async def is_heard() -> bool:
+        async def is_known() -> bool:
             await publisher.say()
             return bool(self.heard.get("e")) and self.log.next is not None
 
-        await until(is_heard)
+        await until(is_known)
         await self.catch_up(publisher)
 
     async def catch_up(self, publisher: Publisher) -> None:
@@ -121,7 +121,7 @@ async def test_strange_frames_are_noted_and_who_has_no_replay_is_not_asked() -> 
 
 
 async def test_a_flood_is_left_alone() -> None:
-    async with publishing_events() as publisher, reading(NOBODY, publisher.ports[0]) as scene:
+    async with publishing_events() as publisher, reading(NO_ADDRESS, publisher.ports[0]) as scene:
         await scene.join(publisher)
         while scene.log.why != "flood":
             await publisher.say(stored(1))
@@ -142,5 +142,5 @@ async def test_another_engine_at_an_address_and_another_address_of_an_endpoint_b
         await scene.join(second)
         scene.move(second.address, "f")
         await until(lambda: list(scene.heard) == ["f"])
-        scene.move(NOBODY, "f")
+        scene.move(NO_ADDRESS, "f")
         await until(lambda: scene.heard == {"f": []})

@@ -171,7 +171,7 @@ def test_entries_of_exchanges_that_go_on_are_left_out() -> None:
 
 
 def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
-    heard = StreamOutcomes()
+    received = StreamOutcomes()
     retried = entry(
         pick=TICKET,
         address=("10.0.0.2", 80),
@@ -179,49 +179,49 @@ def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
         destinations=("10.0.0.1:80", "10.0.0.2:80"),
         status=500,
     )
-    heard.stream.on_message(log_message(entry(pick=TICKET), retried))
-    heard.stream.on_message(log_message())
-    assert [(outcome.address, outcome.verdict) for outcome in heard.outcomes] == [
+    received.stream.on_message(log_message(entry(pick=TICKET), retried))
+    received.stream.on_message(log_message())
+    assert [(outcome.address, outcome.verdict) for outcome in received.outcomes] == [
         ("10.0.0.1:8000", Verdict.ANSWERED),
         ("10.0.0.1:80", Verdict.FAILED),
         ("10.0.0.2:80", Verdict.FAILED),
     ]
-    assert (heard.client.sent, heard.client.ended, heard.faults) == ([], [], [])
+    assert (received.client.sent, received.client.ended, received.faults) == ([], [], [])
 
-    heard.stream.on_half_close()
-    heard.stream.on_close()
+    received.stream.on_half_close()
+    received.stream.on_close()
 
-    assert heard.client.ended == [Status.OK]
+    assert received.client.ended == [Status.OK]
 
 
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_log_are_counted_and_never_raise(data: bytes) -> None:
-    heard = StreamOutcomes()
-    heard.stream.on_message(data)
-    heard.stream.on_message(log_message(entry(pick=TICKET)))
+    received = StreamOutcomes()
+    received.stream.on_message(data)
+    received.stream.on_message(log_message(entry(pick=TICKET)))
 
-    assert set(heard.faults) <= {"unreadable"}
-    assert heard.outcomes[-1].address == "10.0.0.1:8000"
+    assert set(received.faults) <= {"unreadable"}
+    assert received.outcomes[-1].address == "10.0.0.1:8000"
 
 
 def test_a_message_that_is_cut_short_or_too_large_is_counted_and_not_read() -> None:
-    heard = StreamOutcomes()
-    heard.stream.on_message(log_message(entry(pick=TICKET))[:-1])
-    heard.stream.on_message(bytes(MAX_MESSAGE_BYTES + 1))
-    heard.stream.on_skipped(10**9)
+    received = StreamOutcomes()
+    received.stream.on_message(log_message(entry(pick=TICKET))[:-1])
+    received.stream.on_message(bytes(MAX_MESSAGE_BYTES + 1))
+    received.stream.on_skipped(10**9)
 
-    assert (heard.outcomes, heard.faults) == ([], ["unreadable", "unreadable", "too_large"])
+    assert (received.outcomes, received.faults) == ([], ["unreadable", "unreadable", "too_large"])
     with pytest.raises(ProtocolError, match="too large"):
         read_entries(bytes(MAX_MESSAGE_BYTES + 1))
 
 
 def test_of_a_message_of_nothing_but_entries_a_bounded_number_is_read() -> None:
-    heard = StreamOutcomes()
+    received = StreamOutcomes()
     one = b"\x0a\x04\x0a\x02\x6a\x00"  # an entry with an empty address
     found = list(read_entries(b"\x12" + _varint(len(one) * 10_000) + one * 10_000))
 
     assert len(found) == MAX_ENTRIES
-    assert heard.faults == []
+    assert received.faults == []
 
 
 def _varint(number: int) -> bytes:

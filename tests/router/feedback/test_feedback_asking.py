@@ -64,12 +64,12 @@ async def scrape_signals(address: str, timeout_s: float = 5.0) -> EndpointSignal
 
 
 async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
-    async def tell(_: web.Request) -> web.Response:
+    async def report(_: web.Request) -> web.Response:
         return web.Response(
             body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n'
         )
 
-    async with hosting({"GET /metrics": tell}) as address:
+    async with hosting({"GET /metrics": report}) as address:
         feedback = build_asked_pool(address)
         await scraper(feedback, Sleeps()).scrape_all(scrape_signals)
     endpoints = feedback.pool.describe_engines()["endpoints"]
@@ -91,22 +91,22 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     ids=["404", "500", "no metrics", "elsewhere", "too much"],
 )
 async def test_an_endpoint_that_tells_nothing_useful_is_not_known(page: web.Response) -> None:
-    async def tell(_: web.Request) -> web.Response:
+    async def report(_: web.Request) -> web.Response:
         return page
 
-    async with hosting({"GET /metrics": tell}) as address:
+    async with hosting({"GET /metrics": report}) as address:
         assert await scrape_signals(address) is None
 
 
 async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_up() -> None:
-    async def tell(request: web.Request) -> web.StreamResponse:
+    async def report(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(PAGE)
         await asyncio.sleep(60)
         return response
 
-    async with hosting({"GET /metrics": tell}) as address:
+    async with hosting({"GET /metrics": report}) as address:
         assert await scrape_signals(address, timeout_s=0.2) is None
     assert await scrape_signals(f"127.0.0.1:{free_ports(1)[0]}") is None
 
@@ -174,36 +174,36 @@ def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     registry = CollectorRegistry()
     registry.register(FeedbackCollector(lambda: [feedback]))
 
-    def told(family: str, **labels: str) -> float | None:
+    def signals_of(family: str, **labels: str) -> float | None:
         return registry.get_sample_value(
             f"extproc_{family}_tokens_total", {"pool": "llama", **labels}
         )
 
-    assert told("predicted", reason="cold", cached="yes") == 0
-    assert told("predicted", reason="cold", cached="no") == 500
-    assert told("predicted", reason="prefix", cached="yes") == 256, "whole blocks"
+    assert signals_of("predicted", reason="cold", cached="yes") == 0
+    assert signals_of("predicted", reason="cold", cached="no") == 500
+    assert signals_of("predicted", reason="prefix", cached="yes") == 256, "whole blocks"
     saved_s = registry.get_sample_value(
         "extproc_saved_prefill_seconds_total", {"pool": "llama", "reason": "prefix"}
     )
     assert saved_s == pytest.approx(
         256 * ENGINES[DEFAULT_ENGINE].prefill_ms_per_token / 1000, rel=0.2
     )
-    assert told("measured", endpoint="e0", cached="yes") == 400
-    assert told("measured", endpoint="e0", cached="no") == 600
+    assert signals_of("measured", endpoint="e0", cached="yes") == 400
+    assert signals_of("measured", endpoint="e0", cached="no") == 600
 
     feedback.keep([])
 
-    assert told("measured", endpoint="e0", cached="yes") is None
+    assert signals_of("measured", endpoint="e0", cached="yes") is None
 
 
 async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:
     peers: list[object] = []
 
-    async def tell(request: web.Request) -> web.Response:
+    async def report(request: web.Request) -> web.Response:
         peers.append(request.transport and request.transport.get_extra_info("peername"))
         return web.Response(body=PAGE)
 
-    async with hosting({"GET /metrics": tell}) as address:
+    async with hosting({"GET /metrics": report}) as address:
         reading = Scraper(build_asked_pool(address), ScrapePlan(0.01), rng=random.Random(2))
         task = asyncio.create_task(reading.run())
         await until(lambda: len(peers) >= 3)

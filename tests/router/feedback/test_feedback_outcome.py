@@ -91,7 +91,7 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
 
 
 @table(
-    ("address", "attempts", "told", "blamed"),
+    ("address", "attempts", "destinations", "blamed"),
     [
         (A, 1, [A, B, C], []),
         (B, 2, [A, B, C], [A]),
@@ -108,10 +108,12 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
     ],
 )
 def test_who_failed_before_the_last_try_is_blamed_where_it_is_certain(
-    address: str, attempts: int, told: list[str], blamed: list[str]
+    address: str, attempts: int, destinations: list[str], blamed: list[str]
 ) -> None:
     found = list(
-        outcomes(Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S)
+        outcomes(
+            Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=destinations), NOW_S
+        )
     )
 
     assert [outcome.address for outcome in found if outcome.verdict is Verdict.FAILED] == blamed

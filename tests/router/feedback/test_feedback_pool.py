@@ -97,9 +97,9 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
         0,
     ]
     assert value("first_byte_seconds_sum", **failed) == pytest.approx(0.15)
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    cooled_s = told[0][1].split()[-2]
-    assert told == [
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    cooled_s = logged[0][1].split()[-2]
+    assert logged == [
         ("WARNING", f"pool llama: e1 fails and is cooled down for {cooled_s} s"),
         ("INFO", "pool llama: e1 answers again"),
     ]

@@ -88,9 +88,9 @@ def test_an_unknown_objective_is_priority_0(objective: str) -> None:
 
 
 def test_the_newer_name_of_a_header_goes_first() -> None:
-    told = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
+    headers = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
 
-    assert Admission(PRIORITIES).standing(told) == Standing(-10)
+    assert Admission(PRIORITIES).standing(headers) == Standing(-10)
 
 
 @table(
@@ -113,9 +113,9 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
     ],
 )
 def test_how_long_a_request_may_wait_is_a_duration_as_go_writes_it(
-    told: str, seconds: float | None
+    ttl: str, seconds: float | None
 ) -> None:
-    assert ttl_s({"x-llm-d-inference-ttl": told}) == (
+    assert ttl_s({"x-llm-d-inference-ttl": ttl}) == (
         None if seconds is None else pytest.approx(seconds)
     )
 
@@ -324,9 +324,9 @@ def cold_fleet() -> Fleet:
 
 def overgrow(fleet: Fleet, conversations: int = 16, rounds: int = 12) -> None:
     """Conversations that take turns, more of them than the caches hold."""
-    said = [[words(f"Why {number}?", TOKENS // 4)] for number in range(conversations)]
+    chats = [[words(f"Why {number}?", TOKENS // 4)] for number in range(conversations)]
     for _ in range(rounds):
-        for texts in said:
+        for texts in chats:
             try:
                 fleet.visit(*texts, after_s=0.1)
             except Cold:
@@ -354,9 +354,9 @@ def test_the_less_is_found_the_more_are_refused(found: float, refused: float) ->
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6))))
-def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> None:
+def test_a_share_is_a_share_whatever_is_heard(reported: list[tuple[int, int]]) -> None:
     cliff = Shedding()
-    for answered, reach in heard:
+    for answered, reach in reported:
         cliff.take(answered, reach)
 
     assert 0 <= cliff.found <= 1
@@ -371,10 +371,10 @@ def test_over_the_cliff_new_conversations_are_refused_until_those_that_go_on_fin
     assert refused(over, 50) >= 40
     assert refused(over, 20, "Answered", "And now?") == 0
 
-    said = ["One that goes on"]
+    chat = ["One that goes on"]
     for _ in range(200):
-        said = [said[0], "Because.", "And?"]
-        over.visit(*said, after_s=0.5)
+        chat = [chat[0], "Because.", "And?"]
+        over.visit(*chat, after_s=0.5)
 
     assert refused(over, 20) == 0
 

@@ -76,8 +76,8 @@ def test_what_a_model_says_in_several_pieces_is_one_answer() -> None:
 
 
 def test_all_turns_of_a_conversation_and_a_growing_text_have_one_home() -> None:
-    said = ["Why? " * 200, "Because.", "How?", "So.", "When?"]
-    homes = {chain_of(chat_turns(*said[:count]), SEED).home for count in (1, 3, 5)}
+    texts = ["Why? " * 200, "Because.", "How?", "So.", "When?"]
+    homes = {chain_of(chat_turns(*texts[:count]), SEED).home for count in (1, 3, 5)}
 
     assert len(homes) == 1
     assert homes != {chain_of(chat_turns("Who?"), SEED).home}
@@ -155,20 +155,20 @@ def test_texts_share_the_whole_blocks_of_their_common_head(
     assert shared_blocks(*chains) == min(whole, *map(len, chains))
 
 
-SAID = st.sampled_from(
+ANSWERS = st.sampled_from(
     ["", "Why?", "é" * 300, 'a "{}" ' * 200, '{"role":"assistant","content":"x"}, ']
 )
 MESSAGES = st.builds(
-    lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "tool"]), SAID
+    lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "tool"]), ANSWERS
 )
 
 
-@given(st.lists(st.tuples(MESSAGES, SAID), min_size=1, max_size=5), st.booleans())
+@given(st.lists(st.tuples(MESSAGES, ANSWERS), min_size=1, max_size=5), st.booleans())
 def test_a_chat_whose_earlier_turns_are_known_has_the_chain_of_one_that_is_read(
-    said: list[tuple[dict[str, str], str]], has_tools: bool
+    exchanges: list[tuple[dict[str, str], str]], has_tools: bool
 ) -> None:
     known, messages = KnownChats(), list[dict[str, str]]()
-    for message, answer in said:
+    for message, answer in exchanges:
         messages.append(message)
         fields = {"tools": [{"name": "f"}]} if has_tools and len(messages) % 3 else {}
         prompt = parse("/v1/chat/completions", "", orjson.dumps({**fields, "messages": messages}))

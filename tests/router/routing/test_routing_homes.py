@@ -96,22 +96,22 @@ def test_conversations_are_forgotten_beyond_a_bound() -> None:
 
 
 def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is_believed() -> None:
-    first, lost, told = GatewayCount(), GatewayCount(), GatewayCount(3)
+    first, lost, reported = GatewayCount(), GatewayCount(), GatewayCount(3)
     for number in range(1_000):
         first.take(first_turn(), 0)
         lost.take(first_turn(answered=800), 0 if number % 5 == 0 else 900)
-    told.take(first_turn(answered=800), 0)
+    reported.take(first_turn(answered=800), 0)
 
-    assert [company.count for company in (first, lost, told)] == [1, 1, 3]
+    assert [company.count for company in (first, lost, reported)] == [1, 1, 3]
 
 
-@table(("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)])
+@table(("known", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)])
 def test_who_is_late_is_not_counted_twice(
-    heard: int, prompt: int, at_least: float, at_most: float
+    known: int, prompt: int, at_least: float, at_most: float
 ) -> None:
     """Late news make turns miss, as if that gateway's letters did not come at all."""
     company = GatewayCount()
-    company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
+    company.set_peers(PeerCounts(known, prompt, 0), 0.0)
     for number in range(400):
         company.take(first_turn(answered=800), 900 if number % 10 < 3 else 0)
 

@@ -208,9 +208,9 @@ def test_image_is_the_same_in_every_turn_however_large_the_body_becomes() -> Non
         "type": "image_url",
         "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 5_000},
     }
-    said = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
     more = [{"role": "assistant", "content": "It is, I think, a cat. " * 5_000}]
-    small, large = (json.dumps({"messages": each}).encode() for each in (said, said + more))
+    small, large = (json.dumps({"messages": each}).encode() for each in (messages, messages + more))
     first, later = (chain_of(parse(CHAT, "", body).turns(1 << 20), 1) for body in (small, large))
 
     assert len(small) < LIMITS.small_bytes < len(large)

@@ -112,9 +112,9 @@ def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=300))
-def test_a_pace_stays_within_its_limits(heard: list[tuple[float, float]]) -> None:
+def test_a_pace_stays_within_its_limits(paces: list[tuple[float, float]]) -> None:
     pace = Slowdown()
-    for expected, measured in heard:
+    for expected, measured in paces:
         pace.take(expected, measured)
 
     assert 0.25 <= pace.factor <= 4.001

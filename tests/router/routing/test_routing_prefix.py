@@ -79,8 +79,8 @@ def test_what_is_no_key_says_why(text: str, why: str) -> None:
         (None, [FIRST, HEAD, CONVERSATION, USER], {}, None),
         (None, [FIRST, SESSION], {"x-session": "s"}, "s"),
         *(
-            (parse_chat(*said), [FIRST, USER], {}, None)
-            for said in ([], [("system", "be")], [("user", "")])
+            (parse_chat(*turns), [FIRST, USER], {}, None)
+            for turns in ([], [("system", "be")], [("user", "")])
         ),
     ],
 )
@@ -161,9 +161,9 @@ def test_conversation_keeps_its_routing_keys(
         parse(
             path,
             "",
-            json.dumps({**fields, items: [{"role": r, "content": c} for r, c in said]}).encode(),
+            json.dumps({**fields, items: [{"role": r, "content": c} for r, c in chat]}).encode(),
         )
-        for said in (opening, [*opening, *later])
+        for chat in (opening, [*opening, *later])
     ]
     for key in (FIRST, CONVERSATION):
         now, then = (prefix_of(prompt, [key], chars, {}) for prompt in prompts)

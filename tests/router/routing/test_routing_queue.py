@@ -318,20 +318,20 @@ def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
     door = build_door()
     pool, taken = queued_pool(door), list[Pick]()
     share = Share(pool, 7)
-    peer, heard = 8, name_of("llama")
+    peer, woken = 8, name_of("llama")
 
-    def tell(sent_us: int, counts: dict[int, int], now: float) -> None:
+    def report(sent_us: int, counts: dict[int, int], now: float) -> None:
         ours = share.heartbeat(now)
         echo = Echo(7, ours.sent_us, 0)
         share.receive(
-            Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001
+            Letter(peer, woken, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001
         )
 
-    tell(1, {name_of("e0"): 1}, 10.0)
-    tell(2, {name_of("e0"): 1}, 10.1)
+    report(1, {name_of("e0"): 1}, 10.0)
+    report(2, {name_of("e0"): 1}, 10.1)
     assert pool.book.total == 1
     ask_pool(pool, door.queue, taken)
-    tell(3, {}, 10.2)
+    report(3, {}, 10.2)
     door.clock.pass_by()
 
     assert (len(taken), len(door.queue)) == (1, 0)

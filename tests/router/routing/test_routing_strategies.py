@@ -175,9 +175,9 @@ def test_a_ring_grows_out_of_its_like_and_replaces_any_other() -> None:
 
 def test_an_explanation_shows_the_walk_and_who_is_within_the_bound() -> None:
     # Bound: (6 + 1) / 3 * 1.25 = 2.92.
-    told = kubeai().reading(1).explain(candidates({"a": 4, "b": 1, "c": 1}))
+    explained = kubeai().reading(1).explain(candidates({"a": 4, "b": 1, "c": 1}))
 
-    assert told == {
+    assert explained == {
         "bound": 2.917,
         "walk": [
             {"endpoint": "a", "in_flight": 4, "is_within": False},

@@ -116,8 +116,8 @@ async def live_events(answer: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[
             yield dict(line.split(": ", 1) for line in event.decode().split("\n"))
 
 
-async def next_state(told: AsyncGenerator[Mapping[str, str]]) -> State:
+async def next_state(stream: AsyncGenerator[Mapping[str, str]]) -> State:
     while True:
-        event = await anext(told)
+        event = await anext(stream)
         if "event" not in event:
             return decode(event["data"], type=State)

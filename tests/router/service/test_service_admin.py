@@ -75,7 +75,7 @@ async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("sent", "limit", "heard"),
+    ("sent", "limit", "received"),
     [
         (b"", {"head_s": 0.2}, b""),
         (HEALTHZ[:-2] + b"x: ", {"head_s": 0.2}, b""),
@@ -85,14 +85,14 @@ async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> N
     ids=["nothing", "half a head", "half a second head", "half a body"],
 )
 async def test_who_does_not_end_is_not_waited_for(
-    tmp_path: Path, sent: bytes, limit: dict[str, float], heard: bytes
+    tmp_path: Path, sent: bytes, limit: dict[str, float], received: bytes
 ) -> None:
     patient: dict[str, Any] = {"head_s": 600, "idle_s": 600, "answer_s": 600} | limit
     async with serving_live(tmp_path, limit=ConnectionLimit(8, **patient)) as live:
         reader, writer = await connect_from(live)
         writer.write(sent)
 
-        assert (await until_closed(reader)).startswith(heard)
+        assert (await until_closed(reader)).startswith(received)
         writer.close()
 
 

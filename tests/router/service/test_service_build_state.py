@@ -130,12 +130,12 @@ def test_a_state_is_of_the_moment_of_reading() -> None:
         for number in range(size):
             each.pick(str(number))
             each.answer(number % 200, 1.0)
-    told_of = stage.pool.snapshot.ready["e1"]
+    reported_of = stage.pool.snapshot.ready["e1"]
     build = stage.read()
     stage.pick("another")
     stage.answer(7, 9.0)
     stage.recording.refuse("llama", "overloaded")
-    stage.feedback.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
+    stage.feedback.apply_signals(reported_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
     stage.trouble = ["late"]
     stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
     stage.feedback.keep({"e0"})
@@ -183,9 +183,13 @@ def test_a_refused_configuration_is_told_until_another_one_is_applied() -> None:
     stage = Stage()
     stage.configuration = stage.configuration.refused("no", stage.clock())
     stage.clock.now_s += 5
-    told = stage.draw().configuration
-    assert told.refusal is not None
-    assert (told.number, told.refusal.age_s, told.refusal.why) == (1, 5.0, "no")
+    configuration = stage.draw().configuration
+    assert configuration.refusal is not None
+    assert (configuration.number, configuration.refusal.age_s, configuration.refusal.why) == (
+        1,
+        5.0,
+        "no",
+    )
     stage.configuration = stage.configuration.replaced(SETTINGS, stage.clock())
 
     assert stage.draw().configuration.refusal is None

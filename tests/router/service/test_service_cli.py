@@ -51,10 +51,12 @@ class AdminStub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = len(self.rfile.read(int(self.headers["content-length"])))
-        said = json.dumps({"path": self.path, "x-a": self.headers["x-a"], "size": size}).encode()
+        answered = json.dumps(
+            {"path": self.path, "x-a": self.headers["x-a"], "size": size}
+        ).encode()
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(answered)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -138,36 +140,54 @@ def test_check_reads_certificates(tmp_path: Path) -> None:
 
 def test_explain_tells_the_endpoint_and_why(config: str) -> None:
     body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
-    told = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
+    explained = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
     again = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
 
-    assert told == again
-    assert told["index"] == "empty: no running service was asked"
-    assert (told["pool"], told["strategy"], told["reason"]) == ("llama", "prefix_hash", "home")
-    assert told["walk"][0] == {"endpoint": told["endpoint"], "in_flight": 0, "is_within": True}
-    assert told["bound"] == 3
+    assert explained == again
+    assert explained["index"] == "empty: no running service was asked"
+    assert (explained["pool"], explained["strategy"], explained["reason"]) == (
+        "llama",
+        "prefix_hash",
+        "home",
+    )
+    assert explained["walk"][0] == {
+        "endpoint": explained["endpoint"],
+        "in_flight": 0,
+        "is_within": True,
+    }
+    assert explained["bound"] == 3
 
 
 def test_explain_tells_what_each_endpoint_would_cost(config: str) -> None:
     Path(config).write_text(CONFIG.replace("    strategy: {name: prefix_hash}\n", ""))
     body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi " * 999}]})
-    told = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
+    explained = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
 
-    assert (told["strategy"], told["reason"]) == ("prefix_cache", "cold")
-    assert {offer["endpoint"] for offer in told["candidates"]} == {"10.0.0.1:8000", "10.0.0.2:8000"}
-    assert {offer["miss_tokens"] for offer in told["candidates"]} == {told["prompt_tokens"]}
-    assert told["prompt_tokens"] == 751
+    assert (explained["strategy"], explained["reason"]) == ("prefix_cache", "cold")
+    assert {offer["endpoint"] for offer in explained["candidates"]} == {
+        "10.0.0.1:8000",
+        "10.0.0.2:8000",
+    }
+    assert {offer["miss_tokens"] for offer in explained["candidates"]} == {
+        explained["prompt_tokens"]
+    }
+    assert explained["prompt_tokens"] == 751
 
 
 def test_explain_reads_the_endpoint_file_and_says_why_it_cannot_route(
     config: str, tmp_path: Path
 ) -> None:
-    told = run_extproc("explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}')
+    explained = run_extproc(
+        "explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}'
+    )
     unknown = run_extproc("explain", "--config", config, body='{"model": "gpt-9", "prompt": "hi"}')
     (tmp_path / "endpoints.yaml").unlink()
     gone = run_extproc("explain", "--config", config, "--timeout", "0.5", body="{}")
 
-    assert json.loads(told.stdout).items() >= {"endpoint": "pod-1", "reason": "least_load"}.items()
+    assert (
+        json.loads(explained.stdout).items()
+        >= {"endpoint": "pod-1", "reason": "least_load"}.items()
+    )
     assert (unknown.returncode, unknown.stderr) == (
         2,
         "extproc: The model `gpt-9` does not exist.\n",
@@ -181,14 +201,14 @@ def test_explain_asks_the_running_service_for_what_it_knows(tmp_path: Path) -> N
     with ThreadingHTTPServer(("127.0.0.1", 0), AdminStub) as admin:
         Thread(target=admin.serve_forever, daemon=True).start()
         url = f"127.0.0.1:{admin.server_port}"
-        said = json.loads(
+        reported = json.loads(
             run_extproc("explain", "--url", url, "--header", "X-A: 1", body=body).stdout
         )
         admin.shutdown()
     nobody = run_extproc("explain", "--url", url, body=body)
     (tmp_path / "body.json").write_text(body)
 
-    assert said == {
+    assert reported == {
         "path": "/explain?path=%2Fv1%2Fchat%2Fcompletions",
         "x-a": "1",
         "size": len(body),
@@ -343,7 +363,7 @@ EITHER = "give either a configuration FILE (--config) or --pool-name"
 
 
 @table(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serve", "--pool-name=vllm", "--endpoint-selector=a=b"], "--endpoint-selector"),
         (["serve"], EITHER),
@@ -353,11 +373,11 @@ EITHER = "give either a configuration FILE (--config) or --pool-name"
         (["--pool-namespace=prod"], EITHER),
     ],
 )
-def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], said: str) -> None:
+def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(cli, arguments)
 
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
 
 
 def test_flags_beside_a_file_are_refused() -> None:
@@ -421,7 +441,7 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
         [pool] = await asyncio.to_thread(get_json, f"{url}/pools")
         health = await asyncio.to_thread(health_at, health_url, "inference-extension")
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", grpc_port))
-        said = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
+        messages = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
 
     assert {endpoint["name"] for endpoint in pool["endpoints"]} == {
         "default/a:8000",
@@ -433,5 +453,5 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
     names = (
         "config-file, --ha-enable-leader-election, --metrics-endpoint-auth, --pool-group, --tracing"
     )
-    assert f"flags that have no effect here: --{names}, --zap-encoder" in said
+    assert f"flags that have no effect here: --{names}, --zap-encoder" in messages
     assert api.of(POOLS).queries

@@ -67,8 +67,8 @@ def take(pools: Pools) -> tuple[Pick, int]:
 
 def match_tokens(pools: Pools) -> dict[str, int]:
     """Tokens of the prompt that each endpoint is believed to hold."""
-    told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
-    return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
+    explained = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
+    return {offer["endpoint"]: offer["match_tokens"] for offer in explained["candidates"]}  # type: ignore[attr-defined]
 
 
 def logs(pools: Pools) -> AccessLogs:
@@ -86,7 +86,7 @@ async def test_operators_see_who_cools_down() -> None:
                 "extproc_pool_endpoints", {"pool": pool, "state": state}
             )
 
-        told = explain_decision(
+        explained = explain_decision(
             pools.picker, Query("POST", "/v1/chat/completions", {}, b'{"model": "a"}')
         )
 
@@ -98,7 +98,10 @@ async def test_operators_see_who_cools_down() -> None:
             0,
         ]
         assert [endpoints("b", state) for state in ("ready", "cooling")] == [2, 0]
-        assert (told["endpoint"], told["left_out"]) == ("10.0.0.2:80", {"10.0.0.1:80": "cooling"})
+        assert (explained["endpoint"], explained["left_out"]) == (
+            "10.0.0.2:80",
+            {"10.0.0.1:80": "cooling"},
+        )
 
 
 async def test_entries_that_anybody_may_write_cool_nothing_and_empty_no_index() -> None:
@@ -123,9 +126,9 @@ async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
     async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         host, _, port = pick.endpoint.address.partition(":")
-        told = log_message(entry("b", (host, int(port)), pick=f"{number:016x}"))
+        message = log_message(entry("b", (host, int(port)), pick=f"{number:016x}"))
         for _ in range(3):
-            logs(pools).take(told)
+            logs(pools).take(message)
 
         assert pools["a"].feedback.counters.answers == {(pick.endpoint.name, "2xx"): 1}
         assert pools["b"].feedback.counters.answers == {}
@@ -175,14 +178,14 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
     ],
 )
 async def test_what_was_never_read_is_not_believed_there(
-    who: str, told: Exchange, known: list[str]
+    who: str, exchange: Exchange, known: list[str]
 ) -> None:
     async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
         address = {"picked": pick.endpoint.address, "other": other}
         before = match_tokens(pools)
-        pools.feedback.take(replace(told, address=address.get(who, who), ticket=number))
+        pools.feedback.take(replace(exchange, address=address.get(who, who), ticket=number))
 
         assert before[pick.endpoint.address] > 0
         assert [each for each, tokens in match_tokens(pools).items() if tokens] == [
@@ -298,8 +301,8 @@ def test_only_lists_silent_on_health_are_asked(
 def test_metrics_are_read_for_strategies_that_use_them(
     strategy: str, signals: object, is_read: bool
 ) -> None:
-    said = {"strategy": {"name": strategy}, "signals": signals}
-    fields = {"name": "llama", "endpoints": {"static": []}, **said}
+    changes = {"strategy": {"name": strategy}, "signals": signals}
+    fields = {"name": "llama", "endpoints": {"static": []}, **changes}
     given = {name: value for name, value in fields.items() if value is not None}
 
     assert (build_scrape(PoolSettings.model_validate(given)) is not None) is is_read

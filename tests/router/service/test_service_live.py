@@ -46,24 +46,24 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
         pool(["127.0.0.1:8003"], {"name": "least_load"}, name="b", probe=False),
     ]
     async with serving_live(tmp_path, pools) as live, live.session.get("/live") as answer:
-        told = live_events(answer)
-        await next_state(told)
+        states = live_events(answer)
+        await next_state(states)
         live.request(pool_name="a")
         live.request(pool_name="b")
-        told_by = live.app.pools["a"].feedback.signals
-        told_by["127.0.0.1:8001"] = EndpointSignals(first_tokens=4, first_token_s=1.0)
+        shown_by = live.app.pools["a"].feedback.signals
+        shown_by["127.0.0.1:8001"] = EndpointSignals(first_tokens=4, first_token_s=1.0)
         live.fail("a", "127.0.0.1:8002")
-        state = await next_state(told)
+        state = await next_state(states)
         while len(state.decisions) < 2:
-            state = await next_state(told)
-        said = await live.pools()
+            state = await next_state(states)
+        reported = await live.pools()
         async with live.session.get("/live") as second:
             first_event = await anext(live_events(second))
 
     pools_shown = [[getattr(one, name) for name in POOL] for one in state.pools]
-    assert pools_shown == [[one[name] for name in POOL] for one in said]
+    assert pools_shown == [[one[name] for name in POOL] for one in reported]
     shown = [[getattr(row, name) for name in ROW] for one in state.pools for row in one.endpoints]
-    assert shown == [[row[name] for name in ROW] for one in said for row in one["endpoints"]]
+    assert shown == [[row[name] for name in ROW] for one in reported for row in one["endpoints"]]
     assert state.pools[0].endpoints[0].first_token_s == 0.25
     assert {row.pool for row in state.decisions} == {"a", "b"}
     assert (state.is_ready, state.faults) == (True, [])
@@ -92,8 +92,8 @@ async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
         serving_live(tmp_path, limit=limit) as live,
         live.session.get("/live", timeout=PATIENCE) as answer,
     ):
-        told = live_events(answer)
-        numbers = [(await next_state(told)).number for _ in range(4)]
+        states = live_events(answer)
+        numbers = [(await next_state(states)).number for _ in range(4)]
 
     assert numbers == [1, 2, 3, 4]
 
@@ -120,11 +120,11 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
         await until(lambda: len(live.limit.connections) == 1)
         [transport] = live.limit.connections
         async with live.session.get("/live") as answer:
-            told = live_events(answer)
-            await next_state(told)
+            states = live_events(answer)
+            await next_state(states)
             await until(lambda: transport not in live.limit.connections, 60)
-            seen = await next_state(told)
-            assert (await next_state(told)).number > seen.number
+            seen = await next_state(states)
+            assert (await next_state(states)).number > seen.number
         deaf.close()
 
 
@@ -145,15 +145,15 @@ async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_s
     tmp_path: Path,
 ) -> None:
     async with serving_live(tmp_path) as live, live.session.get("/live") as answer:
-        told = live_events(answer)
-        assert (await next_state(told)).configuration.refusal is None
+        states = live_events(answer)
+        assert (await next_state(states)).configuration.refusal is None
         async with live.watching():
             live.configure((), "pools: 7")
-            while (refusal := (await next_state(told)).configuration.refusal) is None:
+            while (refusal := (await next_state(states)).configuration.refusal) is None:
                 pass
             assert "pools" in refusal.why
             live.configure([pool(["127.0.0.1:8001"], {"name": "random"}, probe=False)])
-            while (configuration := (await next_state(told)).configuration).number < 2:
+            while (configuration := (await next_state(states)).configuration).number < 2:
                 pass
         async with live.session.get("/config") as config:
             text = await config.text()

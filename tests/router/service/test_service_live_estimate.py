@@ -8,10 +8,10 @@ from tests.router.routing.fleet import Fleet, words
 
 def chat_with_fleet(fleet: Fleet, estimate: LeastLoadEstimate, turns: int, begun: int = 0) -> None:
     """One chat, turn by turn; the first ones before anybody looks."""
-    said: list[str] = []
+    texts: list[str] = []
     for turn in range(turns):
-        said += [words(f"turn {turn}", 1_000)] * (turn > 0) + [words(f"question {turn}", 1_000)]
-        pick = fleet.pick(*said)
+        texts += [words(f"turn {turn}", 1_000)] * (turn > 0) + [words(f"question {turn}", 1_000)]
+        pick = fleet.pick(*texts)
         if turn >= begun:
             estimate.note(pick, fleet.clock.now_s)
         pick.release()

@@ -69,7 +69,7 @@ FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
 
 
 @table(
-    ("limit", "endpoints", "in_flight", "told", "saturation"),
+    ("limit", "endpoints", "in_flight", "by_name", "saturation"),
     [
         ("max_in_flight: 4", TWO, 0, {}, 0),
         ("max_in_flight: 4", TWO, 2, FULLER, 0.25),
@@ -86,13 +86,13 @@ async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_name
     limit: str,
     endpoints: str,
     in_flight: int,
-    told: dict[str, EndpointSignals],
+    by_name: dict[str, EndpointSignals],
     saturation: float | None,
 ) -> None:
     async with running_pools(FULL.format(limit, endpoints)) as pools:
         await synced(pools)
         each = pools["a"]
-        for name, signals in told.items():
+        for name, signals in by_name.items():
             each.feedback.apply_signals(each.pool.snapshot.ready[name], signals)
         for _ in range(in_flight):
             pools.picker.pick(Query("GET", "/", {}))
@@ -105,7 +105,7 @@ async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_name
         for one in each.samples
     }
 
-    usage, waiting = (0.2, 3) if told is BUSY else (0, 20) if told else (None, None)
+    usage, waiting = (0.2, 3) if by_name is BUSY else (0, 20) if by_name else (None, None)
     expected: dict[tuple[str, ...], float | None] = {
         ("extproc_pool_saturation", "a"): saturation,
         ("llm_d_epp_flow_control_pool_saturation", "a"): saturation,

@@ -63,21 +63,21 @@ async def test_a_file_that_goes_and_comes_is_logged(
     path = tmp_path / "extproc.yaml"
     path.write_text(ONE)
 
-    def said() -> list[str]:
+    def is_logged() -> list[str]:
         """Other tests of the process may have set other loggers to INFO, too."""
         return [record.getMessage() for record in caplog.records if record.name == log]
 
     async with watching(path, ONE) as app:
         await until(lambda: pool_names(app) == ["a"])
         path.unlink()
-        await until(said)
+        await until(is_logged)
         for number in range(3):
             (tmp_path / f"other-{number}").touch()
             await asyncio.sleep(0)
         path.write_text(TWO)
         await until(lambda: pool_names(app) == ["b"])
 
-    assert said() == [
+    assert is_logged() == [
         f"{path} cannot be read, what it said stays: No such file or directory",
         f"{path} can be read again",
     ]
@@ -88,13 +88,13 @@ async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> No
     path = tmp_path / "extproc.yaml"
     path.write_text(TWO)
     async with watching(path, ONE) as app:
-        told = partial(app.metrics.registry.get_sample_value, "extproc_config_refused")
+        refused = partial(app.metrics.registry.get_sample_value, "extproc_config_refused")
         await until(lambda: pool_names(app) == ["b"])
-        seen = [told(), reloads(app, "applied")]
+        seen = [refused(), reloads(app, "applied")]
         path.write_text("pools: nonsense")
-        await until(lambda: told() == 1)
+        await until(lambda: refused() == 1)
         path.write_text(TWO)  # what is in force
-        await until(lambda: told() == 0)
+        await until(lambda: refused() == 0)
 
     assert seen == [0, 1]
 

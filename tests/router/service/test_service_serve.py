@@ -206,12 +206,12 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         second.start()
 
         assert second.wait(60) == 2
-        said = (
+        warning = (
             "socket is in use by another process"
             if listen
             else f".{which}: cannot listen on {taken}"
         )
-        assert said in second.log.read_text()
+        assert warning in second.log.read_text()
         assert first.is_ready()
     assert not (tmp_path / "socket").exists(), "it leaves no file behind"
 

@@ -234,9 +234,9 @@ def test_the_environment_overrides_the_server_section() -> None:
     ],
 )
 def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: str) -> None:
-    told = settings_faults(GOOD, **{name: "1"})
+    fault = settings_faults(GOOD, **{name: "1"})
 
-    assert told.startswith(f"{name}: there is no such variable; {nearest}")
+    assert fault.startswith(f"{name}: there is no such variable; {nearest}")
 
 
 def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:

@@ -67,10 +67,10 @@ class KeptSpans:
     async def stop(self) -> None:
         await self.tracer.stop(30)
 
-    async def record(self, told: Routed | Answer, origin: Origin | None = ORIGIN) -> None:
+    async def record(self, reply: Routed | Answer, origin: Origin | None = ORIGIN) -> None:
         """And stops."""
         if origin is not None:
-            self.tracer.record(origin, told, 0.002)
+            self.tracer.record(origin, reply, 0.002)
         await self.stop()
 
 
@@ -138,10 +138,12 @@ def test_nothing_is_imported_and_no_stream_looks_for_a_trace_unless_asked_for() 
 
 def test_without_the_extra_the_service_starts_and_says_so() -> None:
     without = "import sys; sys.modules['opentelemetry'] = None\n" + STARTED
-    said, told, _ = run_python(without, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+    warning, tracer_class, _ = run_python(
+        without, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    )
 
-    assert said == "no traces: opentelemetry.context is not here; install the extra `otel`"
-    assert told == "None _Stream"
+    assert warning == "no traces: opentelemetry.context is not here; install the extra `otel`"
+    assert tracer_class == "None _Stream"
 
 
 def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(
@@ -152,8 +154,10 @@ def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(
     assert isinstance(build_exporter(OTLP), OTLPSpanExporter)
     for environment in ({"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, odd):
         assert build_tracer(environment, lambda *_: None) is None
-    said = caplog.messages
-    assert [text.startswith("no traces: no package here exports traces by ") for text in said] == [
+    warnings = caplog.messages
+    assert [
+        text.startswith("no traces: no package here exports traces by ") for text in warnings
+    ] == [
         True,
         True,
     ]
@@ -165,9 +169,9 @@ async def test_a_decision_is_a_span_of_its_callers_trace() -> None:
     (span,) = kept.exporter.get_finished_spans()
 
     assert span.name == SPAN
-    told = json.loads(span.to_json())
-    assert told["parent_id"] == f"0x{CALLER}"
-    assert told["context"]["trace_id"] == f"0x{TRACE}"
+    as_json = json.loads(span.to_json())
+    assert as_json["parent_id"] == f"0x{CALLER}"
+    assert as_json["context"]["trace_id"] == f"0x{TRACE}"
     assert span.context is not None
     assert span.context.trace_state.to_header() == "vendor=1"
     assert (span.end_time or 0) - (span.start_time or 0) == 2_000_000
@@ -247,12 +251,12 @@ async def test_who_takes_no_spans_costs_spans_and_nobody_waits(receiver: Receive
     exporter = Threads(exporting_to(receiver))
     environment = {"OTEL_BSP_MAX_QUEUE_SIZE": "600"}
     kept = KeptSpans(environment, exporter)
-    told = routed_span()
+    routed = routed_span()
     for _ in range(600):
-        kept.tracer.record(ORIGIN, told, 0.001)
+        kept.tracer.record(ORIGIN, routed, 0.001)
     await asyncio.to_thread(wait_until, lambda: exporter.taken >= 512)
     for _ in range(2_000):
-        kept.tracer.record(ORIGIN, told, 0.001)
+        kept.tracer.record(ORIGIN, routed, 0.001)
 
     assert kept.counts["dropped"] == 2_600 - 600 - exporter.taken
     assert get_ident() not in exporter.threads

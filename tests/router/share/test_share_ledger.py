@@ -63,9 +63,9 @@ def test_news_without_gaps_are_the_truth_in_any_order_and_however_often(
 ) -> None:
     rng = Random(seed)
     ledger = Ledger()
-    said = [*news, *rng.choices(news, k=len(news))]
-    rng.shuffle(said)
-    apply_news(ledger, said)
+    shuffled = [*news, *rng.choices(news, k=len(news))]
+    rng.shuffle(shuffled)
+    apply_news(ledger, shuffled)
 
     assert ledger.counts() == truth(news)
 

@@ -66,12 +66,12 @@ async def test_a_pick_counts_everywhere_until_its_end_or_a_farewell() -> None:
 async def test_nobody_tells_itself(pair: list[ShareGateway]) -> None:
     """It is in its own list of peers, too: what comes from itself is closed, and not dialled again."""
     one, other = pair
-    heard = other.counts["heard"]
+    received = other.counts["heard"]
     sent = one.counts["sent"]
-    await until(lambda: other.counts["heard"] > heard + 3)
+    await until(lambda: other.counts["heard"] > received + 3)
 
     assert one.neighbours.active == 1
-    assert one.counts["sent"] - sent <= other.counts["heard"] - heard + 1
+    assert one.counts["sent"] - sent <= other.counts["heard"] - received + 1
 
 
 async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[ShareGateway]) -> None:

@@ -102,12 +102,12 @@ def counts(gateway: FleetGateway) -> dict[str, int]:
 def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
     one, other = (both := sharing_gateways(2)).gateways
     for number in range(20):
-        said = [words(f"{number} Why?", 500)]
-        first = one.visit(*said, after_s=0)
+        texts = [words(f"{number} Why?", 500)]
+        first = one.visit(*texts, after_s=0)
         both.post()
         both.wait(1)
-        offers = other.explain(*said, "Because.", "How?")
-        following = other.visit(*said, "Because.", "How?", after_s=0)
+        offers = other.explain(*texts, "Because.", "How?")
+        following = other.visit(*texts, "Because.", "How?", after_s=0)
 
         assert first.endpoint.name == following.endpoint.name
         assert following.reason is SESSION
@@ -118,9 +118,9 @@ def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
     one, other = (both := sharing_gateways(2)).gateways
     name = one.pick(words("Why?", 5_000)).endpoint.name
     both.post()
-    told = [gateway.explain("Who?").get(name, {}).get("backlog_ms") for gateway in (one, other)]
+    backlogs = [gateway.explain("Who?").get(name, {}).get("backlog_ms") for gateway in (one, other)]
 
-    assert len({*told} - {None}) <= 1
+    assert len({*backlogs} - {None}) <= 1
     assert other.pick("Who?").endpoint.name != name
 
 
@@ -145,10 +145,10 @@ def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
 @table("is_early", [False, True], ids=["told at once", "told at the end"])
 def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early: bool) -> None:
     one, other = (both := sharing_gateways(2, names="ab")).gateways
-    said = words("Why?", 500)
-    pick = one.pick(said)
+    texts = words("Why?", 500)
+    pick = one.pick(texts)
     both.post()
-    assert other.explain(said)[pick.endpoint.name]["match_tokens"] != 0
+    assert other.explain(texts)[pick.endpoint.name]["match_tokens"] != 0
 
     if is_early:
         pick.learn(Ending(503))
@@ -159,19 +159,19 @@ def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early
     both.post()
 
     for gateway in both.gateways:
-        assert {offer["match_tokens"] for offer in gateway.explain(said).values()} == {0}
+        assert {offer["match_tokens"] for offer in gateway.explain(texts).values()} == {0}
         assert len(gateway.strategy.index) == 0
 
 
 def test_a_request_that_moved_is_known_where_it_went() -> None:
     one, other = (both := sharing_gateways(2, names="ab")).gateways
-    said = words("Why?", 500)
-    pick = one.pick(said)
+    texts = words("Why?", 500)
+    pick = one.pick(texts)
     elsewhere = pick.fallbacks[0]
     both.post()
     one.pool.move(pick, elsewhere.address)
     both.post()
-    offers = other.explain(said)
+    offers = other.explain(texts)
     assert offers[elsewhere.name]["match_tokens"] != 0
     assert offers[pick.endpoint.name]["match_tokens"] == 0
     assert counts(other) == counts(one)
@@ -211,9 +211,9 @@ def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
     assert other.strategy.gateways.is_alone
 
 
-@table(("away_s", "heard"), [(0.5, 2), (4.0, 1)])
+@table(("away_s", "known"), [(0.5, 2), (4.0, 1)])
 def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
-    away_s: float, heard: int
+    away_s: float, known: int
 ) -> None:
     _, other = (both := sharing_gateways(2)).gateways
     other.clock.now_s += away_s
@@ -221,7 +221,7 @@ def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
     both.gateways[0] = again = FleetGateway(5, "abcd")
     again.clock.now_s = other.clock.now_s
     both.beat(2)
-    assert other.neighbours.active == heard
+    assert other.neighbours.active == known
 
     both.beat(4)
 
@@ -238,11 +238,11 @@ def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_li
     both.beat()
     both.gateways.remove(one)
     both.beat(beats)
-    heard = other.neighbours.active + other.neighbours.lost
+    known = other.neighbours.active + other.neighbours.lost
     both.gateways.remove(third)
     both.beat(8)
 
-    assert heard == (2 if lost == 2 else 1)
+    assert known == (2 if lost == 2 else 1)
     assert other.neighbours == PeerCounts(0, 0, lost)
 
 
@@ -257,15 +257,15 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
         both.wait(late_s)
         other.receive(letters)
         both.beat(1, late_s)
-    said = [words("Why?", 500)]
-    first = one.pick(*said)
+    texts = [words("Why?", 500)]
+    first = one.pick(*texts)
     letters = one.share.letters(one.clock.now_s)
     both.wait(late_s)
     other.receive(letters)
 
     assert other.neighbours == PeerCounts(1, prompt, 0)
     assert sum(counts(other).values()) == prompt
-    assert other.pick(*said, "Because.", "How?").endpoint.name == first.endpoint.name
+    assert other.pick(*texts, "Because.", "How?").endpoint.name == first.endpoint.name
     assert other.share.peers.delays() == {1_000: pytest.approx(late_s, abs=0.002)}
     assert other.strategy.gateways.times == 2 - prompt
 
@@ -637,14 +637,14 @@ def fleet_picture(gateway: FleetGateway, chats: Sequence[Sequence[str]]) -> obje
 
 
 @table(
-    ("told", "heard", "prompt", "count", "times"),
+    ("configured", "known", "prompt", "count", "times"),
     [(8, 0, 0, 8, 8), (8, 7, 7, 1, 1), (8, 7, 0, 1, 8), (8, 3, 3, 2, 2), (2, 7, 7, 1, 1)],
 )
 def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
-    told: int, heard: int, prompt: int, count: float, times: float
+    configured: int, known: int, prompt: int, count: float, times: float
 ) -> None:
-    company = GatewayCount(told)
-    company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
+    company = GatewayCount(configured)
+    company.set_peers(PeerCounts(known, prompt, 0), 0.0)
 
     assert (company.count, company.times) == (count, times)
 
@@ -653,18 +653,18 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
     one, other = (both := sharing_gateways(2, names="abcdefgh")).gateways
     chats = [[words(f"{number} Why?", 500), "Because.", "How?"] for number in range(20)]
     placed = []
-    for said in chats:
-        placed.append(one.visit(*said, after_s=0).endpoint.name)
+    for texts in chats:
+        placed.append(one.visit(*texts, after_s=0).endpoint.name)
         both.post()
         both.wait(1)
     both.wait(4)
     other.share.heartbeat(other.clock.now_s)
     other.follow("abcdefgh")
     # Turns of a gateway that sends no letters.
-    longer = [[*said, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for said in chats]
-    found = [other.visit(*said, after_s=1).endpoint.name for said in longer]
+    longer = [[*texts, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for texts in chats]
+    found = [other.visit(*texts, after_s=1).endpoint.name for texts in longer]
     assert found == placed
-    assert sum(told.cached for told in other.strategy.predicted().values()) > 20 * 700
+    assert sum(predicted.cached for predicted in other.strategy.predicted().values()) > 20 * 700
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]

@@ -476,7 +476,7 @@ SKIPPED = [
 # without endpoints.
 
 # Upstream's requests: an id, a header that means nothing, the orders of a client.
-SAID = {"hi": "mom", "x-request-id": "test-request-id"}
+FIELDS = {"hi": "mom", "x-request-id": "test-request-id"}
 ORDERS = {
     "x-gateway-inference-objective": "premium",
     "x-gateway-model-name-rewrite": "sql-lora-1fdg2",
@@ -516,14 +516,14 @@ def ordered(orders: dict[str, str], body: bytes = BODY, first_bytes: int = 0) ->
     begun: list[Turn] = [(part(body[:first_bytes]), [])] if first_bytes else []
     went = Went(H, request_id=None, removed=tuple(sorted(orders)))
     return [
-        (events.RequestHeaders(SAID | orders), []),
+        (events.RequestHeaders(FIELDS | orders), []),
         *begun,
         (events.RequestBody(body[first_bytes:]), [went, back(body)]),
     ]
 
 
 def limited_to(subset: Sequence[str]) -> Turn:
-    return events.RequestHeaders(SAID, subset=subset), []
+    return events.RequestHeaders(FIELDS, subset=subset), []
 
 
 TYPED: Turn = (events.RequestHeaders({"content-type": "application/json"}), [])
@@ -571,7 +571,7 @@ UPSTREAMS: dict[str, Turns] = {
     "a response alone, an event stream": [*answer(b"data: {}", b"data: [DONE]", b"")],
     "a response alone, ended by trailers": ENDED_BY_TRAILERS,
     "headers of a request, then a gRPC response that trailers end": [
-        (events.RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
+        (events.RequestHeaders(FIELDS | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
         *ENDED_BY_TRAILERS,
     ],
 }
@@ -642,15 +642,15 @@ NGINX = [
     Conversation("agentgateway: refused", [(CHAT, []), (BODY_SENT, [NO_ENDPOINT])], no_endpoints()),
 ]
 
-TOLD = events.StreamConfig(DUPLEX, DUPLEX)
+REPORTED = events.StreamConfig(DUPLEX, DUPLEX)
 BUFFERED = events.RequestBody(
     BODY, config=events.StreamConfig(events.BodyMode.BUFFERED, events.BodyMode.NONE)
 )
 OURS = ("x-gateway-destination-endpoint-served", "x-extproc-anything")
-TOLD_LATER: dict[str, Turns] = {
+REPORTED_LATER: dict[str, Turns] = {
     "headers skipped: the mode comes with the body": [(BUFFERED, [Went(B)])],
     "headers skipped, full duplex: the pick goes with the first piece": [
-        (events.RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
+        (events.RequestBody(b"x" * 60_000, end_of_stream=False, config=REPORTED), []),
         (
             events.RequestBody(b"y" * 10_000),
             [Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)), back(b"y" * 8_000)],
@@ -668,19 +668,19 @@ TOLD_LATER: dict[str, Turns] = {
 
 WITHOUT_ROOM: list[Turn] = [
     (
-        events.RequestBody(b"xx", end_of_stream=False, config=TOLD),
+        events.RequestBody(b"xx", end_of_stream=False, config=REPORTED),
         [Went(B, piece=back(b"", ends=False)), back(b"xx", ends=False)],
     ),
     (events.RequestBody(b"y"), [back(b"y")]),
 ]
-MODE_TOLD_LATE: list[Turn] = [(CHAT, []), (BUFFERED, [Went(H), back(BODY)])]
+MODE_LATE: list[Turn] = [(CHAT, []), (BUFFERED, [Went(H), back(BODY)])]
 OTHERS = [
-    *recorded(TOLD_LATER),
+    *recorded(REPORTED_LATER),
     Conversation(
         "headers skipped, full duplex, no room to hold the body", WITHOUT_ROOM, budget_bytes=1
     ),
     Conversation(
-        "a mode told later than with the first message is none", MODE_TOLD_LATE, goes_unseen=True
+        "a mode told later than with the first message is none", MODE_LATE, goes_unseen=True
     ),
 ]
 

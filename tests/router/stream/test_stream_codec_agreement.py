@@ -257,16 +257,16 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     mutation.remove_headers = sorted(reply.remove_headers)
     if reply.request_id is not None:
         mutation.set_headers += _mutation({"x-request-id": reply.request_id}).set_headers
-    told = {
+    fields = {
         "pool": "llama",
         "strategy": pick.strategy,
         "reason": pick.reason,
         "endpoint": pick.endpoint.name,
     }
     if key is not None:
-        told["prefix"] = f"{key:016x}"
+        fields["prefix"] = f"{key:016x}"
     if reply.ticket:
-        told["pick"] = f"{reply.ticket:016x}"
+        fields["pick"] = f"{reply.ticket:016x}"
     if reply.is_unread:
         mutation.set_headers += _mutation({"x-extproc-unread": "1"}).set_headers
     clears = reply.clear_route_cache or reply.is_unread
@@ -281,7 +281,7 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     response.dynamic_metadata = Struct(
         fields={
             "envoy.lb": Value(struct_value=_struct({DESTINATION: destination})),
-            "extproc": Value(struct_value=_struct(told)),
+            "extproc": Value(struct_value=_struct(fields)),
         }
     )
     shown = modes.ProcessingModeHeaderSendMode.SKIP
@@ -292,10 +292,10 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
 
 
 def _mode(
-    body: modes.ProcessingModeBodySendMode, told: modes.ProcessingModeHeaderSendMode
+    body: modes.ProcessingModeBodySendMode, header_mode: modes.ProcessingModeHeaderSendMode
 ) -> modes.ProcessingMode:
     return modes.ProcessingMode(
-        response_header_mode=told,
+        response_header_mode=header_mode,
         request_body_mode=body,
         request_trailer_mode=modes.ProcessingModeHeaderSendMode.SKIP,
         response_trailer_mode=modes.ProcessingModeHeaderSendMode.SEND,

@@ -86,10 +86,10 @@ def make_room(picker: Picker, limit: int | None = None) -> None:
         route.pool.max_in_flight = limit
 
 
-def joined(told: Iterable[Expected]) -> list[Expected]:
+def joined(parts: Iterable[Expected]) -> list[Expected]:
     """Replies with a body's pieces put together: where it was cut is nobody's business."""
     whole: list[Expected] = []
-    for one in [piece for reply in told for piece in parted(reply)]:
+    for one in [piece for reply in parts for piece in parted(reply)]:
         last = whole[-1] if whole else None
         if (
             isinstance(one, events.Piece)
@@ -115,7 +115,7 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
     limits = [route.pool.max_in_flight for route in picker.routes.values()]
     in_flight = [route.pool.book.total for route in picker.routes.values()]
     session = open_session(picker, budget=budget, pool=conversation.pool)
-    told = list[Expected]()
+    given = list[Expected]()
     with full(picker) as queues:
         for event, _ in conversation.turns:
             replies = session.on(event)
@@ -128,13 +128,13 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
                 for route, limit in zip(picker.routes.values(), limits, strict=True):
                     route.pool.max_in_flight = limit
                 replies = session.on(events.Room(is_last=True))
-            told += map(summarize, replies)
+            given += map(summarize, replies)
         session.close()
         assert sum(map(len, queues)) == 0
     expected = joined(reply for _, replies in conversation.turns for reply in replies)
 
-    assert len(expected) == len(joined(told)), told
-    assert all(map(agrees, expected, joined(told))), told
+    assert len(expected) == len(joined(given)), given
+    assert all(map(agrees, expected, joined(given))), given
     assert [route.pool.book.total for route in picker.routes.values()] == in_flight
     assert budget.used == 0
 
@@ -188,17 +188,17 @@ OPENINGS: dict[str, tuple[Sequence[events.Event], int, bool, Sequence[Expected]]
 
 
 @pytest.mark.usefixtures("hold_transport")
-@table(("opening", "answered", "is_told", "expected"), OPENINGS.values(), ids=OPENINGS)
+@table(("opening", "answered", "is_reported", "expected"), OPENINGS.values(), ids=OPENINGS)
 async def test_a_held_request_is_answered_when_there_is_room(
-    opening: Sequence[events.Event], answered: int, is_told: bool, expected: Sequence[Expected]
+    opening: Sequence[events.Event], answered: int, is_reported: bool, expected: Sequence[Expected]
 ) -> None:
     async with serving_full() as (served, queue):
         call = await served.say(*opening)
         for _ in range(answered):
             await receive(call)
-        if is_told:
-            told = ProcessingResponse.parse(await receive(call))
-            assert told == ProcessingResponse(
+        if is_reported:
+            reply = ProcessingResponse.parse(await receive(call))
+            assert reply == ProcessingResponse(
                 override_message_timeout=timedelta(seconds=WAIT_S + 2)
             )
         else:
@@ -209,7 +209,7 @@ async def test_a_held_request_is_answered_when_there_is_room(
 
         assert all(map(agrees, expected, [read_response(await receive(call)) for _ in expected]))
         assert served.in_flight == 1
-        if is_told:
+        if is_reported:
             await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK
         for _, release in served.unseen:
@@ -289,12 +289,12 @@ def test_held_requests_stay_bounded() -> None:
         while turns:
             turns.pop(0)()
             left.append(held - len(queue))
-        told = [len(call.sent) for call in calls]
+        counts = [len(call.sent) for call in calls]
         for handler in handlers:
             handler.on_close()
 
     assert held == count
-    assert told == [2] * count + [1] * more  # how long it takes, and where to; or no
+    assert counts == [2] * count + [1] * more  # how long it takes, and where to; or no
     assert max(after - before for before, after in pairwise([0, *left])) <= 100
     assert bytes_each < 5_000
     assert picker.routes["llama"].pool.book.total == 0
@@ -312,14 +312,16 @@ def test_held_requests_stay_bounded() -> None:
     ],
 )
 def test_a_request_waits_as_long_as_its_objective_and_its_own_word_allow(
-    told: dict[str, str], waits_s: float
+    more_headers: dict[str, str], waits_s: float
 ) -> None:
     picker = one_pool(())
     with full(picker) as [queue]:
         queue.limits.wait_s_by_objective = {"batch": 300}
         session = open_session(picker)
         [held] = session.on(
-            replace(headers(end=True), headers={":method": "GET", ":path": "/v1/models"} | told)
+            replace(
+                headers(end=True), headers={":method": "GET", ":path": "/v1/models"} | more_headers
+            )
         )
         session.close()
 

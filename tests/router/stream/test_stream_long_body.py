@@ -125,13 +125,13 @@ def test_spoilt_message_is_read_as_protobuf_reads_it(
         + message[len(message) if is_behind else place :]
     )
     try:
-        told = pb.ProcessingRequest.FromString(spoilt)
+        found = pb.ProcessingRequest.FromString(spoilt)
     except Exception:  # noqa: BLE001  # whatever protobuf raises, we refuse
-        told = None
+        found = None
     for event in both_ways(spoilt):
-        if event is not None and told is not None and isinstance(event, RequestBody):
-            assert (told.request_body.body, told.request_body.end_of_stream) == (
+        if event is not None and found is not None and isinstance(event, RequestBody):
+            assert (found.request_body.body, found.request_body.end_of_stream) == (
                 event.data,
                 event.end_of_stream,
             )
-        assert (event is None) <= (told is None or told.WhichOneof("request") is None)
+        assert (event is None) <= (found is None or found.WhichOneof("request") is None)

@@ -182,13 +182,15 @@ def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_
     picker = one_pool(ADDRESSES[:1])
     session = open_session(picker)
     event = say.ResponseHeaders(served, status=503, retry_after="7")
-    told = say.Served("llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1")
+    served_reply = say.Served(
+        "llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1"
+    )
 
     assert open_session(picker).on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)], (
         "nobody routed it"
     )
     session.on(headers(end=True))
-    assert session.on(event) == [told]
+    assert session.on(event) == [served_reply]
     assert session.on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)]
     assert picks_in_flight(picker) == 1
 
@@ -305,8 +307,8 @@ def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> N
         isinstance(reply, say.Routed) and {*reply.remove_headers} == {*orders} for reply in routed
     )
     assert isinstance(refused, say.Answer)
-    told = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
-    assert (429, "sheddable", told) == (refused.status, refused.outcome, refused.headers)
+    fields = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
+    assert (429, "sheddable", fields) == (refused.status, refused.outcome, refused.headers)
     assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
 
     for session in sessions:
@@ -424,7 +426,7 @@ def test_any_order_of_events_is_answered_once_and_released_once(
 ) -> None:
     """Also where bodies are read apart, or never."""
     with every_body_is_long() if reads_apart else nullcontext():
-        tell_all(events, build(), max(limit_bytes, least_bytes), hear, reads_apart=reads_apart)
+        run_session(events, build(), max(limit_bytes, least_bytes), hear, reads_apart=reads_apart)
 
 
 @table("has_begun", [False, True])
@@ -447,7 +449,7 @@ def test_a_refusal_that_reading_brings_is_the_answer_and_ignored_where_nobody_as
     assert answer.status == 400
 
 
-def tell_all(
+def run_session(
     events: list[say.Event],
     picker: Picker,
     limit_bytes: int,

@@ -48,11 +48,11 @@ CHAT = "/v1/chat/completions"
 )
 def test_only_a_sampled_caller_is_followed(metadata: str, header: str, parent: str | None) -> None:
     sampling = Sampling()
-    told, asked = ({"traceparent": text} if text else {} for text in (metadata, header))
-    origin = sampling.origin(told, {":path": CHAT, **asked})
+    metadata_fields, asked = ({"traceparent": text} if text else {} for text in (metadata, header))
+    origin = sampling.origin(metadata_fields, {":path": CHAT, **asked})
 
     assert (origin and origin.traceparent) == parent
-    if sampling.rules_out(told):
+    if sampling.rules_out(metadata_fields):
         assert parent is None
 
 
@@ -71,10 +71,10 @@ def test_a_sampler_of_its_own_is_asked_about_the_others_and_a_state_that_is_too_
 
 @given(st.text(), st.text())
 def test_any_header_gives_an_origin_or_none(parent: str, state: str) -> None:
-    told = {"traceparent": parent, "tracestate": state}
+    fields = {"traceparent": parent, "tracestate": state}
     for sampling in (Sampling(), Sampling(unsampled=True, roots=True)):
-        assert (sampling.origin({}, told) or Origin()).traceparent in {parent, ""}
-        sampling.rules_out(told)
+        assert (sampling.origin({}, fields) or Origin()).traceparent in {parent, ""}
+        sampling.rules_out(fields)
 
 
 @given(
@@ -101,24 +101,30 @@ def decide_last(*texts: str) -> Decision:
 def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
     text = "lorem ipsum " * 200
     decision = decide_last(text, text)
-    told: Mapping[str, Any] = describe_span(Routed(Phase.REQUEST_BODY, decision), CHAT)
-    first, *others = told["extproc.candidates"]
+    attributes: Mapping[str, Any] = describe_span(Routed(Phase.REQUEST_BODY, decision), CHAT)
+    first, *others = attributes["extproc.candidates"]
 
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.model"] == "llama"
-    assert (told["extproc.pool"], told["extproc.strategy"]) == ("llama", "prefix_cache")
-    assert (told["extproc.outcome"], told["extproc.reason"]) == ("routed", "prefix")
-    assert told["extproc.prefix"] == f"{decision.key:016x}"
-    assert told["extproc.endpoint"] == first == decision.pick.endpoint.name
-    assert told["extproc.destination"].count(",") == 1
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.model"] == "llama"
+    assert (attributes["extproc.pool"], attributes["extproc.strategy"]) == ("llama", "prefix_cache")
+    assert (attributes["extproc.outcome"], attributes["extproc.reason"]) == ("routed", "prefix")
+    assert attributes["extproc.prefix"] == f"{decision.key:016x}"
+    assert attributes["extproc.endpoint"] == first == decision.pick.endpoint.name
+    assert attributes["extproc.destination"].count(",") == 1
     assert others
-    assert told["extproc.match_tokens"] == told["extproc.candidates.match_tokens"][0] > 500
-    assert told["extproc.prompt_tokens"] - told["extproc.match_tokens"] < 20
-    assert told["extproc.candidates.match_tokens"][1:] == [0] * len(others)
-    assert told["extproc.candidates.cost_ms"] == sorted(told["extproc.candidates.cost_ms"])
-    lengths = {len(value) for name, value in told.items() if name.startswith("extproc.candidates")}
+    assert (
+        attributes["extproc.match_tokens"] == attributes["extproc.candidates.match_tokens"][0] > 500
+    )
+    assert attributes["extproc.prompt_tokens"] - attributes["extproc.match_tokens"] < 20
+    assert attributes["extproc.candidates.match_tokens"][1:] == [0] * len(others)
+    assert attributes["extproc.candidates.cost_ms"] == sorted(
+        attributes["extproc.candidates.cost_ms"]
+    )
+    lengths = {
+        len(value) for name, value in attributes.items() if name.startswith("extproc.candidates")
+    }
     assert lengths == {1 + len(others)}
-    assert "lorem" not in str(told)
+    assert "lorem" not in str(attributes)
     # An open request keeps none of what was weighed.
     assert len(decision.costs) > 1
     assert decision.pick.reading.costs == ()
@@ -133,9 +139,9 @@ class Noted:
         self.sent_before: list[int] = []
         self.call = RecordedCall()
 
-    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> None:
+    def record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:
         assert elapsed_s > 0
-        self.notes.append((origin, told))
+        self.notes.append((origin, reply))
         self.sent_before.append(len(self.call.sent))
 
 

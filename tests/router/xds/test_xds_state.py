@@ -59,9 +59,9 @@ def subscribed_to_nothing_yet(catalog: Catalog) -> Subscriber:
 def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
     subscriber = subscribed_to_nothing_yet(published(llama=[A]))
     subscriber.on(Request(CLUSTERS))
-    told = [subscriber.next(), subscriber.next()]
+    responses = [subscriber.next(), subscriber.next()]
 
-    assert [response.type_url for response in told if response] == [CLUSTERS, ASSIGNMENTS]
+    assert [response.type_url for response in responses if response] == [CLUSTERS, ASSIGNMENTS]
 
 
 def test_an_accepted_version_is_not_sent_again() -> None:
@@ -170,18 +170,18 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
 
 
 @table(
-    ("wanted", "told"),
+    ("wanted", "sent"),
     [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])],
 )
 def test_clusters_can_be_asked_for_by_name_before_any_endpoints_are_known(
-    wanted: tuple[str, ...], told: list[str]
+    wanted: tuple[str, ...], sent: list[str]
 ) -> None:
     subscriber = Subscriber(Catalog(["llama", "qwen"]))
     assert subscriber.next() is None
 
     subscriber.on(Request(CLUSTERS, wanted))
 
-    assert resource_names(subscriber.next()) == told
+    assert resource_names(subscriber.next()) == sent
 
 
 def test_a_type_that_is_not_served_gets_no_answer() -> None:

@@ -29,12 +29,12 @@ ROWS = "#pools section:nth-of-type({}) table"
 DECIDED = "count => document.querySelectorAll('#decisions tr').length === count"
 
 
-async def explain(visit: Visit, body: bytes, told: str = "#told h3") -> str:
+async def explain(visit: Visit, body: bytes, selector: str = "#told h3") -> str:
     """Asks the page's box; returns what it says."""
     await visit.page.fill("#body", body.decode())
     await visit.page.click("#explain button")
-    await visit.page.wait_for_selector(told)
-    return str(await visit.page.locator(told).inner_text())
+    await visit.page.wait_for_selector(selector)
+    return str(await visit.page.locator(selector).inner_text())
 
 
 def write_pool_file(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[Pool]:
@@ -50,8 +50,8 @@ def spread_picks(live: Live, name: str = "a") -> None:
     """Some requests, and what endpoints say of their first tokens."""
     for number in range(8):
         decision = live.request(f"what is {number}?", name)
-        told = live.app.pools[name].feedback.signals
-        told[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
+        fed = live.app.pools[name].feedback.signals
+        fed[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
 
 
 async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser) -> None:
@@ -63,17 +63,17 @@ async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser)
     async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         spread_picks(live)
         await visit.until(DECIDED, 8)
-        said = await live.pools()
-        for number, told in enumerate(said, 1):
+        live_pools = await live.pools()
+        for number, in_pools in enumerate(live_pools, 1):
             rows = await visit.table(ROWS.format(number))
             loads = [int(row[2].partition("/")[0]) for row in rows]
 
             heading = visit.page.locator(f"#pools section:nth-of-type({number}) h2")
-            assert await heading.inner_text() == f"pool {told['name']}"
+            assert await heading.inner_text() == f"pool {in_pools['name']}"
             assert [row[:2] for row in rows] == [
-                [row["name"], row["state"]] for row in told["endpoints"]
+                [row["name"], row["state"]] for row in in_pools["endpoints"]
             ]
-            assert loads == [row["in_flight"] for row in told["endpoints"]]
+            assert loads == [row["in_flight"] for row in in_pools["endpoints"]]
         rows = await visit.table(ROWS.format(1))
         assert sum(int(row[3].removesuffix(" %")) for row in rows) in range(99, 102)
         assert {row[4] for row in rows if row[3] != "0 %"} == {"250 ms"}
@@ -152,14 +152,14 @@ async def test_a_refused_configuration_is_told_at_the_top_and_by_the_status(
         assert not await refusal.is_visible()
         live.configure((), "pools: [{name: a, endpionts: {}}]")
         await refusal.wait_for()
-        told = await refusal.inner_text()
+        shown = await refusal.inner_text()
         status = await visit.page.locator("#status").inner_text()
         box, first = await refusal.bounding_box(), await visit.page.locator("#tiles").bounding_box()
         live.configure([pool(["127.0.0.1:8001"], probe=False)])
         await refusal.wait_for(state="hidden")
         await visit.until("() => document.getElementById('status').textContent === 'ready'")
 
-    assert "endpionts: there is no such setting" in told
+    assert "endpionts: there is no such setting" in shown
     assert status == "ready, a change refused"
     assert box is not None
     assert first is not None
@@ -174,7 +174,7 @@ async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Bro
         browser.visit(f"{live.url}/") as visit,
         live.session.get("/readyz") as answer,
     ):
-        told = await visit.page.locator("#trouble").inner_text()
+        shown = await visit.page.locator("#trouble").inner_text()
         status = await visit.page.locator("#status").inner_text()
         nothing = await visit.page.locator("#pools .nothing").inner_text()
         [reason] = (await answer.text()).strip().splitlines()
@@ -182,7 +182,7 @@ async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Bro
         await visit.page.wait_for_selector("#status[data-state=ready]")
 
     assert (answer.status, status, nothing) == (503, "not ready", "No endpoint is known.")
-    assert told == f"Not ready\n{reason}"
+    assert shown == f"Not ready\n{reason}"
 
 
 async def test_an_endpoints_load_is_shown_against_what_limits_it(
@@ -203,8 +203,10 @@ async def test_an_endpoints_load_is_shown_against_what_limits_it(
         loads = [(await visit.table(ROWS.format(number)))[0][2] for number in (1, 2, 3)]
         facts = await visit.page.locator("#pools .facts").all_inner_texts()
 
-    said = ["no limit on the requests of an endpoint" in " ".join(each.split()) for each in facts]
-    assert (loads, said) == (["1 / 4", "1 / 7", "1"], [False, False, True])
+    unlimited = [
+        "no limit on the requests of an endpoint" in " ".join(each.split()) for each in facts
+    ]
+    assert (loads, unlimited) == (["1 / 4", "1 / 7", "1"], [False, False, True])
 
 
 async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_which_and_why(
@@ -257,7 +259,7 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
             await visit.page.wait_for_selector("#refusal:not([hidden])")
         live.request()
         await visit.page.wait_for_selector("#decisions tr")
-        told = await explain(visit, chat_about("hello"))
+        explained = await explain(visit, chat_about("hello"))
         refused = await explain(
             visit, chat_about("hello").replace(b"simulated", EVIL.encode()), "#told .bad"
         )
@@ -267,7 +269,7 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
 
         assert all(SHOWN in text for text in texts)
         assert len(texts) == 3
-        assert SHOWN in told
+        assert SHOWN in explained
         assert SHOWN in refused
         assert await visit.page.locator("img, iframe, object, embed").count() == 0
         # Chromium's own line for an answer of 404: the model that there is not.

@@ -14,8 +14,8 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 async def url() -> AsyncGenerator[str]:
-    async with serving() as face:
-        yield f"http://127.0.0.1:{face.port}"
+    async with serving() as simulator:
+        yield f"http://127.0.0.1:{simulator.port}"
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ async def test_openais_client_reads_chat_and_responses_whole_and_streamed(
 async def test_openais_client_reads_embeddings_and_refusals(
     simulator_client: openai.AsyncOpenAI,
 ) -> None:
-    told = await simulator_client.embeddings.create(model="tiny", input="hello", dimensions=48)
+    embedded = await simulator_client.embeddings.create(model="tiny", input="hello", dimensions=48)
 
-    assert 48 == len(told.data[0].embedding)
+    assert 48 == len(embedded.data[0].embedding)
     with pytest.raises(openai.BadRequestError, match="plain text only"):
         await simulator_client.chat.completions.create(
             model="tiny", messages=HELLO, response_format={"type": "json_object"}

@@ -121,7 +121,7 @@ PROXIES = {"nginx": ("/usr/sbin/nginx", "-c"), "haproxy": ("/usr/sbin/haproxy", 
 
 
 @asynccontextmanager
-async def in_front(name: str, folder: Path, upstream: int) -> AsyncIterator[int]:
+async def behind_proxy(name: str, folder: Path, upstream: int) -> AsyncIterator[int]:
     """Runs a proxy before the listener; yields its port."""
     [port] = free_ports(1)
     text, config = Path(__file__).with_name(f"{name}.conf").read_text(), folder / f"{name}.conf"
@@ -144,7 +144,7 @@ async def accepts(port: int, process: Process) -> bool:
 async def test_calls_through_a_proxy_are_answered(name: str, tmp_path: Path) -> None:
     message = tmp_path / "message"
     message.write_bytes(b"\0" + (100_000).to_bytes(4, "big") + bytes(100_000))
-    async with serving_listener() as served, in_front(name, tmp_path, served.port) as port:
+    async with serving_listener() as served, behind_proxy(name, tmp_path, served.port) as port:
         output = await run_program(
             *("h2load", "-n", "200", "-c", "4", "-m", "8", "-d", str(message)),
             *GRPC,

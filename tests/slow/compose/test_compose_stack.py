@@ -74,7 +74,7 @@ def test_the_image_is_nobodys_labelled_and_writes_nothing(compose_stack: Compose
         "--network",
         "none",
     ]
-    said, written = [
+    shown, written = [
         docker("run", "--rm", *limits, name, word).stdout for word in ("--version", "init")
     ]
     [image] = json.loads(docker("image", "inspect", name).stdout)
@@ -84,7 +84,7 @@ def test_the_image_is_nobodys_labelled_and_writes_nothing(compose_stack: Compose
 
     assert image["Config"]["User"] == "65532:65532"
     assert {"title", "description", "licenses", "version", "revision"} <= labels
-    assert (said, "pools:" in written) == (f"extproc, version {__version__}\n", True)
+    assert (shown, "pools:" in written) == (f"extproc, version {__version__}\n", True)
 
 
 @dataclass

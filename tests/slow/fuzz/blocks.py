@@ -32,7 +32,7 @@ VALUES: Final = (
     ),
 )
 NAMES: Final = (b"traceparent", b"tracestate", b"x", b"x-request-id")
-FRONT: Final = (
+BEGINNING: Final = (
     b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
 )
 PARENT: Final = b"\x00" + string(b"traceparent")
@@ -49,14 +49,14 @@ def check_blocks(data: bytes) -> str:
     """Any blocks mean what `hpack` says they mean."""
     choices = Choices(data)
     limit_bytes = choices.one_of(LIMITS)
-    traced = FRONT + PARENT + string(VALUES[0])
+    traced = BEGINNING + PARENT + string(VALUES[0])
     sequence = (
-        [size_update(0) + FRONT, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
+        [size_update(0) + BEGINNING, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
     )
     while choices and len(sequence) < 30:
         sequence.append(_block(choices, sequence))
-    told, filled = compare_decoders(sequence, limit_bytes)
-    return f"{min(filled, 5)} filled in, {'lost' if 'lost' in told else 'whole'}"
+    heads, filled = compare_decoders(sequence, limit_bytes)
+    return f"{min(filled, 5)} filled in, {'lost' if 'lost' in heads else 'whole'}"
 
 
 def _block(choices: Choices, sequence: list[bytes]) -> bytes:
@@ -66,7 +66,7 @@ def _block(choices: Choices, sequence: list[bytes]) -> bytes:
     if way > 60 and sequence:
         return _changed(choices, choices.one_of(sequence), choices.one_of(sequence))
     pieces = [_piece(choices) for _ in range(choices.byte() % 4)]
-    return choices.one_of(UPDATES) + FRONT + b"".join(pieces)
+    return choices.one_of(UPDATES) + BEGINNING + b"".join(pieces)
 
 
 def _piece(choices: Choices) -> bytes:

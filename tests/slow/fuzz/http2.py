@@ -203,11 +203,11 @@ class Match:
         perform(self.ours, act, self.now_s)
         match verb:
             case "send":
-                reference.told_to_send(stream_id, bytes(int(what)))
+                reference.on_send(stream_id, bytes(int(what)))
             case "finish":
-                reference.told_to_finish(stream_id, Status(int(what)))
+                reference.on_finish(stream_id, Status(int(what)))
             case "reset":
-                reference.told_to_reset(stream_id)
+                reference.on_reset(stream_id)
             case "drain":
                 reference.is_draining = True
             case "tick":

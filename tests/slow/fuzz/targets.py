@@ -122,12 +122,12 @@ def letter(data: bytes) -> None:
         share.heartbeat(now)
         head = [choices.byte() % 3, name_of("a"), int(now * 1e6)]
         try:
-            told = read(
+            decoded = read(
                 encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]])
             )
         except LetterError:
-            told = read(encode_letter([*head, []]))
-        share.receive(told, now)
+            decoded = read(encode_letter([*head, []]))
+        share.receive(decoded, now)
         assert min(pool.book.counts().values()) >= 0
         assert not any(pool.book.ours().values())
     share.peers.check(now + 4, 0)
@@ -196,14 +196,14 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
 
 
 def _converse(
-    picker: Picker, pools: list[Pool], said: Iterable[events.Event], choices: Choices
+    picker: Picker, pools: list[Pool], story: Iterable[events.Event], choices: Choices
 ) -> None:
     pool = choices.one_of((None, None, "a", "x"))
     budget = Budget(200)
     stream = Session(picker, SessionOptions(lambda: "id", 300, budget=budget), pool)
     replies: list[events.Reply] = []
     sent = b""
-    for event in said:
+    for event in story:
         sent += event.data if isinstance(event, events.RequestBody) else b""
         new = stream.on(event)
         assert not (new and any(isinstance(reply, events.Answer) for reply in replies)), (
@@ -230,10 +230,10 @@ def _converse(
 
 def _check_request_pieces(sent: bytes, replies: list[events.Reply]) -> None:
     """What is given back is what came, in order, up to one end."""
-    told = [reply.piece if isinstance(reply, events.Routed) else reply for reply in replies]
+    replied = [reply.piece if isinstance(reply, events.Routed) else reply for reply in replies]
     pieces = [
         piece
-        for piece in told
+        for piece in replied
         if isinstance(piece, events.Piece) and piece.phase is events.Phase.REQUEST_BODY
     ]
     assert sent.startswith(b"".join(piece.data for piece in pieces))

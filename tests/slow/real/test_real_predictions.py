@@ -54,7 +54,7 @@ class EnginePool:
         return self._picker.pick(Query("POST", CHAT, {}, body)).pick, self._predicted() - before
 
     def _predicted(self) -> float:
-        return sum(told.cached for told in self.strategy.predicted().values())
+        return sum(predicted.cached for predicted in self.strategy.predicted().values())
 
 
 class PredictionScene:
@@ -150,7 +150,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
         RESTARTED: (0.93, 0.02),
         SMALL_CACHE: (0.9, 0.0),
     }
-    for name, (inferred, heard) in shares.items():
-        assert heard >= limits[name][0], name
-        assert heard >= inferred + limits[name][1], name
+    for name, (inferred, signals) in shares.items():
+        assert signals >= limits[name][0], name
+        assert signals >= inferred + limits[name][1], name
     assert all(sum(row[0] > BLOCK for row in each) > len(each) / 3 for each in rows.values())

@@ -121,18 +121,18 @@ async def hit_rate(
 
     async def talk(number: int) -> None:
         nonlocal hits
-        said: list[str] = []
+        texts: list[str] = []
         before = None
         await asyncio.sleep(rng.random())
         for turn in range(turns):
-            said.append(f"question {seed} {number} {turn} " + "words " * 200)
+            texts.append(f"question {seed} {number} {turn} " + "words " * 200)
             asked_s = monotonic()
-            async with proxy.asking(rng.randrange(len(services)), said) as endpoint:
+            async with proxy.asking(rng.randrange(len(services)), texts) as endpoint:
                 waits_s.append(monotonic() - asked_s)
                 await asyncio.sleep(0.1)
             hits += endpoint == before
             before = endpoint
-            said.append(f"answer {seed} {number} {turn} " + "words " * 100)
+            texts.append(f"answer {seed} {number} {turn} " + "words " * 100)
             await asyncio.sleep(0.2 + 0.2 * rng.random())
 
     await asyncio.gather(*(talk(number) for number in range(conversations)))

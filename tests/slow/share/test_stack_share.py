@@ -52,12 +52,12 @@ async def next_turns(
 ) -> int:
     """Each chat has one more turn at one gateway; returns how many went where the turn before went."""
     proxy, hits = StreamProxy(services), 0
-    for number, said in enumerate(chats):
-        said.append(f"question {number} " + "words " * 200)
-        async with proxy.asking(place, said) as endpoint:
+    for number, texts in enumerate(chats):
+        texts.append(f"question {number} " + "words " * 200)
+        async with proxy.asking(place, texts) as endpoint:
             hits += endpoint == last[number]
         last[number] = endpoint
-        said.append(f"answer {number} " + "words " * 100)
+        texts.append(f"answer {number} " + "words " * 100)
     await proxy.close()
     return hits
 

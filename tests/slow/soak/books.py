@@ -177,12 +177,12 @@ def service_name(gateway: int) -> str:
 _Entry = TypeVar("_Entry", ClientEntry, GatewayEntry, DecisionEntry, EndpointEntry)
 
 
-def compare_counts(tally: Tally, told: int) -> str:
+def compare_counts(tally: Tally, logged: int) -> str:
     """Returns what is wrong with a count beside the `told` entries of the log from there on, or nothing."""
-    least = told if tally.is_last else 0
-    if least <= tally.counted <= told:
+    least = logged if tally.is_last else 0
+    if least <= tally.counted <= logged:
         return ""
-    return f"{tally.part} counted {tally.counted}, its log has {told}"
+    return f"{tally.part} counted {tally.counted}, its log has {logged}"
 
 
 def reconcile(books: Books) -> Balance:

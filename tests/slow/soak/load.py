@@ -53,10 +53,10 @@ class SoakLoad:
     async def _use(self) -> None:
         await self._pause(self._rng.uniform(0, THINK_S))
         while not self._is_over.is_set():
-            said: list[dict[str, str]] = []
+            chat: list[dict[str, str]] = []
             for _ in range(self._rng.randint(1, 8)):
-                said.append({"role": "user", "content": self._write()})
-                said.append({"role": "assistant", "content": await self._turn(said)})
+                chat.append({"role": "user", "content": self._write()})
+                chat.append({"role": "assistant", "content": await self._turn(chat)})
                 await self._pause(self._rng.expovariate(1 / THINK_S))
                 if self._is_over.is_set():
                     return
@@ -69,14 +69,14 @@ class SoakLoad:
     def _write(self) -> str:
         return f"question {self._rng.random()} " + "some words " * self._rng.randint(5, 60)
 
-    async def _turn(self, said: Sequence[dict[str, str]]) -> str:
+    async def _turn(self, chat: Sequence[dict[str, str]]) -> str:
         """Asks; returns the answer's text, empty if there is none."""
         self._number += 1
         gateway, name = self._rng.randrange(len(self._sessions)), f"request-{self._number}"
         is_stream = self._rng.random() < STREAMS
         tokens = self._rng.randint(4, 48)
         leaves_s = self._rng.uniform(0, 0.6) if self._rng.random() < LEAVING else None
-        body = chat_body(said, max_tokens=tokens, stream=is_stream, ignore_eos=True)
+        body = chat_body(chat, max_tokens=tokens, stream=is_stream, ignore_eos=True)
         began_s, sent = time(), SimpleNamespace(is_sent=False)
         self.open += 1
         end, status, text = await self._send(gateway, name, body, leaves_s, sent)

@@ -16,7 +16,7 @@ from tests.stack.service import Service
 # What else the machine does is nobody's fault.
 LONG_S: Final = 300.0
 _ASKED: Final = 30
-_Told = TypeVar("_Told")
+_Answer = TypeVar("_Answer")
 
 
 class SoakEndpoint(Process):
@@ -51,7 +51,7 @@ def read_requests(part: Service) -> float:
     return part.metric("extproc_requests_total")
 
 
-def ask_patiently(ask: Callable[[], _Told]) -> _Told:
+def ask_patiently(ask: Callable[[], _Answer]) -> _Answer:
     """Asks again where nobody answers; raises `OSError` at last."""
     for _ in range(_ASKED):
         with suppress(OSError):

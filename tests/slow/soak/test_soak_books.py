@@ -82,7 +82,7 @@ WRONG = {
 
 @table(("fault", "books"), WRONG.items())
 def test_what_disagrees_is_told(fault: str, books: ours.Books) -> None:
-    assert any(fault in told for told in ours.reconcile(books).faults)
+    assert any(fault in fault_text for fault_text in ours.reconcile(books).faults)
 
 
 EXCUSED = {
@@ -135,7 +135,7 @@ def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_pat
 
 
 @table(
-    ("counted", "told", "is_last", "is_good"),
+    ("counted", "logged", "is_last", "is_good"),
     [
         (7, 7, True, True),
         (7, 8, True, False),
@@ -145,8 +145,8 @@ def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_pat
     ],
 )
 def test_a_count_is_that_of_the_log_or_of_a_life_that_was_ended_at_most(
-    counted: int, told: int, is_last: bool, is_good: bool
+    counted: int, logged: int, is_last: bool, is_good: bool
 ) -> None:
-    fault = ours.compare_counts(ours.Tally("service 0", 0, counted, is_last), told)
+    fault = ours.compare_counts(ours.Tally("service 0", 0, counted, is_last), logged)
 
     assert (fault == "") is is_good

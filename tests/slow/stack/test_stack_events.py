@@ -42,8 +42,8 @@ async def test_a_cache_that_an_engine_empties_is_forgotten_as_its_events_say(
             async def is_heard(emptied: int) -> bool:
                 await send(session, new := chat_about(f"{next(texts)} " * 300))
                 assert known(new) > 0
-                told = explained(old)["events"] or {}
-                return (told.get("state"), told.get("emptied")) == ("confirmed", emptied)
+                reported = explained(old)["events"] or {}
+                return (reported.get("state"), reported.get("emptied")) == ("confirmed", emptied)
 
             await until(lambda: is_heard(0), lambda: explained(old)["events"])
             for emptied in (1, 2):

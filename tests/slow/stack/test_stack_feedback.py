@@ -165,6 +165,6 @@ async def test_response_headers_are_enough(stack: Stack) -> None:
         # It is on trial now and then: shown as ready where probes speak well of it.
         await until(lambda: asyncio.to_thread(lambda: states(stack)[bad(stack)] == "cooling"))
     failed = sum(one.server == bad(stack) and not one.is_whole for one in asked)
-    told = stack.service.metric("extproc_answers_total", pool="headers", **{"class": "5xx"})
+    counted = stack.service.metric("extproc_answers_total", pool="headers", **{"class": "5xx"})
 
-    assert 3 <= told == failed <= 30
+    assert 3 <= counted == failed <= 30

@@ -62,10 +62,14 @@ async def test_client_envoy_and_decision_are_one_trace(
     assert request.parent == CLIENT
     assert request.kind == decision.kind == OtlpSpan.SPAN_KIND_SERVER
     assert request.start_ns <= decision.start_ns <= decision.end_ns
-    told = {"extproc.pool": "vllm", "extproc.endpoint": answer.served_by, "extproc.match_tokens": 0}
-    told |= {"gen_ai.request.model": MODEL, "gen_ai.operation.name": "chat"}
+    expected = {
+        "extproc.pool": "vllm",
+        "extproc.endpoint": answer.served_by,
+        "extproc.match_tokens": 0,
+    }
+    expected |= {"gen_ai.request.model": MODEL, "gen_ai.operation.name": "chat"}
     assert (
-        told.items()
+        expected.items()
         <= {k: v for k, v in decision.attributes.items() if k != "extproc.candidates"}.items()
     )
     assert decision.attributes["extproc.candidates"][0] == answer.served_by

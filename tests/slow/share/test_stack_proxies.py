@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.share.fronts import LONG_S, Front, run_fronts
+from tests.slow.share.proxies import LONG_S, Proxy, run_proxies
 from tests.stack.client import Answer, Chat, connect, statuses
 from tests.stack.fetch import get
 from tests.stack.ports import free_ports
@@ -21,11 +21,13 @@ CONVERSATIONS, TURNS = 40, 6
 PREFIX_CACHE = {"name": "prefix_cache"}
 
 
-async def chat_through(fronts: Sequence[Front]) -> list[Answer]:
+async def chat_through(proxies: Sequence[Proxy]) -> list[Answer]:
     """Conversations side by side; each turn asks a gateway at random."""
     rng = random.Random(1)
     async with AsyncExitStack() as stack:
-        sessions = [await stack.enter_async_context(connect(front.gateway.url)) for front in fronts]
+        sessions = [
+            await stack.enter_async_context(connect(proxy.gateway.url)) for proxy in proxies
+        ]
 
         async def one(number: int) -> list[Answer]:
             conversation = Chat(number)
@@ -34,8 +36,8 @@ async def chat_through(fronts: Sequence[Front]) -> list[Answer]:
                 await conversation.take_turn(rng.choice(sessions))
             return conversation.answers
 
-        told = await asyncio.gather(*(one(number) for number in range(CONVERSATIONS)))
-    return [answer for answers in told for answer in answers]
+        by_chat = await asyncio.gather(*(one(number) for number in range(CONVERSATIONS)))
+    return [answer for answers in by_chat for answer in answers]
 
 
 def counted(simulators: Simulators, name: str) -> float:
@@ -54,19 +56,19 @@ def measured_hit_rate(
     with Simulators(directory, free_ports(4), "--speed", "10") as simulators:
         simulators.wait_until(simulators.is_ready, LONG_S)
         pools = [pool(simulators.addresses, PREFIX_CACHE)]
-        with run_fronts(
+        with run_proxies(
             directory,
             pools,
             simulators.ports,
             gateways=gateways,
             services=services,
             carrier=carrier,
-        ) as fronts:
-            answers = asyncio.run(chat_through(fronts))
+        ) as proxies:
+            answers = asyncio.run(chat_through(proxies))
             picks = [
                 service.metric("extproc_picks_total")
-                for front in fronts
-                for service in front.services
+                for proxy in proxies
+                for service in proxy.services
             ]
         assert statuses(answers) == {200: CONVERSATIONS * TURNS}
         assert sum(picks) == len(answers)
