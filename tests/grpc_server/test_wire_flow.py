@@ -26,7 +26,9 @@ def calling(window: int = frames.DEFAULT_WINDOW, *stream_ids: int) -> Peer:
 
 def sent_data(peer: Peer) -> list[tuple[int, bytes]]:
     return [
-        (stream_id, payload) for kind, _, stream_id, payload in peer.received() if kind == frames.DATA
+        (stream_id, payload)
+        for kind, _, stream_id, payload in peer.received()
+        if kind == frames.DATA
     ]
 
 
@@ -98,6 +100,18 @@ def test_a_call_that_waits_for_both_windows_needs_both() -> None:
     assert sent_data(peer) == []
     peer.say(frames.window_update(3, 4))
     assert sent_data(peer) == [(3, framed(b"abc")[:4])]
+
+
+@table("own", [1, 4])
+def test_a_call_with_a_little_window_of_its_own_waits_for_the_connections(own: int) -> None:
+    peer = calling(frames.DEFAULT_WINDOW, 1, 3)
+    peer.send(1, bytes(frames.DEFAULT_WINDOW))
+    peer.say(frames.settings({WINDOW: own}))
+    peer.send(3, b"abc")
+    peer.received()
+
+    peer.say(frames.window_update(0, 100))
+    assert sent_data(peer) == [(3, framed(b"abc")[:own])]
 
 
 def test_a_closed_call_waits_for_nothing() -> None:

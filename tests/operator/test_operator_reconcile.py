@@ -146,6 +146,19 @@ def test_changed_spec_ends_what_runs_and_begins_when_its_pods_are_gone() -> None
     assert world.status["run"] == new.run
 
 
+def test_nothing_begins_while_the_runs_own_part_is_being_deleted() -> None:
+    """The parts have ended, and somebody deletes their Job: the merge waits until it is gone."""
+    world = World(spec={**SPEC, "workers": 2})
+    world.settle()
+    [parts] = world.active()
+    world.jobs[parts.name] = replace(parts, finished=world.now, is_deleting=True)
+    begun = [action for action in world.decide() if isinstance(action, Create)]
+    world.jobs[parts.name] = replace(parts, finished=world.now)
+
+    assert begun == []
+    assert [action for action in world.decide() if isinstance(action, Create)] != []
+
+
 def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -> None:
     world = World(spec={**SPEC, "workers": 2})
     world.settle()

@@ -94,7 +94,7 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
 
 
 @table(
-    ("told", "seconds"),
+    ("ttl", "seconds"),
     [
         *[
             ("1500ms", 1.5),

@@ -163,7 +163,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
 
 
 @table(
-    ("who", "told", "known"),
+    ("who", "exchange", "known"),
     [
         ("picked", Exchange("", 500, 1.0, 0.1), []),
         ("picked", Exchange("", 503, 1.0, fault=EndpointFault.ENDPOINT), []),

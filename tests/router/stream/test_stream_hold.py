@@ -301,7 +301,7 @@ def test_held_requests_stay_bounded() -> None:
 
 
 @table(
-    ("told", "waits_s"),
+    ("more_headers", "waits_s"),
     [
         ({}, 30),
         ({"x-llm-d-inference-ttl": "1500ms"}, 1.5),

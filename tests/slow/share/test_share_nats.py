@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack
 from hashlib import sha512
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nkeys  # type: ignore[import-untyped]
 import orjson
@@ -140,19 +140,32 @@ async def test_a_wrong_password_and_another_cluster_are_not_heard(
         assert other.neighbours.active == 0
 
 
-async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
-    """What gateways with these accesses got and sent, once the first two reach each other."""
+class Reach(NamedTuple):
+    """How far a gateway gets: the peers that it hears, and the letters that it sent."""
+
+    peers: int
+    sent: int
+
+
+ALONE = Reach(peers=0, sent=0)
+
+
+async def share_beside(ours: NatsAccess, *others: NatsAccess) -> list[Reach]:
+    """Two gateways with our access reach each other; returns how far each of the others gets."""
 
     def build(access: NatsAccess) -> Build:
         return lambda tally: Nats(access, "llm", tally)
 
-    gateways = [ShareGateway(me, build(access)) for me, access in enumerate(accesses, 1)]
+    gateways = [
+        ShareGateway(me, build(access)) for me, access in enumerate([ours, ours, *others], 1)
+    ]
+    one, other, *strangers = gateways
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: gateways[0].neighbours.active == gateways[1].neighbours.active == 1)
-        await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]))
-        return [(gateway.neighbours.active, gateway.counts["sent"]) for gateway in gateways[2:]]
+        await until(lambda: one.neighbours.active == other.neighbours.active == 1)
+        await until(lambda: all(gateway.counts["unsent"] for gateway in strangers))
+        return [Reach(gateway.neighbours.active, gateway.counts["sent"]) for gateway in strangers]
 
 
 async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(
@@ -168,7 +181,9 @@ async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not
     others = NatsAccess(servers, credentials=str(tmp_path / "other.creds"))
     missing = NatsAccess(servers, credentials=str(tmp_path / "no.creds"))
     with Broker(tmp_path, port, ("-c", str(tmp_path / "server.conf"))):
-        assert await share_by(ours, ours, others, missing, NatsAccess(servers)) == [(0, 0)] * 3
+        reached = await share_beside(ours, others, missing, NatsAccess(servers))
+
+    assert reached == [ALONE] * 3
 
 
 async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> None:
@@ -186,7 +201,9 @@ async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> 
         )
 
     with Broker(tmp_path, port, (*PASSWORD, *tls)):
-        assert await share_by(access(authority), access(authority), access(stranger)) == [(0, 0)]
+        reached = await share_beside(access(authority), access(stranger))
+
+    assert reached == [ALONE]
 
 
 async def test_a_flood_over_the_server_ends_with_its_sender(
