@@ -29,7 +29,9 @@ class Sink:
     now_s: float = 0.0
 
     def following(self) -> AbstractAsyncContextManager[object]:
-        self.source = ObjectivesSource(self.access(clock=lambda: self.now_s), "default", "vllm")
+        self.source = ObjectivesSource(
+            self.access(self.server, clock=lambda: self.now_s), "default", "vllm"
+        )
         return running_source(self.source, self)  # type: ignore[arg-type]  # the objectives' sink
 
     def replace(self, priorities: Mapping[str, int]) -> None:
