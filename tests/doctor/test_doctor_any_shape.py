@@ -69,7 +69,7 @@ async def diagnose_pages(pages: dict[str, str]) -> None:
 @example(("/pools", "0.1", "null"))
 @example(("/stats", "9", "1" * 400))
 @example(("/config_dump", '"clients"', "5"))
-def test_what_is_said_in_any_shape_ends_in_a_report_or_a_sentence(
+def test_pages_of_any_shape_end_in_a_report_or_a_sentence(
     changed: tuple[str, str, str],
 ) -> None:
     page, part, other = changed

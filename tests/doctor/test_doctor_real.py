@@ -62,7 +62,7 @@ def run_doctor(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["doctor", "--seconds", "0.1", *arguments])
 
 
-def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_said(
+def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_listed(
     doctored_service: Service,
 ) -> None:
     done, nobody = (
@@ -78,7 +78,7 @@ def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_said(
     )
 
 
-def test_the_command_tells_what_mends_it_as_text_and_as_json(
+def test_the_command_prints_what_mends_it_as_text_and_as_json(
     simulated_addresses: list[str], tmp_path: Path
 ) -> None:
     path, server = tmp_path / "extproc.yaml", {"admin": "127.0.0.1:1"}
@@ -181,7 +181,7 @@ def test_requests_that_go_around_the_service_are_found(
     assert found.keys() == {"strangers"}
 
 
-def test_an_endpoint_that_is_left_out_is_told_with_its_reason(
+def test_an_endpoint_that_is_left_out_is_reported_with_its_reason(
     simulated_addresses: list[str], doctored_service: Service
 ) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -219,7 +219,7 @@ def test_a_file_that_is_not_in_force_is_found(
     assert rules(look(url=doctored_service.admin_url)).keys() == {"config_refused"}
 
 
-async def test_kubernetes_tells_of_replicas_policies_and_pods(tmp_path: Path) -> None:
+async def test_kubernetes_shows_replicas_policies_and_pods(tmp_path: Path) -> None:
     server, config, token = ApiServer(), tmp_path / "kubeconfig", tmp_path / "token"
     token.write_text("token-1")
     source = {"service": "vllm", "port": 8000, "kubeconfig": str(config), "namespace": "default"}

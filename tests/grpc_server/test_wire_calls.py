@@ -106,7 +106,7 @@ async def test_answers_and_news_reach_the_client_in_the_order_they_were_sent(
         assert [b"after the half close"] == await read_messages(call, 1)
 
 
-async def test_the_end_comes_after_what_was_sent_and_is_heard_once(
+async def test_the_end_comes_once_and_after_what_was_sent(
     echo_service: EchoService,
 ) -> None:
     async with echo_service.running() as channel:
@@ -152,7 +152,7 @@ async def test_a_cancelled_call_closes_its_handler_once(echo_service: EchoServic
 
 
 @pytest.mark.parametrize("where", ["open", "message"])
-async def test_a_failure_is_told_and_logged_without_its_text_and_other_calls_go_on(
+async def test_a_failure_is_answered_and_logged_without_its_text_and_other_calls_go_on(
     echo_service: EchoService, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with echo_service.running() as channel:

@@ -102,7 +102,7 @@ MALFORMED: list[list[Field]] = [
 
 
 @table("fields", MALFORMED)
-def test_a_malformed_request_is_told_from_others(fields: list[Field]) -> None:
+def test_a_malformed_request_is_distinguished_from_others(fields: list[Field]) -> None:
     with pytest.raises(MalformedRequest):
         read_head(fields)
 

@@ -121,7 +121,7 @@ def test_a_message_is_refused_by_its_prefix(
 
 
 @given(MESSAGES, PLACES, st.lists(st.integers(0, 20), max_size=20), st.booleans())
-def test_a_connection_tells_the_same_whatever_the_frames_and_their_padding(
+def test_a_connection_has_the_same_events_whatever_the_frames_and_their_padding(
     messages: list[bytes], places: list[int], paddings: list[int], is_ended: bool
 ) -> None:
     peer = Peer(calls=(1,))

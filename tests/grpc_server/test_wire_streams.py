@@ -56,7 +56,7 @@ CALLS: dict[str, tuple[list[bytes], list[Event]]] = {
 
 
 @table(("frames_sent", "expected"), CALLS.values(), ids=CALLS)
-def test_a_call_is_told_as_it_goes(frames_sent: list[bytes], expected: list[Event]) -> None:
+def test_a_call_has_its_events_in_order(frames_sent: list[bytes], expected: list[Event]) -> None:
     peer = Peer(calls=(1,))
 
     assert peer.say(*frames_sent) == expected
@@ -94,7 +94,7 @@ def test_an_end_without_a_message_is_trailers_alone() -> None:
 
 
 @table("has_message", [True, False])
-def test_a_client_that_still_sends_is_told_that_nobody_reads_it(has_message: bool) -> None:
+def test_a_client_that_still_sends_gets_a_reset_without_an_error(has_message: bool) -> None:
     """§8.1: a full response, then RST_STREAM(NO_ERROR)."""
     peer = Peer(calls=(1,))
     if has_message:
@@ -108,7 +108,7 @@ def test_a_client_that_still_sends_is_told_that_nobody_reads_it(has_message: boo
 
 
 @table("way", ["finish", "reset", "cancelled"])
-def test_an_end_is_told_once_and_nothing_is_sent_after_it(way: str) -> None:
+def test_a_call_closes_once_and_nothing_is_sent_after_it(way: str) -> None:
     peer = Peer(calls=(1,))
     peer.send(1, b"x")
     peer.received()

@@ -120,9 +120,7 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     assert validate(path) == ""
 
 
-def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped_envoy_does() -> (
-    None
-):
+def test_istio_asks_the_service_and_sends_access_logs_as_the_shipped_envoy_does() -> None:
     patches = rendering.reference_names("overlays/istio", "EnvoyFilter", "extproc")["spec"][
         "configPatches"
     ]
@@ -207,7 +205,7 @@ def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:
     )
 
 
-def test_envoy_gateway_tells_what_became_of_requests() -> None:
+def test_envoy_gateway_sends_access_logs() -> None:
     proxy = rendering.reference_names("overlays/envoy-gateway", "EnvoyProxy", "llm")
     policy = rendering.reference_names("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
     [setting] = proxy["spec"]["telemetry"]["accessLog"]["settings"]

@@ -60,7 +60,7 @@ def overlay_of_picker(
 
 
 @pytest.mark.parametrize("overlay", rendering.PICKERS)
-def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Path) -> None:
+def test_other_labels_and_ports_are_set_in_one_place(overlay: str, tmp_path: Path) -> None:
     labels, numbers = {"llm-d.ai/model": "qwen", "tier": "gpu"}, [9000, 9001]
     ports = [{"port": number} for number in numbers]
     pods_ = {

@@ -148,7 +148,7 @@ def test_misspelt_resource_is_refused_by_the_api_server_already(
     assert refusal.partition(":")[0] == at
 
 
-def test_every_fault_of_a_spec_is_told_at_once_and_a_schedule_is_crons() -> None:
+def test_every_fault_of_a_spec_is_reported_at_once_and_a_schedule_is_crons() -> None:
     faulty = {"performance": {"traffic-shape": {}}, "workers": 0, "schedule": "soon"}
     good = {"endpoint": "x", "performance": {"traffic-shape": {"vus": 1, "duration": 1}}}
 

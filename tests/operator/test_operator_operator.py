@@ -50,7 +50,7 @@ async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
 
 
 @pytest.mark.slow
-async def test_operator_tells_of_a_run_on_its_page(
+async def test_operator_shows_a_run_on_its_page(
     served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     """Until it has listed what there is it is not ready; then it shows what the status says, and the report.

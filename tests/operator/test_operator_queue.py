@@ -133,7 +133,7 @@ async def test_job_without_our_labels_is_nobodys_run(cluster_without_nodes: Serv
         ),
     ],
 )
-async def test_what_the_api_server_refuses_is_told_and_tried_again(
+async def test_what_the_api_server_refuses_is_logged_and_tried_again(
     cluster_without_nodes: ServedCluster, plural: str, refusal: tuple[int, str]
 ) -> None:
     """1. The status says what was refused, and why. 2. Said once. 3. When it is allowed, the run begins."""

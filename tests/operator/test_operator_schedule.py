@@ -72,7 +72,7 @@ def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_reme
     assert counts[3:] == 5 * counts[2:3]
 
 
-def test_run_that_got_worse_is_told_beside_its_verdict() -> None:
+def test_run_that_got_worse_is_reported_beside_its_verdict() -> None:
     world = World(spec={**SPEC, "schedule": "* * * * *"})
     for rate in (10.0, 10.1, 9.9, 8.0):
         run_once(world, brief_json(req_per_s=rate))

@@ -114,7 +114,7 @@ def test_values_stand_above_all_bars_or_none() -> None:
     assert bars([Bar("t", value) for value in values[:4]], y_label="y").count('class="value') == 4
 
 
-def test_a_screen_reader_hears_what_a_plot_shows_and_nothing_to_plot_is_said() -> None:
+def test_a_screen_reader_gets_what_a_plot_shows_and_that_there_is_nothing_to_plot() -> None:
     zeros = lines([Series("a", range(5), [0] * 5)], x_label="<load>", y_label="ms")
     empty = [lines([], x_label="x", y_label="y"), bars([], y_label="y")]
     empty.append(dotted({"a": [Dot(1, float("nan"))]}, x_label="x", y_label="y"))

@@ -35,7 +35,7 @@ def test_envoy_accepts_configuration(name: str) -> None:
 
 
 @table("name", EVERY)
-def test_no_client_is_told_why_it_was_picked(name: str) -> None:
+def test_no_client_is_reported_why_it_was_picked(name: str) -> None:
     """The reason says whose prompt is cached."""
     assert "extproc" not in str([*find(load(name), "response_headers_to_add")])
 
@@ -122,7 +122,7 @@ def _without_addresses(tree: Tree) -> Tree:
 
 
 @table("name", BOOTSTRAPS)
-def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
+def test_access_logs_go_to_the_service(name: str) -> None:
     """On the listener for clients, at once, with the one header that the verdict needs."""
     listener = load(name)["static_resources"]["listeners"][0]
     (logs,) = find(listener, "access_log")

@@ -186,7 +186,7 @@ def test_anthropics_clients_are_refused_in_anthropics_words(stack: Stack) -> Non
         check_anthropics(answer, 404)
 
 
-def test_without_an_endpoint_each_client_is_told_in_its_words(stack: Stack) -> None:
+def test_without_an_endpoint_each_client_gets_an_error_of_its_api(stack: Stack) -> None:
     """Every endpoint's port is closed: Envoy's own 503, with a hint when to come again."""
     stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
     anthropic = ask_plainly(stack, "/v1/messages?beta=true", "POST", chat_about("nobody there"))
@@ -245,7 +245,7 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
         )
 
 
-def test_clients_are_told_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
+def test_clients_see_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
     """A reason, `prefix` or `cold`, shows one tenant whether another's prompt is cached."""
     overlays = SHIPPED.parent / "manifests/overlays"
     files = [

@@ -159,7 +159,7 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
     ]
 
 
-async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: Stack) -> None:
+async def test_who_waited_in_vain_gets_the_answer_that_others_get_at_once(stack: Stack) -> None:
     """A pool that is full, and one that is empty, by requests that do not wait as long as they may."""
     hurried = {"x-llm-d-inference-ttl": "300ms"}
     async with scripted_chat(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):

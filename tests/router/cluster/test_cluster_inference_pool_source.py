@@ -202,7 +202,9 @@ async def test_a_pool_that_selects_nothing_is_lacking(
     assert {lacking_why for lacking_why, _ in pool_kube.sink.lacking} == {why}
 
 
-async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(pool_kube: Kube) -> None:
+async def test_a_server_that_knows_no_pools_is_logged_once_more_at_each_try(
+    pool_kube: Kube,
+) -> None:
     pool_kube.server.of(POOLS).refusal = 404
     async with pool_kube.running():
         await pool_kube.until(lambda sink: len(sink.lacking) >= 4)
@@ -252,7 +254,7 @@ async def test_pods_bookmarks_confirm_the_list_and_the_pools_do_not(pool_kube: K
     assert by_bookmarks == 1
 
 
-async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(pool_kube: Kube) -> None:
+async def test_a_list_is_not_confirmed_while_the_pool_is_not_watched(pool_kube: Kube) -> None:
     """Its pods may be others by now; a list that grows old says so."""
     async with pool_kube.watching():
         pool_kube.server.of(POOLS).refusal = 403
@@ -268,7 +270,7 @@ async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(pool_kube:
         await pool_kube.until(lambda sink: sink.confirmed_total >= 1)
 
 
-async def test_a_pod_with_a_wrong_address_is_said_once(
+async def test_a_pod_with_a_wrong_address_is_logged_once(
     pool_kube: Kube, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -30,7 +30,7 @@ def test_an_event_is_its_type_and_its_slice_and_a_bookmark_a_version_alone() -> 
         *((429, "throttled"), (500, "server_error"), (504, "server_error")),
     ],
 )
-def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> None:
+def test_an_error_event_has_one_of_a_few_reasons(code: int, why: str) -> None:
     with pytest.raises(WatchLost, match=f"{code}: no luck") as caught:
         read_event(event_line("ERROR", status_object(code, "no luck")), EndpointSlice)
 

@@ -77,7 +77,7 @@ async def asking(sink: RecordingSink) -> AsyncIterator[Asking]:
         yield asking
 
 
-async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(asking: Asking) -> None:
+async def test_endpoints_are_listed_at_once_and_again_with_what_they_serve(asking: Asking) -> None:
     asking.cards = [BASE, LORA]
     async with asking.running(FixedSource(asking.endpoint)):
         await asking.sink.until(lambda sink: len(sink.lists) >= 2)
@@ -92,7 +92,7 @@ async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(asking:
     )
 
 
-async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(
+async def test_a_loaded_adapter_is_learnt_and_the_same_answer_makes_no_second_list(
     asking: Asking,
 ) -> None:
     """The questions come seldom, and never in step with others'."""
@@ -222,7 +222,7 @@ async def test_draining_keeps_what_is_known_and_confirmations_and_restarts_pass_
     assert (asking.sink.confirmed_total, asking.sink.restarts) == (1, ["expired"])
 
 
-async def test_only_a_few_are_asked_at_a_time_and_told_together(asking: Asking) -> None:
+async def test_only_a_few_are_asked_at_a_time_and_listed_together(asking: Asking) -> None:
     asking.delay_s = 0.01
     many = [Endpoint(f"default/{number}", asking.endpoint.address) for number in range(40)]
     pace = ModelsPace(parallel=4, settle_s=0.05)

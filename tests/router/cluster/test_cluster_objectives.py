@@ -59,7 +59,7 @@ def objectives_sink(
     return Sink(objectives_server, access, delays)
 
 
-async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(
+async def test_the_priorities_of_a_pools_objectives_are_listed_and_no_others(
     objectives_sink: Sink,
 ) -> None:
     for each in (
@@ -79,7 +79,7 @@ async def test_the_priorities_of_a_pools_objectives_are_told_and_no_others(
     assert len(objectives_sink.all_) == 1
 
 
-async def test_an_objective_that_is_added_changed_moved_or_deleted_is_told(
+async def test_an_objective_that_is_added_changed_moved_or_deleted_is_followed(
     objectives_sink: Sink,
 ) -> None:
     async with objectives_sink.following():
@@ -119,7 +119,7 @@ async def test_a_cluster_without_the_kind_is_asked_again_seldom_and_quietly(
     assert caplog.records == []
 
 
-async def test_a_missing_role_is_said_once_and_what_is_known_stays(
+async def test_a_missing_role_is_logged_once_and_what_is_known_stays(
     objectives_sink: Sink, caplog: pytest.LogCaptureFixture
 ) -> None:
     objectives_sink.server.put(objective("batch", -1))
@@ -152,7 +152,7 @@ async def test_an_object_that_no_schema_allows_changes_nothing(
     assert objectives_sink.all_ == [{"batch": -1}]
 
 
-async def test_half_a_line_is_heard_whole_in_the_next_watch(objectives_sink: Sink) -> None:
+async def test_half_a_line_comes_whole_in_the_next_watch(objectives_sink: Sink) -> None:
     whole, upstream = (
         event_line("ADDED", objective("batch", -1)),
         objectives_sink.server.of(UPSTREAM),

@@ -100,7 +100,7 @@ def test_a_pod_is_called_as_its_endpoint_slice_calls_it(ports: tuple[int, ...]) 
     assert [endpoint.zone for endpoint in by_pod] == ["eu-1a"] * len(ports)
 
 
-def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
+def test_a_pod_with_an_address_that_is_none_is_left_out_and_logged() -> None:
     book = pod_book(running_pod("a", "10.0.0"), running_pod("b", "10.0.0.2"))
 
     assert [endpoint.name for endpoint in book.endpoints()] == ["default/b"]

@@ -119,7 +119,7 @@ async def test_cancelling_it_ends_it(sink: RecordingSink) -> None:
     assert sink.restarts == []
 
 
-async def test_a_static_source_tells_its_list_once_and_then_confirms_it(
+async def test_a_static_source_sends_its_list_once_and_then_confirms_it(
     sink: RecordingSink,
 ) -> None:
     endpoints = [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.2:8000")]

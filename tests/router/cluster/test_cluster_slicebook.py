@@ -85,7 +85,7 @@ NONE, OTHER = "has no TCP port 'http', only none", "has no TCP port 'http', only
         ([], {}, None, True),
     ],
 )
-def test_what_a_service_lacks_is_told(
+def test_what_a_service_lacks_is_reported(
     slices: list[Object], faults: dict[str, str], portless: str | None, *, is_missing: bool
 ) -> None:
     book = slice_book(*slices)

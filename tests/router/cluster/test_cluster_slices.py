@@ -140,7 +140,7 @@ def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None
     assert [endpoint.zone for endpoint in endpoints] == ["eu-1a", "eu-1a", None, None]
 
 
-def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_one_endpoint() -> (
+def test_a_port_that_is_missing_among_several_is_logged_and_two_names_of_one_are_one_endpoint() -> (
     None
 ):
     slice_ = parsed_slice(one(pod("a", IP), ports=RANKS[:1]))

@@ -38,7 +38,7 @@ async def test_an_outage_keeps_the_pool_and_backs_off(kube: Kube) -> None:
         task.cancel()
 
 
-async def test_back_off_starts_over_once_a_watch_has_said_something(kube: Kube) -> None:
+async def test_back_off_starts_over_once_a_watch_has_sent_something(kube: Kube) -> None:
     kube.server.answer_next("list", *[refuses(500)] * 10)
     async with kube.watching():
         kube.server.bookmark()

@@ -155,7 +155,7 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
         pytest.param(stalls(after_headers=True), "stalled", id="head alone"),
     ],
 )
-async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
+async def test_a_list_that_fails_is_tried_again_and_changes_nothing(
     kube: Kube, fault: Handler, why: str
 ) -> None:
     kube.server.answer_next("list", fault, fault)

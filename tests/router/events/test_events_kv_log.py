@@ -79,7 +79,7 @@ def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
 
 
-def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> (
+def test_a_gap_is_reported_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> (
     None
 ):
     log = log_of((0, payload(stored(4))), (1, payload()))
@@ -102,7 +102,7 @@ def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_th
     assert (shown["state"], shown["cached_share"]) == ("confirmed", 0.05)
 
 
-def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
+def test_ranks_are_one_endpoint_and_the_worst_of_them_is_reported() -> None:
     well, deaf = log_of((0, payload(stored(2)))), EventLog(0.5)
 
     assert describe_logs([], 9.0)["state"] == "inferred"

@@ -84,7 +84,7 @@ async def test_a_cleared_and_a_new_engine_are_forgotten_but_for_what_it_answers_
         assert (scene.log.emptied, scene.log.cached_tokens) == (2, 48)
 
 
-async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_told() -> None:
+async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_reported() -> None:
     async with publishing_events() as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         await publisher.say(CLEARED)

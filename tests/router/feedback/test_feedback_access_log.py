@@ -170,7 +170,7 @@ def test_entries_of_exchanges_that_go_on_are_left_out() -> None:
     assert [exchange.status for exchange in found] == [200]
 
 
-def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
+def test_a_stream_reports_every_outcome_in_order_and_sends_nothing() -> None:
     received = StreamOutcomes()
     retried = entry(
         pick=TICKET,

@@ -63,7 +63,7 @@ async def scrape_signals(address: str, timeout_s: float = 5.0) -> EndpointSignal
         return await fetch_signals(session, f"http://{address}/metrics")
 
 
-async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
+async def test_the_metrics_of_an_endpoint_reach_its_pool() -> None:
     async def report(_: web.Request) -> web.Response:
         return web.Response(
             body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n'
@@ -90,7 +90,7 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     ],
     ids=["404", "500", "no metrics", "elsewhere", "too much"],
 )
-async def test_an_endpoint_that_tells_nothing_useful_is_not_known(page: web.Response) -> None:
+async def test_an_endpoint_without_useful_metrics_is_not_known(page: web.Response) -> None:
     async def report(_: web.Request) -> web.Response:
         return page
 
@@ -111,7 +111,7 @@ async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_u
     assert await scrape_signals(f"127.0.0.1:{free_ports(1)[0]}") is None
 
 
-async def test_silence_is_told_once_its_end_too_and_who_shares_nothing(
+async def test_silence_is_logged_once_its_end_too_and_who_shares_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "extproc")
@@ -279,7 +279,7 @@ def test_engines_of_one_server_are_added_up() -> None:
         (b'block_size="16",num_gpu_blocks="None"', None),
     ],
 )
-def test_the_size_of_a_cache_is_told_in_two_ways(labels: bytes, kv_tokens: int | None) -> None:
+def test_the_size_of_a_cache_is_read_in_two_ways(labels: bytes, kv_tokens: int | None) -> None:
     assert read_signals(LEAST + b"vllm:cache_config_info{%b} 1.0" % labels).kv_tokens == kv_tokens
 
 

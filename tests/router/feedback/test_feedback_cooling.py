@@ -146,7 +146,7 @@ def test_requests_of_before_do_not_change_a_cooling_nor_cool_an_endpoint_that_is
     assert bench.open() == "abcd"
 
 
-def test_a_trial_that_tells_nothing_or_whose_client_left_makes_room_for_the_next() -> None:
+def test_a_trial_without_an_outcome_or_whose_client_left_makes_room_for_the_next() -> None:
     bench = Bench()
     bench.fail("a")
     bench.put_on_trial("a")

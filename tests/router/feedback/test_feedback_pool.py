@@ -71,7 +71,7 @@ def test_the_book_and_the_means_go_on_without_the_cooling() -> None:
         pick_any(feedback.pool)
 
 
-def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_outcomes_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "extproc")
     clock = Clock()
     feedback = build_feedback(clock)
@@ -106,7 +106,7 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
     assert 1.6 <= float(cooled_s) <= 2.4
 
 
-def test_the_time_to_the_first_byte_is_told_by_zone_and_class() -> None:
+def test_the_time_to_the_first_byte_is_counted_by_zone_and_class() -> None:
     feedback = build_feedback()
     feedback.pool.replace(
         [Endpoint(at, ENDPOINTS[n].address, zone=at) for n, at in enumerate("ab")]
@@ -169,7 +169,7 @@ def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_
     assert feedback.pool.duration_s == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_failure_that_is_told_twice_counts_once() -> None:
+def test_a_failure_that_is_reported_twice_counts_once() -> None:
     feedback = build_feedback()
     logged = Outcome(BAD.address, Verdict.FAILED, 500)
     for _ in range(2):

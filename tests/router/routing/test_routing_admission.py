@@ -354,7 +354,7 @@ def test_the_less_is_found_the_more_are_refused(found: float, refused: float) ->
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6))))
-def test_a_share_is_a_share_whatever_is_heard(reported: list[tuple[int, int]]) -> None:
+def test_a_share_is_a_share_whatever_is_measured(reported: list[tuple[int, int]]) -> None:
     cliff = Shedding()
     for answered, reach in reported:
         cliff.take(answered, reach)

@@ -95,7 +95,9 @@ def test_conversations_are_forgotten_beyond_a_bound() -> None:
     assert company.count >= before
 
 
-def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is_believed() -> None:
+def test_first_turns_and_a_few_lost_ones_are_no_company_and_a_configured_count_is_believed() -> (
+    None
+):
     first, lost, reported = GatewayCount(), GatewayCount(), GatewayCount(3)
     for number in range(1_000):
         first.take(first_turn(), 0)
@@ -119,7 +121,7 @@ def test_who_is_late_is_not_counted_twice(
     assert at_least <= company.times <= at_most
 
 
-def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> None:
+def test_after_a_loss_a_third_of_a_conversation_shows_where_all_of_it_is() -> None:
     chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
     gateways = GatewayCount()
     gateways.set_peers(PeerCounts(1, 1, 0), 10.0)

@@ -81,7 +81,7 @@ def test_whole_answers_are_no_first_tokens() -> None:
     st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), min_size=1, max_size=20),
     st.integers(0, 100),
 )
-def test_whatever_is_heard_costs_stay_within_reason(
+def test_whatever_is_measured_costs_stay_within_reason(
     samples: list[tuple[float, float]], seed: int
 ) -> None:
     learner = Learner(START, random.Random(seed))

@@ -86,7 +86,7 @@ def test_a_model_leads_to_its_pool(several: Picker, model: str, name: str) -> No
 
 
 @table("model", ["llama-8B", "qwen", "phi-y", "", "[a-z]", "a" * 10_000])
-def test_an_unknown_model_is_told_by_name(several: Picker, model: str) -> None:
+def test_an_unknown_model_is_refused_by_name(several: Picker, model: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         several.pick(chat_query(model))
 

@@ -267,7 +267,7 @@ MEDIA = [
 ]
 
 
-def test_media_of_every_kind_are_told_apart() -> None:
+def test_media_of_every_kind_have_keys_of_their_own() -> None:
     heads = {chat_prompt(user([part])).head(100) for part in MEDIA}
 
     assert len(heads) == len(MEDIA)

@@ -314,7 +314,7 @@ def ask_pool(pool: Pool, queue: Queue, taken: list[Pick]) -> Waiter:
     return waiter
 
 
-def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
+def test_an_end_that_a_peer_reports_lets_one_in() -> None:
     door = build_door()
     pool, taken = queued_pool(door), list[Pick]()
     share = Share(pool, 7)
@@ -337,7 +337,7 @@ def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
     assert (len(taken), len(door.queue)) == (1, 0)
 
 
-def test_requests_before_any_endpoint_wait_until_the_gateway_has_heard_of_the_first() -> None:
+def test_requests_before_any_endpoint_wait_until_the_first_one_is_known() -> None:
     door = build_door(settle_s=2.0)
     pool, taken = queued_pool(door, 0, limit=None), list[Pick]()
     for _ in range(3):

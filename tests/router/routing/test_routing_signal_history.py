@@ -136,7 +136,7 @@ def test_bytes_of_a_token_are_known(prefills: int, tokens: int, expected: float 
     assert sense.take(later).bytes_per_token == expected
 
 
-def test_prefills_are_told_per_request() -> None:
+def test_prefills_are_known_per_request() -> None:
     sense = SignalHistory()
     sense.take(FIRST)
     later = EndpointSignals(

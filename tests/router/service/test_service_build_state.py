@@ -143,7 +143,7 @@ def test_a_state_is_of_the_moment_of_reading() -> None:
     assert build() == quiet.draw()
 
 
-def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
+def test_hits_predicted_and_found_are_shown_by_endpoint_and_of_the_pool() -> None:
     stage = Stage()
     stage.draw()
     text = "the same prompt " * 100
@@ -164,7 +164,7 @@ def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None
     )
 
 
-def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
+def test_a_cooling_endpoint_shows_for_how_long_and_the_service_why_it_is_not_ready() -> None:
     stage = Stage()
     for _ in range(3):
         stage.feedback.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500, 0.1))
@@ -179,7 +179,7 @@ def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_
     assert (state.is_ready, state.faults) == (False, ["pool llama: no list of endpoints yet"])
 
 
-def test_a_refused_configuration_is_told_until_another_one_is_applied() -> None:
+def test_a_refused_configuration_is_reported_until_another_one_is_applied() -> None:
     stage = Stage()
     stage.configuration = stage.configuration.refused("no", stage.clock())
     stage.clock.now_s += 5

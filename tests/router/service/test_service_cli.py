@@ -138,7 +138,7 @@ def test_check_reads_certificates(tmp_path: Path) -> None:
     assert f"{path}:2: server.tls: " in run_extproc("check", str(path)).stderr
 
 
-def test_explain_tells_the_endpoint_and_why(config: str) -> None:
+def test_explain_shows_the_endpoint_and_why(config: str) -> None:
     body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
     explained = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
     again = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
@@ -158,7 +158,7 @@ def test_explain_tells_the_endpoint_and_why(config: str) -> None:
     assert explained["bound"] == 3
 
 
-def test_explain_tells_what_each_endpoint_would_cost(config: str) -> None:
+def test_explain_shows_what_each_endpoint_would_cost(config: str) -> None:
     Path(config).write_text(CONFIG.replace("    strategy: {name: prefix_hash}\n", ""))
     body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi " * 999}]})
     explained = json.loads(run_extproc("explain", "--config", config, body=body).stdout)

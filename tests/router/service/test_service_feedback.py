@@ -150,7 +150,7 @@ async def test_response_headers_reach_the_pool() -> None:
         assert pools["b"].feedback.counters.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
-async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_request() -> None:
+async def test_an_access_log_reaches_the_strategy_that_placed_the_request() -> None:
     async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         exchange = Exchange(pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
@@ -251,7 +251,7 @@ async def test_the_rule_changes_live() -> None:
         assert endpoint_states(pools)["10.0.0.1:80"] == "cooling"
 
 
-async def test_when_nobody_asks_any_more_what_was_said_is_forgotten() -> None:
+async def test_when_scraping_is_off_earlier_signals_are_forgotten() -> None:
     asking = TWO_POOLS.replace("probe: false", "probe: {interval_s: 1000}")
     async with running_two_pools(asking) as pools:
         pools["a"].feedback.cooling.set_health("10.0.0.1:80", is_healthy=False)

@@ -41,7 +41,7 @@ def readiness() -> Readiness:
 
 
 @pytest.mark.parametrize("name", ["", "readiness", "inference-extension", EXT_PROC])
-def test_a_check_tells_whether_requests_can_be_routed_now(readiness: Readiness, name: str) -> None:
+def test_a_check_shows_whether_requests_can_be_routed_now(readiness: Readiness, name: str) -> None:
     """Whenever it was looked at last."""
     before = readiness.ask(CHECK, name)
     readiness.is_ready = True
@@ -81,7 +81,7 @@ def test_nothing_is_kept_of_an_unknown_name_that_is_watched(readiness: Readiness
     assert kept_bytes < 100_000
 
 
-def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(
+def test_a_watcher_of_an_unknown_name_gets_that_and_a_gone_one_nothing(
     readiness: Readiness,
 ) -> None:
     unknown, gone = readiness.ask(WATCH, "nobody"), RecordedCall()

@@ -42,7 +42,7 @@ def uses(pool: Pool, strategy: Strategy) -> bool:
     return pool.strategy is strategy
 
 
-async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty_pool() -> None:
+async def test_a_changed_strategy_before_the_first_list_shows_no_empty_pool() -> None:
     """An Envoy that outlived us would believe it and forget its endpoints."""
     async with keeping(LoggedLines(), hashing()) as (keeper, published):
         keeper.use(hashing(8))
@@ -55,7 +55,7 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     assert keeper.synced.is_set()
 
 
-async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_source_lacks_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The API server's bookmarks and a file's polls say it again every minute, every five seconds."""
     keeper = keeper_of()
     for _ in range(10):
@@ -96,7 +96,7 @@ async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(
     ]
 
 
-async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
+async def test_a_list_equal_to_the_last_one_is_a_confirmation() -> None:
     """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
     clock = Clock(0.0)
     async with keeping(LoggedLines(), hashing(), clock) as (keeper, published):
@@ -114,7 +114,7 @@ async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> No
     assert published == [["a"], ["a", "b"]]
 
 
-async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() -> None:
+async def test_a_list_that_could_not_be_placed_is_tried_when_it_comes_again() -> None:
     class Reluctant(PrefixHash):
         refusals = 1
 
@@ -133,7 +133,7 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
     assert keeper.pool.snapshot.names == ("a",)
 
 
-async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_heard() -> None:
+async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_one_out() -> None:
     """A name that UTF-8 cannot spell has no place on a ring."""
     metrics = Metrics()
     async with keeping(LoggedLines("ab"), hashing(), metrics=metrics) as (keeper, published):

@@ -40,7 +40,7 @@ async def test_nobody_looks_and_nothing_is_drawn_or_recorded(tmp_path: Path) -> 
         await until(lambda: "live" not in tasks())
 
 
-async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
+async def test_the_stream_of_states_shows_what_pools_shows(tmp_path: Path) -> None:
     pools = [
         pool(["127.0.0.1:8001", "127.0.0.1:8002"], name="a", models=["m"], probe=False),
         pool(["127.0.0.1:8003"], {"name": "least_load"}, name="b", probe=False),
@@ -71,7 +71,7 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
     assert '{"a":{"home":1},"b":{"least_load":1}}' in first_event["data"]
 
 
-async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
+async def test_one_viewer_too_many_gets_a_503(tmp_path: Path) -> None:
     """Half of the port's connections at most, so that whoever scrapes has room."""
     async with (
         serving_live(tmp_path, limit=ConnectionLimit(4)) as live,
@@ -141,7 +141,7 @@ async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
     assert live.limit.connections == {}
 
 
-async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(
+async def test_a_configuration_that_is_refused_is_reported_and_the_one_in_force_is_shown(
     tmp_path: Path,
 ) -> None:
     async with serving_live(tmp_path) as live, live.session.get("/live") as answer:

@@ -82,7 +82,7 @@ FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
         ("fallbacks: 1", TWO, 0, FULLER, 1),
     ],
 )
-async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_names_tell_the_same(
+async def test_saturation_is_of_the_limit_or_what_the_engines_report_and_llmds_names_show_the_same(
     limit: str,
     endpoints: str,
     in_flight: int,

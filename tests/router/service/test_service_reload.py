@@ -83,7 +83,7 @@ async def test_a_file_that_goes_and_comes_is_logged(
     ]
 
 
-async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> None:
+async def test_a_refused_file_is_reported_until_one_is_applied(tmp_path: Path) -> None:
     """And a change between load and watch is not lost."""
     path = tmp_path / "extproc.yaml"
     path.write_text(TWO)

@@ -195,7 +195,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ),
     ],
 )
-def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
+def test_a_fault_is_reported_with_its_place(change: str, expected: str) -> None:
     assert expected in settings_faults(change)
 
 
@@ -233,13 +233,13 @@ def test_the_environment_overrides_the_server_section() -> None:
         ("EXTPROC_", "EXTPROC_SERVER"),
     ],
 )
-def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: str) -> None:
+def test_a_misspelt_variable_is_reported_with_the_nearest_one(name: str, nearest: str) -> None:
     fault = settings_faults(GOOD, **{name: "1"})
 
     assert fault.startswith(f"{name}: there is no such variable; {nearest}")
 
 
-def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
+def test_what_kubernetes_sets_for_services_is_no_variable_of_ours() -> None:
     ours = (
         *("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_9002_TCP"),
         "PORT_9002_TCP_ADDR",
@@ -251,7 +251,7 @@ def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
     )
 
 
-def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
+def test_a_fault_of_a_variable_is_reported_with_its_name() -> None:
     assert settings_faults(GOOD, EXTPROC_SERVER__LISTEN="[").startswith(
         "EXTPROC_SERVER__LISTEN:1: not YAML"
     )

@@ -9,7 +9,7 @@ from extproc.router.share.sealed import Seal
 from tests.router.share.gateways import SECRET, ShareGateway, meshed
 
 
-def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
+def test_known_senders_are_not_forgotten_for_others() -> None:
     """Somebody plays letters of more senders than are remembered: none of them pushes another one out."""
     gateway = ShareGateway(1, meshed(1, []), cpu_clock=lambda: 0.0)
     sent = [

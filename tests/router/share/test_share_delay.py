@@ -73,7 +73,7 @@ def test_between_the_limit_and_three_quarters_of_it_nothing_changes() -> None:
     assert states == [False, True, True]
 
 
-def test_the_shortest_round_trip_tells_the_clocks_whatever_others_took() -> None:
+def test_the_shortest_round_trip_sets_the_clocks_apart_whatever_others_took() -> None:
     rng = random.Random(1)
     way = Way()
     for _ in range(50):

@@ -71,7 +71,7 @@ def test_news_without_gaps_are_the_truth_in_any_order_and_however_often(
 
 
 @given(news_of_a_peer(), st.data())
-def test_a_heartbeat_heals_whatever_was_lost_late_or_told_twice(
+def test_a_heartbeat_heals_whatever_was_lost_late_or_sent_twice(
     news: list[News], data: st.DataObject
 ) -> None:
     ledger = Ledger()

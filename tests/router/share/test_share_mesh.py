@@ -63,7 +63,7 @@ async def test_a_pick_counts_everywhere_until_its_end_or_a_farewell() -> None:
         assert not any(other.pool.book.total for other in others)
 
 
-async def test_nobody_tells_itself(pair: list[ShareGateway]) -> None:
+async def test_no_gateway_counts_its_own_letters(pair: list[ShareGateway]) -> None:
     """It is in its own list of peers, too: what comes from itself is closed, and not dialled again."""
     one, other = pair
     received = other.counts["heard"]
@@ -90,7 +90,7 @@ async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[ShareGate
 
 
 @table(("cluster", "secret"), [("other", SECRET), ("llm", b"another secret, as long")])
-async def test_another_installation_is_not_heard(
+async def test_another_installation_is_not_believed(
     pair: list[ShareGateway], cluster: str, secret: bytes
 ) -> None:
     one, _ = pair
@@ -125,7 +125,7 @@ async def test_what_is_no_letter_ends_its_line(lone: ShareGateway, data: bytes) 
     writer.close()
 
 
-async def test_a_recorded_letter_is_heard_once(lone: ShareGateway) -> None:
+async def test_a_recorded_letter_counts_once(lone: ShareGateway) -> None:
     letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [Picked(1, 2)], []))
     for result in ("heard", "repeated"):
         assert lone.counts[result] == 0
@@ -208,7 +208,7 @@ def test_connections_that_are_gone_before_they_are_seen_are_nothing() -> None:
     assert faults == []
 
 
-async def test_a_port_that_is_taken_is_said() -> None:
+async def test_a_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gateway = ShareGateway(1, meshed(taken.getsockname()[1], []))
         with pytest.raises(SettingsError, match=r"share\.mesh\.listen: cannot listen on"):

@@ -197,7 +197,7 @@ def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
 
 
 @table("silent_s", [0, 10])
-def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
+def test_a_peer_that_sends_a_goodbye_is_not_lost(silent_s: int) -> None:
     one, other = (both := sharing_gateways(2)).gateways
     one.pick("Why?")
     both.post()
@@ -473,7 +473,7 @@ def test_letters_are_bounded_and_lose_nothing() -> None:
     assert sum(blocks) > LETTER_BLOCKS >= max(blocks)
 
 
-def test_of_too_many_endpoints_the_busiest_are_told_and_names_are_not_kept_for_ever() -> None:
+def test_of_too_many_endpoints_the_busiest_are_sent_and_names_are_not_kept_for_ever() -> None:
     fleet = Fleet("a")
     share, reading = Share(fleet.pool, 1), LeastLoad(fleet.outside)
 
@@ -521,7 +521,7 @@ class BadBus:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5]), st.integers(2, 4))
-def test_whatever_is_lost_late_or_told_twice_all_have_the_truth_two_heartbeats_later(
+def test_whatever_is_lost_late_or_sent_twice_all_have_the_truth_two_heartbeats_later(
     seed: int, loss: float, gateways: int
 ) -> None:
     rng = random.Random(seed)
@@ -563,7 +563,7 @@ MAD_NEWS = st.one_of(
 
 
 @given(st.lists(MAD_NEWS | st.sampled_from([(1, 2, 3, 4), (1, 2, 5), (6, 7, 8), ()]), max_size=40))
-def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
+def test_whatever_a_mad_peer_sends_our_own_requests_go_on_and_the_index_holds(
     story: list[News | tuple[int, ...]],
 ) -> None:
     """Between its news we pick (a chain), and end the oldest of ours (an empty one)."""
@@ -640,7 +640,7 @@ def fleet_picture(gateway: FleetGateway, chats: Sequence[Sequence[str]]) -> obje
     ("configured", "known", "prompt", "count", "times"),
     [(8, 0, 0, 8, 8), (8, 7, 7, 1, 1), (8, 7, 0, 1, 8), (8, 3, 3, 2, 2), (2, 7, 7, 1, 1)],
 )
-def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
+def test_of_configured_gateways_those_that_share_count_as_one(
     configured: int, known: int, prompt: int, count: float, times: float
 ) -> None:
     company = GatewayCount(configured)

@@ -153,7 +153,7 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
             assert found.bytes_between(start, stop) == chain.bytes_between(start, stop)
 
 
-def test_of_the_longest_prompt_the_head_is_told_and_of_one_without_blocks_the_pick() -> None:
+def test_of_the_longest_prompt_the_head_is_sent_and_of_one_without_blocks_the_pick() -> None:
     places = range(1, letters.MAX_BLOCKS + 10)
     chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
     found = letters.pick_news(1, 2, 3, chain)

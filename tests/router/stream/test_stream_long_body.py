@@ -73,7 +73,7 @@ def test_long_body_is_not_copied_and_one_that_a_proxy_only_shows_is_observed() -
     assert [Observed()] * 2 == both_ways(shown.SerializeToString())
 
 
-def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
+def test_part_that_is_sent_twice_counts_as_protobuf_has_it() -> None:
     long, short = (
         pb.ProcessingRequest(request_body=pb.HttpBody(body=body)) for body in (LONG, b"short")
     )
@@ -108,7 +108,7 @@ BEHIND_OTHERS = [b"\x09abcdefgh\x22\x02\x0a\x00", b"\x50\x01" * 64 + b"\x22\x02\
 
 
 @table("message", [*CUT, *BEHIND_OTHERS, b"\xff" * 11])
-def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
+def test_place_that_cannot_be_known_is_none(message: bytes) -> None:
     assert find_body(message) is None
 
 

@@ -137,7 +137,7 @@ async def test_what_is_no_message_ends_the_stream_with_a_clear_status(message: b
         assert served.sample("extproc_stream_errors_total", why="protocol") == 1
 
 
-async def test_the_log_tells_each_request_by_its_id(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_each_request_by_its_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "extproc.router.stream")
     async with serving_processor(one_pool()) as served:
         await served.ask(headers(x_request_id="id-1"), RequestBody(BODY))
@@ -150,7 +150,7 @@ async def test_the_log_tells_each_request_by_its_id(caplog: pytest.LogCaptureFix
         assert line.startswith("routed id-1 to <Pick ")
 
 
-async def test_an_unforeseen_failure_tells_nothing_of_the_request(
+async def test_an_unforeseen_failure_shows_nothing_of_the_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

@@ -176,7 +176,7 @@ def test_a_request_served_elsewhere_counts_there() -> None:
 
 
 @table("served", [None, ADDRESSES[0], "9.9.9.9:1"])
-def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_on(
+def test_the_response_headers_are_reported_once_and_the_request_counts_on(
     served: str | None,
 ) -> None:
     picker = one_pool(ADDRESSES[:1])
@@ -247,7 +247,7 @@ def ticketed() -> tuple[Session, Tickets, Pool]:
 CHAT = {":method": "POST", ":path": "/v1/completions"}
 
 
-def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_has_come() -> None:
+def test_a_pick_is_found_by_the_number_in_its_response_until_its_log_has_come() -> None:
     session, tickets, pool = ticketed()
     session.on(say.RequestHeaders(CHAT, config=say.StreamConfig(say.BodyMode.BUFFERED)))
     [routed] = session.on(say.RequestBody(b'{"prompt": "Why?"}'))

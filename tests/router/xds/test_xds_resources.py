@@ -44,7 +44,7 @@ def health_statuses(message: ClusterLoadAssignment) -> dict[str, HealthStatus]:
     return found
 
 
-def test_a_draining_endpoint_is_told_as_draining() -> None:
+def test_a_draining_endpoint_is_sent_as_draining() -> None:
     draining = Endpoint("b", "10.0.0.2:8001", is_ready=False)
     assigned = assignment(
         [Endpoint("a", "10.0.0.1:8000"), draining, Endpoint("c", "[fd00::1]:8000")]
@@ -58,7 +58,7 @@ def test_a_draining_endpoint_is_told_as_draining() -> None:
     }
 
 
-def test_exactly_the_last_endpoints_are_told() -> None:
+def test_exactly_the_last_endpoints_are_sent() -> None:
     many = [Endpoint(f"n{n}", f"10.0.0.{n}:8000") for n in range(1, 200)]
     last = [Endpoint("n7", "10.0.0.7:8000", is_ready=False)]
 

@@ -72,7 +72,7 @@ def test_an_accepted_version_is_not_sent_again() -> None:
     assert subscriber.next() is None
 
 
-def test_a_change_tells_only_the_pool_that_changed() -> None:
+def test_a_change_sends_only_the_pool_that_changed() -> None:
     catalog = published(llama=[A], qwen=[B])
     subscriber = subscribed(catalog, "llama", "qwen")
     catalog.replace("qwen", [])
@@ -128,7 +128,7 @@ def test_a_request_about_an_older_response_changes_nothing() -> None:
     assert resource_names(subscriber.next()) == ["llama"]
 
 
-def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -> None:
+def test_an_unsubscribed_pool_is_sent_no_more_and_again_when_asked_for_again() -> None:
     catalog = published(llama=[A], qwen=[B])
     subscriber = subscribed(catalog, "llama", "qwen")
     catalog.replace("qwen", [A])
@@ -141,7 +141,7 @@ def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -
     assert resource_names(subscriber.next()) == ["qwen"]
 
 
-def test_a_new_pool_is_a_new_cluster_and_endpoints_are_told_again() -> None:
+def test_a_new_pool_is_a_new_cluster_and_endpoints_are_sent_again() -> None:
     catalog = published(llama=[A])
     subscriber = subscribed(catalog, "llama")
     catalog.replace("qwen", [B])
@@ -154,7 +154,7 @@ def test_a_new_pool_is_a_new_cluster_and_endpoints_are_told_again() -> None:
     assert resource_names(subscriber.next()) == ["qwen"]
 
 
-def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_told() -> None:
+def test_a_removed_pool_is_left_out_of_the_clusters_but_no_empty_list_is_sent() -> None:
     catalog = Catalog(["llama", "qwen"])
     subscriber = Subscriber(catalog)
     subscriber.on(Request(CLUSTERS))

@@ -54,7 +54,7 @@ def spread_picks(live: Live, name: str = "a") -> None:
         fed[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
 
 
-async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser) -> None:
+async def test_the_page_shows_what_pools_shows(tmp_path: Path, browser: Browser) -> None:
     """Names, states and loads of every endpoint of every pool; the decisions; the configuration."""
     pools = [
         pool(["127.0.0.1:8001", "127.0.0.1:8002"], name="a", models=["m"], probe=False),
@@ -139,7 +139,7 @@ async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_compla
     }
 
 
-async def test_a_refused_configuration_is_told_at_the_top_and_by_the_status(
+async def test_a_refused_configuration_is_reported_at_the_top_and_by_the_status(
     tmp_path: Path, browser: Browser
 ) -> None:
     """1. Nothing is wrong. 2. A bad file is refused, what was before stays. 3. A good one takes its place."""

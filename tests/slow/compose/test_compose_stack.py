@@ -63,7 +63,9 @@ def compose_stack() -> Iterator[ComposeStack]:
             compose.run("down", "--volumes", "--timeout", "5")
 
 
-def test_the_image_is_nobodys_labelled_and_writes_nothing(compose_stack: ComposeStack) -> None:
+def test_the_image_runs_without_rights_has_labels_and_writes_nothing(
+    compose_stack: ComposeStack,
+) -> None:
     name = "extproc-router:compose"
     limits = [
         "--read-only",

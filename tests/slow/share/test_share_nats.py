@@ -123,7 +123,7 @@ def test_nobody_reads_a_password_in_what_is_printed() -> None:
     )
 
 
-async def test_a_wrong_password_and_another_cluster_are_not_heard(
+async def test_a_wrong_password_and_another_cluster_are_not_believed(
     broker: Broker, three: list[ShareGateway]
 ) -> None:
     async with AsyncExitStack() as stack:

@@ -16,7 +16,9 @@ from tests.stack.service import Service
 from tests.waiting import until
 
 
-async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_path: Path) -> None:
+async def test_a_killed_gateway_counts_no_more_and_one_that_ends_sends_a_goodbye(
+    tmp_path: Path,
+) -> None:
     """A process that ends without a word, and with one.
 
     1. A request in flight at one of four counts at all of them. 2. That one is killed: it counts

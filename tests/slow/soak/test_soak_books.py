@@ -81,7 +81,7 @@ WRONG = {
 
 
 @table(("fault", "books"), WRONG.items())
-def test_what_disagrees_is_told(fault: str, books: ours.Books) -> None:
+def test_what_disagrees_is_reported(fault: str, books: ours.Books) -> None:
     assert any(fault in fault_text for fault_text in ours.reconcile(books).faults)
 
 

@@ -62,7 +62,7 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(
     assert learnt(learning)["samples"] == before + 12
 
 
-async def test_what_endpoints_say_is_told(learning: Stack) -> None:
+async def test_what_endpoints_report_is_shown(learning: Stack) -> None:
     """The size of their caches, and what they found there, beside what was predicted."""
 
     def sizes() -> list[int]:
