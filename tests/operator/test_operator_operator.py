@@ -132,21 +132,6 @@ async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_
 
 
 @pytest.mark.slow
-async def test_operator_that_is_killed_goes_on_with_the_run(
-    served: ServedCluster, null_server: int
-) -> None:
-    async with operating(served) as operator:
-        served.cluster.apply("b", build_operator_spec(null_server, 6))
-        running = await served.until("b", "Running")
-        operator.kill()
-        status = await served.until("b", "Valid")
-
-    assert operator.starts == 2
-    assert status["run"] == running["run"]
-    assert served.cluster.asked.count("POST jobs") == 1
-
-
-@pytest.mark.slow
 async def test_api_servers_faults_are_lived_through(
     served: ServedCluster, null_server: int
 ) -> None:

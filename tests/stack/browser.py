@@ -37,6 +37,9 @@ class Visit:
         )
         return cells
 
+    async def text(self, selector: str = "body") -> str:
+        return await self.page.locator(selector).inner_text()
+
     async def until(self, claim: str, argument: Any = None) -> None:
         """Waits until an expression over the document holds."""
         await self.page.wait_for_function(claim, arg=argument, timeout=PATIENCE_MS)
@@ -98,7 +101,7 @@ async def check_file(path: Path, folder: Path, words: str) -> None:
     with Browser(folder) as browser:
         browser.wait_ready()
         async with browser.visit(path.as_uri(), ready="body") as visit:
-            text = await visit.page.locator("body").inner_text()
+            text = await visit.text()
 
     assert words in text
     assert [url for url in visit.requests if not url.startswith("data:")] == [path.as_uri()]

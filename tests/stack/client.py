@@ -1,5 +1,6 @@
 """What a client of the gateway does: chats, streams, goes away."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -112,6 +113,14 @@ class Chat:
     @property
     def endpoints(self) -> Counter[str]:
         return Counter(answer.served_by for answer in self.answers)
+
+
+def send_all(
+    session: aiohttp.ClientSession, about: str, count: int
+) -> list["asyncio.Task[Answer]"]:
+    """Begins so many chats side by side, each with a text of its own."""
+    bodies = [chat_about(f"{about} {number}") for number in range(count)]
+    return [asyncio.create_task(send(session, body)) for body in bodies]
 
 
 def statuses(answers: Sequence[Answer]) -> Counter[int]:

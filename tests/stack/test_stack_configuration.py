@@ -35,12 +35,6 @@ def test_envoy_accepts_configuration(name: str) -> None:
 
 
 @table("name", EVERY)
-def test_no_client_is_reported_why_it_was_picked(name: str) -> None:
-    """The reason says whose prompt is cached."""
-    assert "extproc" not in str([*find(load(name), "response_headers_to_add")])
-
-
-@table("name", EVERY)
 def test_every_file_removes_the_same_of_what_clients_say(name: str) -> None:
     key = "early_header_mutation_extensions"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.stack.client import Answer, chat_about, connect, send, statuses
+from tests.stack.client import Answer, chat_about, connect, send, send_all, statuses
 from tests.stack.gateway import Tree
 from tests.stack.service import pool
 from tests.stack.stack import Stack
@@ -129,9 +129,7 @@ async def test_service_is_killed_and_comes_back(stack: Stack) -> None:
         connect(stack.url) as session,
     ):
         homes = homes_of(await ask_each(stack))
-        streams = [
-            asyncio.create_task(send(session, chat_about(f"held {number}"))) for number in range(8)
-        ]
+        streams = send_all(session, "held", 8)
         await until(lambda: sum(stream.done() for stream in streams) + endpoints.held == 8)
         stack.service.kill()
         without = await ask_each(stack, stack.spare[3])
@@ -162,9 +160,7 @@ async def test_service_drains(stack: Stack) -> None:
     """SIGTERM: open streams end whole, new requests pass it by; status 0: none was cut."""
     stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
     async with serve(stack.spare) as endpoints, connect(stack.url) as session:
-        streams = [
-            asyncio.create_task(send(session, chat_about(f"held {number}"))) for number in range(8)
-        ]
+        streams = send_all(session, "held", 8)
         await until(lambda: endpoints.held == 8)
         stack.service.send(signal.SIGTERM)
         await until(lambda: not stack.gateway.sees_service())

@@ -16,8 +16,8 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
 from tests.clock import Clock
+from tests.router.outside import fixed_outside
 
 ENDPOINTS = [
     Endpoint(f"e{number}", f"10.0.0.{number}:80", adapters=frozenset({"sql"} if number < 3 else ()))
@@ -28,7 +28,7 @@ BAD = ENDPOINTS[0]
 
 def build_feedback(clock: Clock | None = None) -> PoolFeedback:
     cooling = Cooling(Rules(), clock=clock or Clock(), rng=random.Random(3))
-    pool = Pool("llama", LeastLoad(Outside(random.Random(1), lambda: 0.0)), gate=cooling)
+    pool = Pool("llama", LeastLoad(fixed_outside(1)), gate=cooling)
     pool.replace(ENDPOINTS)
     return PoolFeedback(pool, cooling)
 

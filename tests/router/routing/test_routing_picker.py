@@ -1,6 +1,5 @@
 """The picker: from a request to a pool, a key and an endpoint."""
 
-import random
 from typing import Any
 
 import orjson
@@ -13,16 +12,17 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Pool, Snapshot
 from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.hostile import HOSTILE, fill
+from tests.router.outside import fixed_outside
 from tests.router.routing.fleet import Fleet, words
 from tests.router.routing.fleet import ask as conversation
 from tests.tables import table
 
 CHAT = "/v1/chat/completions"
 FIRST_USER = "first_user_message"
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 
 
 def pool_named(
@@ -338,7 +338,7 @@ SNAPSHOT = Snapshot.build(
         Endpoint("b", "10.0.0.1:8001"),
         Endpoint("c", "[fd00::3]:8000"),
     ],
-    PrefixHash(Outside(random.Random(0), lambda: 0.0), positions=4),
+    PrefixHash(fixed_outside(), positions=4),
 )
 
 

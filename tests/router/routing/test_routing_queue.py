@@ -1,6 +1,5 @@
 """The queue of a pool: who waits, who leaves first, and that nobody is lost or counted twice."""
 
-import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,12 +21,12 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.queue import TICK_S, Lane, Queue, QueueEnd, QueueLimits, Waiter
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.share.letters import Echo, Heartbeat, Letter, name_of
 from extproc.router.share.pool_share import Share
+from tests.router.outside import fixed_outside
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 PREMIUM, USUAL, BATCH = Lane(10), Lane(), Lane(-10)
 
 

@@ -53,7 +53,7 @@ async def running_pools(
         await pools.stop()
 
 
-class LoggedLines:
+class ScriptedSource:
     """A source with the lists of the test; then it stays or, in its first runs, fails."""
 
     def __init__(self, *lists: Sequence[str], failures: int = 0) -> None:

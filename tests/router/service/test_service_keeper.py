@@ -15,16 +15,17 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
-from extproc.router.routing.strategies.base import Outside, Placement, Strategy
+from extproc.router.routing.strategies.base import Placement, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.telemetry import Metrics
 from tests.clock import Clock
-from tests.router.service.running import LoggedLines, keeping
+from tests.router.outside import fixed_outside
+from tests.router.service.running import ScriptedSource, keeping
 from tests.waiting import until
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 A, B, C = (Endpoint(name, f"10.0.0.{number}:80") for number, name in enumerate("abc", start=1))
 
 
@@ -44,7 +45,7 @@ def uses(pool: Pool, strategy: Strategy) -> bool:
 
 async def test_a_changed_strategy_before_the_first_list_shows_no_empty_pool() -> None:
     """An Envoy that outlived us would believe it and forget its endpoints."""
-    async with keeping(LoggedLines(), hashing()) as (keeper, published):
+    async with keeping(ScriptedSource(), hashing()) as (keeper, published):
         keeper.use(hashing(8))
         await asyncio.sleep(0.2)
         before_the_list = list(published)
@@ -99,7 +100,7 @@ async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(
 async def test_a_list_equal_to_the_last_one_is_a_confirmation() -> None:
     """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
     clock = Clock(0.0)
-    async with keeping(LoggedLines(), hashing(), clock) as (keeper, published):
+    async with keeping(ScriptedSource(), hashing(), clock) as (keeper, published):
         keeper.replace([A])
         await until(lambda: published)
         clock.now_s = 60.0
@@ -124,7 +125,7 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_comes_again() ->
                 raise ValueError
             return super().place(ready, before)
 
-    async with keeping(LoggedLines(), Reluctant(OUTSIDE)) as (keeper, published):
+    async with keeping(ScriptedSource(), Reluctant(OUTSIDE)) as (keeper, published):
         keeper.replace([A])
         await until(lambda: keeper.fault)
         keeper.replace([A])
@@ -136,7 +137,7 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_comes_again() ->
 async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_one_out() -> None:
     """A name that UTF-8 cannot spell has no place on a ring."""
     metrics = Metrics()
-    async with keeping(LoggedLines("ab"), hashing(), metrics=metrics) as (keeper, published):
+    async with keeping(ScriptedSource("ab"), hashing(), metrics=metrics) as (keeper, published):
         await until(lambda: published)
         keeper.replace([Endpoint("\ud800", "10.0.0.1:80")])
         await until(lambda: restarts(metrics) == 1)
@@ -163,7 +164,7 @@ async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(
         await asyncio.sleep(0)
 
     metrics, clock = Metrics(), Clock()
-    source = Restarting(LoggedLines("ab", failures=3), rng=random.Random(0), sleep=nap)
+    source = Restarting(ScriptedSource("ab", failures=3), rng=random.Random(0), sleep=nap)
     async with keeping(source, hashing(), clock, metrics) as (keeper, _):
         await until(
             lambda: restarts(metrics) == 3 and keeper.fault is None and keeper.synced.is_set()
@@ -181,7 +182,7 @@ async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(
 async def test_the_last_of_several_lists_counts_and_another_strategy_takes_over_with_its_placement() -> (
     None
 ):
-    async with keeping(LoggedLines("ab", "abc", "c", "ab"), hashing()) as (keeper, published):
+    async with keeping(ScriptedSource("ab", "abc", "c", "ab"), hashing()) as (keeper, published):
         pool, wanted = keeper.pool, hashing(7)
         await until(lambda: published[-1:] == [["a", "b"]])
         keeper.use(wanted)
@@ -200,7 +201,7 @@ async def test_counts_outlive_every_change_of_strategy() -> None:
         PrefixHash(OUTSIDE),
         RoundRobin(OUTSIDE),
     )
-    async with keeping(LoggedLines("ab"), hashing()) as (keeper, _):
+    async with keeping(ScriptedSource("ab"), hashing()) as (keeper, _):
         pool = keeper.pool
         await keeper.synced.wait()
         picks = [pool.pick(PrefixHash(OUTSIDE).reading(1))]

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from extproc.errors import NoEndpoint
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.service.otel import SPAN, OtelTracer, build_exporter
 from extproc.router.service.tracer import build_tracer, wants_traces
@@ -31,6 +29,7 @@ from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Answer, Phase, Routed
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.spans import MODEL_CHARS, Origin
+from tests.router.outside import fixed_outside
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write_request
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
@@ -45,7 +44,7 @@ ORIGIN = Origin(f"00-{TRACE}-{CALLER}-01", "vendor=1", CHAT)
 
 def routed_span(model: str = '"llama"') -> Routed:
     """The span of a request that names `model`, which is JSON."""
-    pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)))
+    pool = Pool("llama", PrefixCache(fixed_outside()))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     body = b'{"model": %s, "messages": [{"role": "user", "content": "Why?"}]}' % model.encode()
     return Routed(Phase.REQUEST_BODY, Picker([Route(pool)]).pick(Query("POST", CHAT, {}, body)))
@@ -118,6 +117,7 @@ import asyncio, logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from extproc.router.app import Application, Start
 from extproc.router.settings.reading import parse_settings
+from tests.router.outside import fixed_outside
 async def open_one():
     text = 'pools: [{name: llama, endpoints: {static: ["10.0.0.1:80"]}}]'
     app = Application(Start(parse_settings(text, {})))

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic, thread_time
 
 from extproc.router.cluster.source import Source, StaticSource
@@ -16,6 +16,7 @@ from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.letters import Echo, Ended, Letter, name_of
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
+from tests.waiting import until
 
 SECRET = b"a secret of 16 bytes or more"
 Build = Callable[[LetterCounts], Carrier]
@@ -123,3 +124,22 @@ def meshed(port: int, ports: Sequence[int], clock: Callable[[], float] = monoton
     return lambda tally: Mesh(
         local_address(port), peers(ports), tally, rng=random.Random(port), clock=clock
     )
+
+
+@asynccontextmanager
+async def all_running(gateways: Sequence[ShareGateway]) -> AsyncGenerator[None]:
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        yield
+
+
+async def until_prompt(gateways: Sequence[ShareGateway]) -> None:
+    """Until each hears all the others promptly."""
+    others = len(gateways) - 1
+    await until(lambda: all(gateway.neighbours.prompt == others for gateway in gateways))
+
+
+async def until_counted(gateways: Sequence[ShareGateway], count: int) -> None:
+    """Until each counts so many requests in flight."""
+    await until(lambda: all(gateway.pool.book.total == count for gateway in gateways))

@@ -12,9 +12,17 @@ import uvloop
 
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import PeerCounts
-from extproc.router.share.letters import Letter, Picked, name_of
+from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
-from tests.router.share.gateways import SECRET, ShareGateway, meshed, rave
+from tests.router.share.gateways import (
+    SECRET,
+    ShareGateway,
+    all_running,
+    meshed,
+    rave,
+    until_counted,
+    until_prompt,
+)
 from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
@@ -38,25 +46,21 @@ async def lone() -> AsyncGenerator[ShareGateway]:
 async def pair() -> AsyncGenerator[list[ShareGateway]]:
     """Two gateways whose letters come promptly."""
     gateways = meshed_gateways(2)
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.prompt == 1 for gateway in gateways))
+    async with all_running(gateways):
+        await until_prompt(gateways)
         yield gateways
 
 
 async def test_a_pick_counts_everywhere_until_its_end_or_a_farewell() -> None:
     gateways = meshed_gateways(4)
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.prompt == 3 for gateway in gateways))
+    async with all_running(gateways):
+        await until_prompt(gateways)
         picks = [gateway.pick(str(place)) for place, gateway in enumerate(gateways)]
-        await until(lambda: all(gateway.pool.book.total == 4 for gateway in gateways))
+        await until_counted(gateways, 4)
         assert 1 == len({tuple(sorted(gateway.pool.book.counts().items())) for gateway in gateways})
         for pick in picks[1:]:
             pick.release()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in gateways))
+        await until_counted(gateways, 1)
         gone, *others = gateways
         gone.courier.forget("llama")
         await until(lambda: all(other.neighbours == PeerCounts(2, 2, 0) for other in others))
@@ -77,7 +81,7 @@ async def test_no_gateway_counts_its_own_letters(pair: list[ShareGateway]) -> No
 async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[ShareGateway]) -> None:
     one, other = pair
     one.pick()
-    await until(lambda: other.pool.book.total == 1)
+    await until_counted([other], 1)
     began_s = monotonic()
     one.carrier.send = lambda data: None  # type: ignore[method-assign]  # dead, and says no farewell
     await one.carrier.close()
@@ -125,16 +129,6 @@ async def test_what_is_no_letter_ends_its_line(lone: ShareGateway, data: bytes) 
     writer.close()
 
 
-async def test_a_recorded_letter_counts_once(lone: ShareGateway) -> None:
-    letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [Picked(1, 2)], []))
-    for result in ("heard", "repeated"):
-        assert lone.counts[result] == 0
-        _, writer = await _dial(lone)
-        writer.write(len(letter).to_bytes(4) + letter)
-        await until(lambda result=result: lone.counts[result] == 1, LONG_S)  # type: ignore[misc]
-        writer.close()
-
-
 async def test_beside_a_mad_peer_the_others_letters_come(pair: list[ShareGateway]) -> None:
     """It has the secret, and sends invented picks as fast as it can. The other's letters still come."""
     one, other = pair
@@ -143,9 +137,9 @@ async def test_beside_a_mad_peer_the_others_letters_come(pair: list[ShareGateway
         await until(lambda: one.counts["flood"] + one.counts["heard"] > 1_000, LONG_S)
         for _ in range(5):
             pick = other.pick()
-            await until(lambda: one.pool.book.total == 1)
+            await until_counted([one], 1)
             pick.release()
-            await until(lambda: one.pool.book.total == 0)
+            await until_counted([one], 0)
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -228,7 +222,7 @@ async def test_who_has_used_up_its_seal_goes_on_under_another_name() -> None:
         await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77})
         one.pick()
 
-        await until(lambda: other.pool.book.total == 1)
+        await until_counted([other], 1)
 
 
 def _port(gateway: ShareGateway) -> int:

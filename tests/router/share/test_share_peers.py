@@ -53,6 +53,17 @@ class FleetGateway(Fleet):
     def neighbours(self) -> PeerCounts:
         return self.share.peers.counts
 
+    @property
+    def counted(self) -> int:
+        """Requests in flight, its own and its peers'."""
+        return sum(counts(self).values())
+
+    def letters(self) -> list[Letter]:
+        return self.share.letters(self.clock.now_s)
+
+    def heartbeat(self) -> Letter:
+        return self.share.heartbeat(self.clock.now_s)
+
     def receive(self, letters: Iterable[Letter]) -> None:
         for letter in letters:
             self.share.receive(letter, self.clock.now_s)
@@ -71,7 +82,7 @@ class SharingGateways:
     def post(self) -> None:
         """Everybody's news go to all the others."""
         for sender in self.gateways:
-            letters = sender.share.letters(sender.clock.now_s)
+            letters = sender.letters()
             for gateway in self.gateways:
                 if gateway is not sender:
                     gateway.receive(letters)
@@ -80,7 +91,7 @@ class SharingGateways:
         """So many heartbeats of everybody, a second each."""
         for _ in range(rounds):
             self.wait(1.0 - late_s)
-            letters = [(one, one.share.heartbeat(one.clock.now_s)) for one in self.gateways]
+            letters = [(one, one.heartbeat()) for one in self.gateways]
             self.wait(late_s)
             for sender, letter in letters:
                 for gateway in self.gateways:
@@ -95,12 +106,18 @@ def sharing_gateways(count: int, **options: object) -> SharingGateways:
     return found
 
 
+def sharing_pair(**options: object) -> tuple[SharingGateways, FleetGateway, FleetGateway]:
+    both = sharing_gateways(2, **options)
+    one, other = both.gateways
+    return both, one, other
+
+
 def counts(gateway: FleetGateway) -> dict[str, int]:
     return gateway.pool.book.counts()
 
 
 def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     for number in range(20):
         texts = [words(f"{number} Why?", 500)]
         first = one.visit(*texts, after_s=0)
@@ -115,7 +132,7 @@ def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
 
 
 def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     name = one.pick(words("Why?", 5_000)).endpoint.name
     both.post()
     backlogs = [gateway.explain("Who?").get(name, {}).get("backlog_ms") for gateway in (one, other)]
@@ -125,7 +142,7 @@ def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
 
 
 def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
-    one, other = (both := sharing_gateways(2, names="a", kv_tokens=1_024)).gateways
+    both, one, other = sharing_pair(names="a", kv_tokens=1_024)
     pick = one.pick(words("Why?", 500))
     both.post()
     holding = other.strategy.index.holding("a")
@@ -144,7 +161,7 @@ def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
 
 @table("is_early", [False, True], ids=["told at once", "told at the end"])
 def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early: bool) -> None:
-    one, other = (both := sharing_gateways(2, names="ab")).gateways
+    both, one, other = sharing_pair(names="ab")
     texts = words("Why?", 500)
     pick = one.pick(texts)
     both.post()
@@ -164,7 +181,7 @@ def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early
 
 
 def test_a_request_that_moved_is_known_where_it_went() -> None:
-    one, other = (both := sharing_gateways(2, names="ab")).gateways
+    both, one, other = sharing_pair(names="ab")
     texts = words("Why?", 500)
     pick = one.pick(texts)
     elsewhere = pick.fallbacks[0]
@@ -178,35 +195,35 @@ def test_a_request_that_moved_is_known_where_it_went() -> None:
 
 
 def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     one.pick("Why?")
     both.post()
     both.wait(2.9)
-    other.share.heartbeat(other.clock.now_s)
-    assert sum(counts(other).values()) == 1
+    other.heartbeat()
+    assert other.counted == 1
 
     both.wait(0.2)
-    other.share.heartbeat(other.clock.now_s)
-    assert sum(counts(other).values()) == 0
+    other.heartbeat()
+    assert other.counted == 0
     assert other.neighbours == PeerCounts(0, 0, 1)
 
     both.beat(3)
 
-    assert sum(counts(other).values()) == 1
+    assert other.counted == 1
     assert other.neighbours == PeerCounts(1, 1, 0)
 
 
 @table("silent_s", [0, 10])
 def test_a_peer_that_sends_a_goodbye_is_not_lost(silent_s: int) -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     one.pick("Why?")
     both.post()
     both.wait(silent_s)
-    other.share.letters(other.clock.now_s)
+    other.letters()
 
     other.receive([one.share.farewell(one.clock.now_s)])
 
-    assert sum(counts(other).values()) == 0
+    assert other.counted == 0
     assert other.neighbours == PeerCounts(0, 0, 0)
     assert other.strategy.gateways.is_alone
 
@@ -215,9 +232,9 @@ def test_a_peer_that_sends_a_goodbye_is_not_lost(silent_s: int) -> None:
 def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
     away_s: float, known: int
 ) -> None:
-    _, other = (both := sharing_gateways(2)).gateways
+    both, _, other = sharing_pair()
     other.clock.now_s += away_s
-    other.share.heartbeat(other.clock.now_s)
+    other.heartbeat()
     both.gateways[0] = again = FleetGateway(5, "abcd")
     again.clock.now_s = other.clock.now_s
     both.beat(2)
@@ -232,7 +249,7 @@ def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
 def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_lives_on(
     beats: int, lost: int
 ) -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     both.gateways.append(third := FleetGateway(5, "abcd"))
     third.clock.now_s = other.clock.now_s
     both.beat()
@@ -253,37 +270,37 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
     for _ in range(10):
         for number in range(100):
             one.pick(f"{number}?").release()
-        letters = one.share.letters(one.clock.now_s)
+        letters = one.letters()
         both.wait(late_s)
         other.receive(letters)
         both.beat(1, late_s)
     texts = [words("Why?", 500)]
     first = one.pick(*texts)
-    letters = one.share.letters(one.clock.now_s)
+    letters = one.letters()
     both.wait(late_s)
     other.receive(letters)
 
     assert other.neighbours == PeerCounts(1, prompt, 0)
-    assert sum(counts(other).values()) == prompt
+    assert other.counted == prompt
     assert other.pick(*texts, "Because.", "How?").endpoint.name == first.endpoint.name
     assert other.share.peers.delays() == {1_000: pytest.approx(late_s, abs=0.002)}
     assert other.strategy.gateways.times == 2 - prompt
 
 
 def test_a_peer_that_becomes_slow_is_taken_out_of_the_counts_and_put_back() -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     one.pick("Why?")
     both.post()
     both.beat(10, 0.9)
-    assert sum(counts(other).values()) == 0
+    assert other.counted == 0
 
     both.beat(30)
 
-    assert sum(counts(other).values()) == 1
+    assert other.counted == 1
 
 
 def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
-    one, other = (both := sharing_gateways(2, names="ab")).gateways
+    both, one, other = sharing_pair(names="ab")
     other.follow("bc")
     one.follow("a")
     pick = one.pick("Why?")
@@ -307,9 +324,9 @@ def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
 
 
 def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -> None:
-    one, other = sharing_gateways(2).gateways
+    _, one, other = sharing_pair()
     before = other.share.peers.echoes(0.0)
-    other.receive([other.share.heartbeat(other.clock.now_s), Letter(5, name_of("another pool"), 1)])
+    other.receive([other.heartbeat(), Letter(5, name_of("another pool"), 1)])
     assert other.share.peers.echoes(0.0) == before
 
     other.receive(answer_letter(other, 5_000 + number) for number in range(MAX_PEERS + 5))
@@ -321,7 +338,7 @@ def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -
 def answer_letter(gateway: FleetGateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
     """A letter of a peer that got one which this gateway sent so long ago."""
     now_us = int(gateway.clock.now_s * 1e6)
-    echo = Echo(gateway.share.heartbeat(gateway.clock.now_s).peer, now_us - int(ago_s * 1e6), 0)
+    echo = Echo(gateway.heartbeat().peer, now_us - int(ago_s * 1e6), 0)
     return Letter(peer, name_of("llama"), now_us, [*news], [echo])
 
 
@@ -334,12 +351,12 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     gateway.receive([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
     gateway.receive([answer_letter(gateway, 7, pick, stand, ago_s=10.1)])
     assert gateway.neighbours == PeerCounts()
-    assert sum(counts(gateway).values()) == gateway.strategy.index.matched((1, 2, 3)) == 0
+    assert gateway.counted == gateway.strategy.index.matched((1, 2, 3)) == 0
 
     gateway.receive([answer_letter(gateway, 7, pick, stand, ago_s=0.01)])
 
     assert gateway.neighbours == PeerCounts(1, 1, 0)
-    assert (sum(counts(gateway).values()), gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
+    assert (gateway.counted, gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
 
 
 def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
@@ -355,14 +372,14 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
 
 def test_strangers_take_nobodys_place() -> None:
     """However many names somebody has recorded, a current peer stays, and a new one comes in."""
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     other.receive(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
     both.beat()
     assert other.neighbours == PeerCounts(1, 1, 0)
     assert len(other.share.peers.echoes(0.0)) == 1 + MAX_STRANGERS
 
     other.clock.now_s += 4.0
-    other.share.heartbeat(other.clock.now_s)
+    other.heartbeat()
 
     assert other.share.peers.echoes(0.0) == []
     assert one.neighbours.active == 1
@@ -370,25 +387,25 @@ def test_strangers_take_nobodys_place() -> None:
 
 def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
     """Somebody recorded letters and plays them again, to a gateway that has been started since."""
-    one, _ = (both := sharing_gateways(2)).gateways
+    both, one, _ = sharing_pair()
     recorded: list[Letter] = []
     for _ in range(5):
         one.pick("Why?")
-        recorded += one.share.letters(one.clock.now_s)
-        recorded.append(one.share.heartbeat(one.clock.now_s))
+        recorded += one.letters()
+        recorded.append(one.heartbeat())
         both.wait(1)
     fresh = FleetGateway(9, "abcd")
     for letter in recorded:
         fresh.clock.now_s += 0.5
-        fresh.share.heartbeat(fresh.clock.now_s)
+        fresh.heartbeat()
         fresh.receive([letter])
 
     assert fresh.neighbours == PeerCounts()
-    assert sum(counts(fresh).values()) == 0
+    assert fresh.counted == 0
 
 
 def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
-    _, other = sharing_gateways(2).gateways
+    *_, other = sharing_pair()
     sent_us = int(other.clock.now_s * 1e6)
     picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
     here = [
@@ -431,14 +448,14 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
 
 
 def test_strategies_that_see_no_prompt_share_counts_all_the_same() -> None:
-    one, other = (both := sharing_gateways(2)).gateways
+    both, one, other = sharing_pair()
     for gateway in both.gateways:
         gateway.pool.strategy = LeastLoad(gateway.outside)
         gateway.follow("abcd")
     picks = [one.pick("Why?") for _ in range(5)]
     both.post()
     assert counts(other) == counts(one)
-    assert sum(counts(other).values()) == 5
+    assert other.counted == 5
 
     picks[0].release()
     both.post()
@@ -506,9 +523,9 @@ class BadBus:
     def carry(self) -> None:
         rng, under_way = self._rng, self._under_way
         for sender in self._both.gateways:
-            letters = sender.share.letters(sender.clock.now_s)
+            letters = sender.letters()
             if rng.random() < 0.2:
-                letters.append(sender.share.heartbeat(sender.clock.now_s))
+                letters.append(sender.heartbeat())
             others = [other for other in self._both.gateways if other is not sender]
             under_way += [
                 (to, one) for one in letters for to in others if rng.random() >= self._loss
@@ -650,7 +667,7 @@ def test_of_configured_gateways_those_that_share_count_as_one(
 
 
 def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
-    one, other = (both := sharing_gateways(2, names="abcdefgh")).gateways
+    both, one, other = sharing_pair(names="abcdefgh")
     chats = [[words(f"{number} Why?", 500), "Because.", "How?"] for number in range(20)]
     placed = []
     for texts in chats:
@@ -658,7 +675,7 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
         both.post()
         both.wait(1)
     both.wait(4)
-    other.share.heartbeat(other.clock.now_s)
+    other.heartbeat()
     other.follow("abcdefgh")
     # Turns of a gateway that sends no letters.
     longer = [[*texts, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for texts in chats]

@@ -3,7 +3,6 @@
 Run against the session itself and, encoded, over a socket.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,10 +12,10 @@ import orjson
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream.session import Session, SessionOptions
+from tests.router.outside import fixed_outside
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000")
 BODY = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": "hello"}]})
@@ -32,7 +31,7 @@ def build_pool(
     limit: int | None = None,
 ) -> Pool:
     kind, options = ("prefix_hash", {"key": keys}) if is_hashed else ("round_robin", {})
-    strategy = STRATEGIES.build(kind, options, Outside(random.Random(0), lambda: 0.0))
+    strategy = STRATEGIES.build(kind, options, fixed_outside())
     pool = Pool(name, strategy, max_in_flight=limit)
     pool.replace([Endpoint(f"{name}-{address}", address) for address in addresses])
     return pool

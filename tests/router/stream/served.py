@@ -21,6 +21,7 @@ from extproc.router.stream.session import SessionOptions
 from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import MAX_BODY_BYTES, Expected, picks_in_flight
 from tests.router.stream.wire import read_response, write_request
+from tests.waiting import until
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -41,6 +42,9 @@ class ServedProcessor:
     def __post_init__(self) -> None:
         self.channel = grpc.aio.insecure_channel(self.target)
         self._open = self.channel.stream_stream(PROCESS, None, None)
+
+    async def until_idle(self) -> None:
+        await until(lambda: self.processor.streams_open == 0)
 
     def open(self, pool: str | None = None) -> Call:
         return self._open(

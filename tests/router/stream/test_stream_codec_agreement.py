@@ -1,6 +1,5 @@
 """Our codec and envoy-data-plane, which knows the whole API, read each other's messages alike."""
 
-import random
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -18,16 +17,16 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
+from tests.router.outside import fixed_outside
 from tests.router.stream.wire import write_request
 from tests.tables import table
 
 DESTINATION = "x-gateway-destination-endpoint"
-STRATEGY = RoundRobin(Outside(random.Random(1), lambda: 0.0))
+STRATEGY = RoundRobin(fixed_outside(1))
 POOL = Pool("llama", STRATEGY)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -121,7 +121,7 @@ async def test_two_hundred_aborts_at_any_point_leave_nothing() -> None:
             if number % 3:
                 await call.read()
             call.cancel()
-        await until(lambda: served.processor.streams_open == 0)
+        await served.until_idle()
 
         assert served.in_flight == 0
 
@@ -165,7 +165,7 @@ async def test_an_unforeseen_failure_shows_nothing_of_the_request(
         assert await call.details() == "internal error"
         assert "secret" not in caplog.text
         assert served.sample("extproc_stream_errors_total", why="internal") == 1
-        await until(lambda: served.processor.streams_open == 0)
+        await served.until_idle()
 
 
 async def test_a_failure_after_the_pick_releases_the_request(
@@ -179,7 +179,7 @@ async def test_a_failure_after_the_pick_releases_the_request(
         call = await served.say(headers(end=True))
 
         assert await call.code() is grpc.StatusCode.INTERNAL
-        await until(lambda: served.processor.streams_open == 0)
+        await served.until_idle()
         assert served.in_flight == 0
 
 
@@ -190,7 +190,7 @@ async def test_a_stop_of_the_server_releases_the_request() -> None:
 
         await served.server.stop()
         assert await call.code() is not grpc.StatusCode.OK
-        await until(lambda: served.processor.streams_open == 0)
+        await served.until_idle()
 
         assert served.in_flight == 0
 
@@ -208,7 +208,7 @@ async def test_a_killed_proxy_releases_its_requests() -> None:
         await until(lambda: served.in_flight == 1)
 
         proxy.transport.abort()
-        await until(lambda: served.processor.streams_open == 0)
+        await served.until_idle()
 
         assert served.in_flight == 0
 
@@ -226,7 +226,7 @@ async def test_picks_served_elsewhere_are_counted() -> None:
             routed = headers(end=True, subset=["10.0.0.1:8000"])
             call, _ = await served.ask(routed, ResponseHeaders(served=address))
             await call.done_writing()
-        await until(lambda: served.processor.streams_open == 0)
+        await served.until_idle()
 
         assert served.sample("extproc_picks_served_elsewhere_total", pool="llama") == 2
         assert served.in_flight == 0

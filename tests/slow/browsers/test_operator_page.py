@@ -25,7 +25,7 @@ async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
         browser.visit(f"{url}/", width=width, scheme=scheme, ready="h1") as visit,
     ):
         rows = await visit.table(".table:first-of-type")
-        text = await visit.page.locator("body").inner_text()
+        text = await visit.text()
         charts = await visit.page.locator("svg").count()
         images = await visit.page.locator("img").count()
         wide = await visit.page.evaluate("document.documentElement.scrollWidth")

@@ -34,7 +34,7 @@ async def explain(visit: Visit, body: bytes, selector: str = "#told h3") -> str:
     await visit.page.fill("#body", body.decode())
     await visit.page.click("#explain button")
     await visit.page.wait_for_selector(selector)
-    return str(await visit.page.locator(selector).inner_text())
+    return str(await visit.text(selector))
 
 
 def write_pool_file(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[Pool]:
@@ -80,7 +80,7 @@ async def test_the_page_shows_what_pools_shows(tmp_path: Path, browser: Browser)
         decided = [(row[0], row[1], row[2]) for row in await visit.table(".decisions")]
         assert {pool_name for _, _, pool_name in decided} == {"a"}
         assert {reason for _, reason, _ in decided} <= {"home", "spill"}
-        assert str(tmp_path) in await visit.page.locator("#config-facts").inner_text()
+        assert str(tmp_path) in await visit.text("#config-facts")
         assert "home" in str(await visit.page.locator("#chart").get_attribute("aria-label"))
 
 
@@ -153,7 +153,7 @@ async def test_a_refused_configuration_is_reported_at_the_top_and_by_the_status(
         live.configure((), "pools: [{name: a, endpionts: {}}]")
         await refusal.wait_for()
         shown = await refusal.inner_text()
-        status = await visit.page.locator("#status").inner_text()
+        status = await visit.text("#status")
         box, first = await refusal.bounding_box(), await visit.page.locator("#tiles").bounding_box()
         live.configure([pool(["127.0.0.1:8001"], probe=False)])
         await refusal.wait_for(state="hidden")
@@ -174,9 +174,9 @@ async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Bro
         browser.visit(f"{live.url}/") as visit,
         live.session.get("/readyz") as answer,
     ):
-        shown = await visit.page.locator("#trouble").inner_text()
-        status = await visit.page.locator("#status").inner_text()
-        nothing = await visit.page.locator("#pools .nothing").inner_text()
+        shown = await visit.text("#trouble")
+        status = await visit.text("#status")
+        nothing = await visit.text("#pools .nothing")
         [reason] = (await answer.text()).strip().splitlines()
         (tmp_path / "missing.yaml").write_text("[{address: 10.0.0.1, port: 1, name: e1}]")
         await visit.page.wait_for_selector("#status[data-state=ready]")
@@ -224,12 +224,12 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
             )
         await visit.until(DECIDED, 2)
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
-        facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())
+        facts = " ".join((await visit.text("#pools .facts")).split())
         await visit.page.fill("#body", chat_about(text).decode())
         await visit.page.focus("#explain button")
         await visit.page.keyboard.press("Enter")
         await visit.page.wait_for_selector("#told table")
-        title = await visit.page.locator("#told h3").inner_text()
+        title = await visit.text("#told h3")
         candidates = await visit.table("#told .wide:last-child table")
         heads = await visit.page.locator("#told .wide:last-child th").all_inner_texts()
         tree = await visit.page.locator("#explain").aria_snapshot()

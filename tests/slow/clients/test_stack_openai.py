@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.stack.client import chat_about, connect, send
+from tests.stack.client import connect, send_all
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.stack.upstream import serve
@@ -105,9 +105,7 @@ async def test_overload_raises_rate_limit_error(stack: Stack) -> None:
         connect(stack.url) as session,
         _connect(stack) as client,
     ):
-        held = [
-            asyncio.create_task(send(session, chat_about(f"held {number}"))) for number in range(4)
-        ]
+        held = send_all(session, "held", 4)
         await endpoints.until_arrived(4)
         with pytest.raises(openai.RateLimitError) as caught:
             await client.completions.create(model=MODEL, prompt="x")

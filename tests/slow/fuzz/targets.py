@@ -4,7 +4,6 @@ Run by the fuzzer for as long as one likes, and by the tests on every input that
 """
 
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,6 @@ from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.prompt.json_reader import LIMITS
 from extproc.router.routing.prompt.parse import Prompt, parse
 from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.share.letters import name_of
 from extproc.router.share.pool_share import Share
@@ -33,6 +31,7 @@ from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session, SessionOptions
+from tests.router.outside import fixed_outside
 from tests.slow.fuzz.blocks import check_blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
@@ -70,7 +69,7 @@ KEYS: Final = tuple(map(parse_key, KEY_NAMES))
 ENDPOINTS: Final = tuple(
     Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
 )
-STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4)
+STRATEGY: Final = PrefixHash(fixed_outside(1), key=KEY_NAMES, positions=4)
 SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
 
 

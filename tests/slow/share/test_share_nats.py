@@ -19,7 +19,14 @@ import trustme
 
 from extproc.router.share.courier import LetterCounts
 from extproc.router.share.nats import Nats, NatsAccess
-from tests.router.share.gateways import Build, ShareGateway, end_task
+from tests.router.share.gateways import (
+    Build,
+    ShareGateway,
+    all_running,
+    end_task,
+    until_counted,
+    until_prompt,
+)
 from tests.slow.share.broker import PASSWORD, Broker, rave_over
 from tests.stack.ports import free_ports
 from tests.waiting import until
@@ -52,9 +59,7 @@ def broker(tmp_path: Path) -> Broker:
 @pytest.fixture
 async def three(broker: Broker) -> AsyncGenerator[list[ShareGateway]]:
     gateways = [ShareGateway(me, over(broker)) for me in (1, 2, 3)]
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
+    async with all_running(gateways):
         yield gateways
 
 
@@ -71,16 +76,16 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
     one, two, _ = three
     one.pick("before").release()
     with broker:
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
+        await until_prompt(three)
         pick = one.pick()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
+        await until_counted(three, 1)
         broker.kill()
         await until(lambda: two.pool.book.total == 0 and two.neighbours.lost == 2)
         two.pick("meanwhile").release()
         broker.start()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
+        await until_counted(three, 1)
         pick.release()
-        await until(lambda: not any(gateway.pool.book.total for gateway in three))
+        await until_counted(three, 0)
         async with ShareGateway(4, over(broker)).running():
             await until(lambda: all(gateway.neighbours.active == 3 for gateway in three))
         await until(lambda: all(gateway.neighbours.active == 2 for gateway in three))
@@ -128,7 +133,7 @@ async def test_a_wrong_password_and_another_cluster_are_not_believed(
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(broker)
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
+        await until_prompt(three)
         shut = ShareGateway(4, over(broker, password="wrong"))
         other = ShareGateway(5, over(broker), cluster="another")
         await stack.enter_async_context(shut.running())
@@ -160,9 +165,7 @@ async def share_beside(ours: NatsAccess, *others: NatsAccess) -> list[Reach]:
         ShareGateway(me, build(access)) for me, access in enumerate([ours, ours, *others], 1)
     ]
     one, other, *strangers = gateways
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
+    async with all_running(gateways):
         await until(lambda: one.neighbours.active == other.neighbours.active == 1)
         await until(lambda: all(gateway.counts["unsent"] for gateway in strangers))
         return [Reach(gateway.neighbours.active, gateway.counts["sent"]) for gateway in strangers]
@@ -212,14 +215,14 @@ async def test_a_flood_over_the_server_ends_with_its_sender(
     """It has the secret, and is believed. It crowds out others' letters, but keeps nobody from picking."""
     one, other, _ = three
     with broker:
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
+        await until_prompt(three)
         task = asyncio.create_task(rave_over(broker, one.me))
         await until(lambda: one.counts["flood"] + one.counts["heard"] > 1_000)
         pick = one.pick()
         await end_task(task)
-        await until(lambda: other.pool.book.total == 1)
+        await until_counted([other], 1)
         pick.release()
-        await until(lambda: other.pool.book.total == 0)
+        await until_counted([other], 0)
 
 
 class Operator:

@@ -10,10 +10,15 @@ import grpc.aio
 import pytest
 
 from tests.slow.share.broker import Broker
-from tests.slow.share.sharing import LONG_S, StreamProxy, build, share_settings, started
+from tests.slow.share.sharing import LONG_S, Sharing, StreamProxy, build, share_settings, started
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 from tests.waiting import until
+
+
+async def until_peers(services: Sequence[Sharing], count: int) -> None:
+    """Until each uses the counts of so many others."""
+    await until(lambda: all(one.peers() == count for one in services))
 
 
 async def test_a_killed_gateway_counts_no_more_and_one_that_ends_sends_a_goodbye(
@@ -28,7 +33,7 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_sends_a_goodbye
     """
     with ExitStack() as stack:
         four = started(build(tmp_path, 4), stack)
-        await until(lambda: all(one.peers() == 3 for one in four))
+        await until_peers(four, 3)
         proxy = StreamProxy(four)
         killed, *others = four
         with suppress(grpc.aio.AioRpcError):  # the killed one's stream
@@ -39,7 +44,7 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_sends_a_goodbye
         await proxy.close()
         assert [1, 1, 1] == [service.peers("lost") for service in others]
         killed.start()
-        await until(lambda: all(one.peers() == 3 for one in others))
+        await until_peers(others, 3)
         assert [0, 0, 0] == [service.peers("lost") for service in others]
         await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
         killed.send(signal.SIGTERM)
@@ -86,7 +91,7 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(
                     **share_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access})
                 )
         started(two, stack)
-        await until(lambda: all(one.peers() == 1 for one in two))
+        await until_peers(two, 1)
         chats: list[list[str]] = [[] for _ in range(30)]
         last = ["" for _ in chats]
         await next_turns(two, 0, chats, last)
@@ -96,7 +101,7 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(
         killed.kill()
         killed.start()
         await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
-        await until(lambda: all(one.peers() == 1 for one in two))
+        await until_peers(two, 1)
         await next_turns(two, 1, chats, last)
         await asyncio.sleep(0.1)
         after = await next_turns(two, 0, chats, last)

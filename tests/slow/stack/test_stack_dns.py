@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.cluster.dns_server import DnsServer, serving_dns
 from tests.slow.stack.live import IPS, LiveCluster, run_cluster, sweep
-from tests.stack.client import chat_about, connect, send, servers
+from tests.stack.client import connect, send_all, servers
 from tests.stack.fetch import answers, get
 from tests.stack.gateway import Edit, Tree, cluster_named, find
 from tests.waiting import until
@@ -80,9 +80,7 @@ async def test_a_pod_that_envoy_has_not_resolved_yet_costs_no_request(tmp_path: 
 
 async def test_a_pod_that_leaves_dns_finishes_its_streams(tmp_path: Path) -> None:
     async with run_sidecar(tmp_path) as (running, dns), connect(running.gateway.url) as session:
-        streams = [
-            asyncio.create_task(send(session, chat_about(f"held {number}"))) for number in range(30)
-        ]
+        streams = send_all(session, "held", 30)
         await until(lambda: running.pods.held == 30)
 
         running.apply(0, 1, 2, draining=frozenset({1}))

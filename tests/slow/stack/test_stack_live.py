@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.slow.stack.live import LiveCluster, run_cluster, sweep, until_hosts
-from tests.stack.client import Answer, chat_about, connect, send, servers
+from tests.stack.client import Answer, chat_about, connect, send, send_all, servers
 from tests.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -34,9 +34,7 @@ async def live_cluster(running_cluster: LiveCluster) -> AsyncGenerator[LiveClust
 async def test_pods_come_drain_and_go_under_open_streams(live_cluster: LiveCluster) -> None:
     """Nobody who streams notices that one becomes ready, one terminates and gets none, and then is gone."""
     async with connect(live_cluster.gateway.url) as session:
-        streams = [
-            asyncio.create_task(send(session, chat_about(f"held {n}"))) for n in range(STREAMS)
-        ]
+        streams = send_all(session, "held", STREAMS)
         await until(lambda: live_cluster.pods.held == STREAMS)
 
         live_cluster.apply(0, 1, 2, 3)
@@ -226,10 +224,7 @@ async def test_over_xds_the_first_endpoint_answers_what_waited_for_it(
     live_cluster.configure(hold={"wait_s": 300}, llama="vllm")
     await until(lambda: applied_count(live_cluster) > applied)
     async with connect(live_cluster.gateway.url) as session:
-        requests = [
-            asyncio.create_task(send(session, chat_about(f"request {number}")))
-            for number in range(5)
-        ]
+        requests = send_all(session, "request", 5)
         await until(
             lambda: (
                 live_cluster.service.metric("extproc_held_requests", pool="llama") == len(requests)
