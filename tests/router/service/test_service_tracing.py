@@ -117,7 +117,6 @@ import asyncio, logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from extproc.router.app import Application, Start
 from extproc.router.settings.reading import parse_settings
-from tests.router.outside import fixed_outside
 async def open_one():
     text = 'pools: [{name: llama, endpoints: {static: ["10.0.0.1:80"]}}]'
     app = Application(Start(parse_settings(text, {})))
