@@ -30,7 +30,6 @@ END_OF_CALL = data(1, b"", END)
 # A client that allows us to send whatever we like.
 WIDE_SETTINGS = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
 WIDE_WINDOWS = WIDE_SETTINGS + frames.window_update(0, 127 << 24)
-SIZES = b"a header block of more than two table sizes"
 TLS = Certificates(SelfSigned()).context()
 
 
@@ -88,21 +87,6 @@ async def test_a_message_beyond_the_budget_is_skipped_and_the_next_one_read() ->
         async with grpc.aio.insecure_channel(served.target) as channel:
             assert [b"skipped 200000", b"small"] == await echo(channel, bytes(200_000), b"small")
         assert served.listener.budget.used == 0
-
-
-async def test_a_header_block_of_many_table_sizes_ends_its_connection_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """RFC 7541 §4.2 allows two; 16,384 of them would take 35 ms of everybody's time."""
-    block = frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x20" * frames.MAX_FRAME_BYTES)
-    async with serving_listener() as served, grpc.aio.insecure_channel(served.target) as channel:
-        answer = await exchange(served, GREETING + block)
-
-        assert int.from_bytes(answer[-4 - len(SIZES) :][:4], "big") == Code.COMPRESSION_ERROR
-        assert answer.endswith(SIZES)
-        assert [b"x"] == await echo(channel, b"x")
-
-    assert SIZES.decode() in caplog.text
 
 
 SOON = WireLimits(preface_s=0.1, tick_s=0.05)
