@@ -18,7 +18,7 @@ ALLOWED: Final[Mapping[str, Sequence[str]]] = {
         r"pool vllm: \S+ is healthy again",
         r"pool vllm: \S+ did not say that it is healthy",
         r"the changed configuration is refused, the old one stays",
-        r"pool vllm: \S+ (does not tell its metrics|tells its metrics again)",
+        r"pool vllm: (\d+ endpoints give no metrics|every endpoint gives its metrics)",
         r"no connection to NATS",
         r"NATS: ",
     ),
