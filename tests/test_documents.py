@@ -88,7 +88,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("bad", ["a date that is none", "not UTF-8", "deep"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_tells_it_instead_of_a_traceback(
+def test_every_command_reports_it_instead_of_a_traceback(
     tmp_path: Path, command: list[str], bad: str
 ) -> None:
     content, fault = BAD[bad]

@@ -49,7 +49,7 @@ def test_every_field_of_kubeais_model_has_its_row(field: str) -> None:
 def command() -> None: ...
 
 
-def test_every_flag_that_a_chart_may_give_is_told() -> None:
+def test_every_flag_that_a_chart_may_give_is_reported() -> None:
     flags = [option for parameter in command.params for option in parameter.opts]
     told = re.findall(r"`(--?[\w*-]+)", (DOCS / "from-llm-d.md").read_text())
 

@@ -24,7 +24,7 @@ from extproc.bench.report.run_page import html_report
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record, result, spec, steady
-from tests.stack.browser import check_file, find
+from tests.stack.browser import check_file, find_chromium
 from tests.tables import table
 
 
@@ -175,7 +175,7 @@ def test_html_shows_goodput_and_says_where_there_is_nothing_to_plot() -> None:
     assert "100.0 %" in html_report(limited, report.build(limited))
 
 
-@pytest.mark.skipif(find() is None, reason="chromium is not installed")
+@pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 @pytest.mark.parametrize(
     "run", [steady(300), hostile(), result([failed(0, 0.0)])], ids=["good", "hostile", "failed"]
 )

@@ -42,7 +42,7 @@ from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import draw_sessions
 from tests.bench.synthetic import record, result, spec
-from tests.stack.browser import check_file, find
+from tests.stack.browser import check_file, find_chromium
 from tests.tables import table
 
 ARMS = ["round_robin", "prefix_hash"]
@@ -523,7 +523,7 @@ def test_page_of_many_datasets_folds_their_figures(tmp_path: Path) -> None:
     ]  # ratios; datasets' figures
 
 
-@pytest.mark.skipif(find() is None, reason="chromium is not installed")
+@pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 async def test_page_command_draws_a_published_table_that_a_browser_opens(tmp_path: Path) -> None:
     path = tmp_path / "seed.html"
     told = await asyncio.to_thread(

@@ -25,7 +25,7 @@ import orjson
 from extproc.bench.measure.words import markdown_table
 from extproc.simulator.fleet.cell import MatrixCell
 from tests.benchmarks.export import export_run
-from tests.slow.share.fronts import LONG_S, run_fronts
+from tests.slow.share.proxies import LONG_S, run_proxies
 from tests.stack.client import CHAT, chat_body, connect
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
@@ -153,9 +153,9 @@ def measure(
         ) as simulators:
             simulators.wait_until(simulators.is_ready, LONG_S)
             pools = [pool(simulators.addresses, {"name": "prefix_cache"})]
-            with run_fronts(directory, pools, simulators.ports, **arm) as fronts:
+            with run_proxies(directory, pools, simulators.ports, **arm) as proxies:
                 talking = asyncio.run(
-                    talk([front.gateway.url for front in fronts], planned, options)
+                    talk([proxy.gateway.url for proxy in proxies], planned, options)
                 )
         if late := simulators.log.read_text().count("the simulation is"):
             print(f"endpoints were {late} times late for their own time", file=sys.stderr)

@@ -31,9 +31,9 @@ from extproc.router.stream.names import PROCESS
 from tests.benchmarks.bench_gateway import DEFAULT, IDLE_NATIVE, Arm, beside, measure, run_arms
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE, Body
-from tests.router.service.live_service import looking
+from tests.router.service.live_service import serving_live
 from tests.router.stream.conversations import DUPLEX, headers, part
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.stack.service import pool
 
 MB, PIECE_BYTES = 1_000_000, 65_536
@@ -67,7 +67,7 @@ def send_in_duplex(port: int, size: int) -> None:
             ]
             events: list[Event] = [headers(DUPLEX), *pieces, RequestBody(b"")]
             for event in events:
-                await call.write(write(event))
+                await call.write(write_request(event))
             answer = ProcessingResponse()
             while not answer.request_body.response.body_mutation.streamed_response.end_of_stream:
                 answer = ProcessingResponse.FromString(await call.read())
@@ -93,7 +93,7 @@ def measure_beside(arms: Sequence[Arm], rounds: int, requests: int) -> list[Row]
 async def longest_turn_ms(directory: Path, size: int) -> float:
     """CPU of the longest turn of the loop that serves, while a body of this size comes and goes back."""
     longest_s = 0.0
-    async with looking(directory, [POOL]) as live:
+    async with serving_live(directory, [POOL]) as live:
         settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"})
         server = await bind_transport(
             settings, live.app.processor.routes(), Budget(settings.budget)

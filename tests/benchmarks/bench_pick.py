@@ -30,7 +30,7 @@ from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report, time_us
-from tests.router.feedback.access_logs import Client, entry, message
+from tests.router.feedback.access_logs import LogClient, entry, log_message
 
 OUTSIDE = Outside(random.Random(1), clock(0.0, 0.1).__next__)  # time goes by, so that prefills end
 STRATEGY = PrefixHash(OUTSIDE)
@@ -180,7 +180,7 @@ def answers() -> bytes:
     each = [
         entry(address=(one.ip, one.port), destinations=told, pick="f" * 16) for one in known[:BATCH]
     ]
-    return message(*each)
+    return log_message(*each)
 
 
 def build_desk() -> PoolFeedback:
@@ -196,7 +196,7 @@ def hearing(feedback: PoolFeedback) -> Callable[[], None]:
         for outcome in outcomes(exchange, 0.0):
             feedback.observe(outcome)
 
-    stream = AccessLogs(take, lambda _: None).open(Client())
+    stream = AccessLogs(take, lambda _: None).open(LogClient())
     log = answers()
 
     return lambda: stream.on_message(log)

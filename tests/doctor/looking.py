@@ -20,19 +20,19 @@ from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 
 
-def settings(
+def doctor_settings(
     *addresses: str, listen: str = "127.0.0.1:9002", tls: Any = None, **fields: Any
 ) -> Settings:
     share = {"share": fields.pop("share")} if "share" in fields else {}
     tree = {
         "server": {"listen": listen, "tls": tls},
-        "pools": [pool(*addresses, **fields)],
+        "pools": [pool_fields(*addresses, **fields)],
         **share,
     }
     return parse_settings(yaml.safe_dump(tree), {})
 
 
-def pool(*addresses: str, **fields: Any) -> Any:
+def pool_fields(*addresses: str, **fields: Any) -> Any:
     return {"name": "tiny", "endpoints": {"static": [*addresses]}, **fields}
 
 

@@ -43,7 +43,7 @@ OTHERS += [r'"\ud800"', "{}", "[]", '[{"a": []}]', ""]
 PART = re.compile(r'"[^"]*"|[-\d.]+|null|\{[^{}]*\}|\[[^][]*\]')
 
 
-def change(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
+def altered_text(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
     """A page, a part of it, and what stands there instead."""
     parts = sorted({*PART.findall(PAGES[page]), PAGES[page]})
     return st.tuples(
@@ -51,7 +51,7 @@ def change(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
     )
 
 
-async def say(pages: dict[str, str]) -> None:
+async def diagnose_pages(pages: dict[str, str]) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=pages.get(request.path, "").replace("ADDRESS", request.host))
 
@@ -63,15 +63,15 @@ async def say(pages: dict[str, str]) -> None:
             )
 
 
-@given(st.sampled_from([*PAGES]).flatmap(change))
+@given(st.sampled_from([*PAGES]).flatmap(altered_text))
 @example(("/pools", '"presumed_share"', '"other"'))
 @example(("/pools", json.dumps({"tiny": LOST}), "[5]"))
 @example(("/pools", "0.1", "null"))
 @example(("/stats", "9", "1" * 400))
 @example(("/config_dump", '"clients"', "5"))
-def test_what_is_said_in_any_shape_ends_in_a_report_or_a_sentence(
+def test_pages_of_any_shape_end_in_a_report_or_a_sentence(
     changed: tuple[str, str, str],
 ) -> None:
     page, part, other = changed
     pages = PAGES | {page: PAGES[page].replace(part, other).replace("HttpGrpcAccessLog", "No")}
-    asyncio.run(say(pages))
+    asyncio.run(diagnose_pages(pages))

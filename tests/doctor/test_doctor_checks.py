@@ -1,5 +1,6 @@
 """What is found in what was seen; and what is near a fault, and is none."""
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from msgspec import convert
 
 from extproc.doctor.admin_ports import EnvoySeen, ExtProcFilter, PoolSeen
 from extproc.doctor.evidence import ClusterSeen, EngineSeen, Evidence, MetricsPage
-from tests.doctor.looking import rules, settings
+from tests.doctor.looking import doctor_settings, rules
 from tests.tables import table
 
 ROOT = Path(__file__).parents[2]
@@ -24,52 +25,61 @@ TWO = ClusterSeen(replicas=2)
 LOST = {"presumed_share": 0.5, "predicted_hit_rate": 0.8, "measured_hit_rate": 0.1}
 
 
-def page(text: str) -> MetricsPage:
+def metrics_page(text: str) -> MetricsPage:
     """Reads `picks_total{reason="session"} 5` as of the pool, `vllm:…` as of an engine; `;` parts them."""
     lines = [line if line.startswith("vllm:") else f"extproc_{line}" for line in text.split("; ")]
     return MetricsPage.parse("\n".join(lines).replace("{reason", '{pool="tiny",reason') + "\n")
 
 
-def seen(told: str = "", engine: str = "", **fields: Any) -> Evidence:
+def seen(metrics: str = "", engine: str = "", **fields: Any) -> Evidence:
     """The service's metrics, an engine's, and what else there is; the settings by their names."""
-    given = settings(
+    given = doctor_settings(
         A, **{name: fields.pop(name) for name in {*fields} - {*Evidence.__dataclass_fields__}}
     )
     fields["pools"] = convert(fields.get("pools", ()), list[PoolSeen])
-    one = EngineSeen("tiny", A, A, "ready", "200", page(engine), page(engine))
-    known: dict[str, Any] = {"first": page(told), "last": page(told), "engines": [one], **fields}
+    one = EngineSeen("tiny", A, A, "ready", "200", metrics_page(engine), metrics_page(engine))
+    known: dict[str, Any] = {
+        "first": metrics_page(metrics),
+        "last": metrics_page(metrics),
+        "engines": [one],
+        **fields,
+    }
     return Evidence(given, **known)
 
 
-def asked(counters: Any = None, **change: Any) -> EnvoySeen:
+def envoy_seen(counters: Any = None, **change: Any) -> EnvoySeen:
     return EnvoySeen(True, [replace(FILTER, **change)], counters or {})
 
 
-def cached(looked: int, found: int, sessions: int) -> Evidence:
+def cache_seen(looked: int, found: int, sessions: int) -> Evidence:
     counts = f"vllm:prefix_cache_queries_total {looked}; vllm:prefix_cache_hits_total {found}"
-    told = f'picks_total{{reason="session"}} {sessions}; answers_total{{reason=""}} {sessions}'
-    return seen(told, f'vllm:cache_config_info{{kv_cache_size_tokens="84000"}} 1; {counts}')
+    metrics = f'picks_total{{reason="session"}} {sessions}; answers_total{{reason=""}} {sessions}'
+    return seen(metrics, f'vllm:cache_config_info{{kv_cache_size_tokens="84000"}} 1; {counts}')
 
 
-def prefills(count: int, seconds: float, tokens: int = 100_000, **strategy: Any) -> Evidence:
+def prefills_seen(count: int, seconds: float, tokens: int = 100_000, **strategy: Any) -> Evidence:
     took, strategy = "vllm:request_prefill_time_seconds", {"name": "prefix_cache", **strategy}
-    told = f"{took}_count {count}; {took}_sum {seconds}; vllm:prefix_cache_queries_total {tokens}"
-    return seen("", told, strategy=strategy)
+    metrics = (
+        f"{took}_count {count}; {took}_sum {seconds}; vllm:prefix_cache_queries_total {tokens}"
+    )
+    return seen("", metrics, strategy=strategy)
 
 
-def ended(picks: int, in_flight: int, answers: int, **fields: Any) -> Evidence:
+def answers_seen(picks: int, in_flight: int, answers: int, **fields: Any) -> Evidence:
     kinds = {"picks_total": picks, "endpoint_in_flight": in_flight, "answers_total": answers}
     return seen(
         "; ".join(f'{name}{{reason=""}} {count}' for name, count in kinds.items()), **fields
     )
 
 
-def arrived(count: int, picks: int, **fields: Any) -> Evidence:
-    before, after = (page(f"vllm:request_success_total {number}") for number in (100, 100 + count))
+def arrivals_seen(count: int, picks: int, **fields: Any) -> Evidence:
+    before, after = (
+        metrics_page(f"vllm:request_success_total {number}") for number in (100, 100 + count)
+    )
     engine = EngineSeen("tiny", A, A, "ready", "200", before, after)
     known: dict[str, Any] = {
-        "first": page("picks_total 7"),
-        "last": page(f"picks_total {7 + picks}"),
+        "first": metrics_page("picks_total 7"),
+        "last": metrics_page(f"picks_total {7 + picks}"),
     }
     return seen(**known | {"engines": [engine], **fields})
 
@@ -86,25 +96,25 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     )
     yield seen(engines=[EngineSeen("tiny", A, A, "unknown", "503")]), {"unknown"}
     yield seen(engines=[EngineSeen("tiny", A, A, "unknown", "200")]), set()
-    yield ended(100, 0, 49), {"outcomes_missing"}
-    yield ended(100, 0, 50), set()
-    yield ended(100, 0, 0, cool_after=None), set()
+    yield answers_seen(100, 0, 49), {"outcomes_missing"}
+    yield answers_seen(100, 0, 50), set()
+    yield answers_seen(100, 0, 0, cool_after=None), set()
     yield seen(envoy=EnvoySeen(True)), {"not_asked"}
     yield seen(envoy=EnvoySeen(True, [FILTER], hosts={"10.0.0.9:9002": False})), {"not_reached"}
-    yield seen(envoy=asked({"streams_started": 100, "message_timeouts": 6})), {"passed_by"}
-    yield seen(envoy=asked({"streams_started": 3, "failure_mode_allowed": 3})), set()
-    yield seen(envoy=asked(routes=[("a", 300.0)])), set()
-    yield seen(envoy=asked(fails_open=False), when_down="closed"), set()
-    yield seen(envoy=asked(wait_s=31.0), hold={"wait_s": 30.0}), {"hold_cut"}
-    yield seen(envoy=asked(wait_s=32.0), hold={"wait_s": 30.0}), set()
-    yield seen(envoy=replace(asked(), clock=(3.0, 5.0)), clock=(3.5, 5.5)), set()
+    yield seen(envoy=envoy_seen({"streams_started": 100, "message_timeouts": 6})), {"passed_by"}
+    yield seen(envoy=envoy_seen({"streams_started": 3, "failure_mode_allowed": 3})), set()
+    yield seen(envoy=envoy_seen(routes=[("a", 300.0)])), set()
+    yield seen(envoy=envoy_seen(fails_open=False), when_down="closed"), set()
+    yield seen(envoy=envoy_seen(wait_s=31.0), hold={"wait_s": 30.0}), {"hold_cut"}
+    yield seen(envoy=envoy_seen(wait_s=32.0), hold={"wait_s": 30.0}), set()
+    yield seen(envoy=replace(envoy_seen(), clock=(3.0, 5.0)), clock=(3.5, 5.5)), set()
     yield seen(listen="0.0.0.0:9002"), {"port_open"}
     yield seen(listen=":9002", **INSIDE), {"port_unseen"}
     yield seen(listen=":9002", cluster=ClusterSeen(is_guarded=False), **INSIDE), {"port_open"}
     yield seen(listen=":9002", cluster=ClusterSeen(is_guarded=True), **INSIDE), set()
     yield seen(cluster=TWO), {"not_shared"}
     yield (
-        seen(envoy=replace(asked(), hosts={"10.0.0.8:9002": True, "10.0.0.9:9002": True})),
+        seen(envoy=replace(envoy_seen(), hosts={"10.0.0.8:9002": True, "10.0.0.9:9002": True})),
         {"not_shared"},
     )
     yield seen(cluster=TWO, strategy={"name": "prefix_cache", "gateways": 2}), {"not_shared_told"}
@@ -113,23 +123,23 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
         seen(cluster=TWO, share=SHARE, pools=[RUNNING | {"share": {"heard": 0}}]),
         {"share_unheard"},
     )
-    yield arrived(40, picks=30), set()
-    yield arrived(40, picks=5, first=MetricsPage()), set()
+    yield arrivals_seen(40, picks=30), set()
+    yield arrivals_seen(40, picks=5, first=MetricsPage()), set()
     yield seen(pools=[RUNNING | {"learnt": {"endpoints": {A: LOST}}}]), {"affinity_lost"}
     for why, found in (
         ("", {"events_missing"}),
         ("gap", {"events_missing"}),
         ("silent", set[str]()),
     ):
-        told = {
+        metrics = {
             "name": A,
             "address": A,
             "state": "ready",
             "events": {"state": "degraded", "why": why},
         }
-        yield seen(pools=[RUNNING | {"endpoints": [told]}]), found
-    yield cached(1_000_000, 100_000, sessions=50), {"working_set"}
-    yield cached(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
+        yield seen(pools=[RUNNING | {"endpoints": [metrics]}]), found
+    yield cache_seen(1_000_000, 100_000, sessions=50), {"working_set"}
+    yield cache_seen(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}
     for running in ("NaN", "+Inf", "-1", "1e308"):
         yield (
@@ -143,10 +153,10 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
             ),
             set(),
         )
-    yield prefills(100, 19.0), set()
-    yield prefills(100, 6.0, learn=True), set()
-    yield prefills(100, 80.0), {"engine_slower"}
-    yield prefills(1000, 80.0), set()  # short prompts: a step each
+    yield prefills_seen(100, 19.0), set()
+    yield prefills_seen(100, 6.0, learn=True), set()
+    yield prefills_seen(100, 80.0), {"engine_slower"}
+    yield prefills_seen(1000, 80.0), set()  # short prompts: a step each
 
 
 @table("evidence, expected", rows())
@@ -157,11 +167,13 @@ def test_a_fault_is_found_and_what_is_near_one_is_not(
 
 
 def test_every_rule_has_its_words_and_its_line_in_the_docs() -> None:
+    """A rule is a text in the code of the checks; one in a comment or a docstring is none."""
     advice = yaml.safe_load((ROOT / "extproc/doctor/advice.yaml").read_text())
     checks, docs = (
         (ROOT / path).read_text() for path in ("extproc/doctor/checks.py", "docs/how-to/doctor.md")
     )
+    texts = {node.value for node in ast.walk(ast.parse(checks)) if isinstance(node, ast.Constant)}
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", docs, re.MULTILINE)
 
-    assert [rule for rule in advice if f'"{rule}"' not in checks] == []
+    assert advice.keys() - texts == set()
     assert [(rule, words["severity"]) for rule, words in advice.items()] == rows

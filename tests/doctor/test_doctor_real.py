@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from extproc.cli import cli
 from extproc.doctor.collect import look_around
-from tests.doctor.looking import altered, look, pool, rules, settings
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.doctor.looking import altered, doctor_settings, look, pool_fields, rules
+from tests.router.cluster.api_server import ApiServer, serving_api, write_kubeconfig
 from tests.router.cluster.objects import pod, slice_object
-from tests.stack.client import ask
+from tests.stack.client import chat_about
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 from tests.stack.simulators import Simulators
@@ -29,7 +29,7 @@ HASH = {"name": "prefix_hash"}
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def simulated_addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     options = ["--speed", "100", "--model", "tiny", "--profile", H100]
     with Simulators(tmp_path_factory.mktemp("fleet"), free_ports(2), *options) as fleet:
         fleet.wait_ready()
@@ -37,35 +37,37 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def service(fleet: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def doctored_service(
+    simulated_addresses: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     port, admin = free_ports(2)
     service = Service(tmp_path_factory.mktemp("service"), port=port, admin_port=admin)
-    service.configure([pool(*fleet)])
+    service.configure([pool_fields(*simulated_addresses)])
     with service:
         service.wait_ready()
         yield service
 
 
-def send(address: str, count: int, words: int = 1, done: Event | None = None) -> None:
+def send_chats(address: str, count: int, words: int = 1, done: Event | None = None) -> None:
     for number in range(count):
         if done is not None and done.is_set():
             return
-        body = ask(f"{number} " + "word " * words, model="tiny", max_tokens=1)
+        body = chat_about(f"{number} " + "word " * words, model="tiny", max_tokens=1)
         headers = {"content-type": "application/json"}
         asked = urllib.request.Request(f"http://{address}/v1/chat/completions", body, headers)
         urllib.request.urlopen(asked, timeout=60).close()
 
 
-def run(*arguments: str) -> Result:
+def run_doctor(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["doctor", "--seconds", "0.1", *arguments])
 
 
-def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_said(
-    service: Service,
+def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_listed(
+    doctored_service: Service,
 ) -> None:
     done, nobody = (
-        run("--url", service.admin_url.removeprefix("http://")),
-        run("--url", "127.0.0.1:1"),
+        run_doctor("--url", doctored_service.admin_url.removeprefix("http://")),
+        run_doctor("--url", "127.0.0.1:1"),
     )
 
     assert done.exit_code == 0
@@ -76,20 +78,24 @@ def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_said(
     )
 
 
-def test_the_command_tells_what_mends_it_as_text_and_as_json(
-    fleet: list[str], tmp_path: Path
+def test_the_command_prints_what_mends_it_as_text_and_as_json(
+    simulated_addresses: list[str], tmp_path: Path
 ) -> None:
     path, server = tmp_path / "extproc.yaml", {"admin": "127.0.0.1:1"}
-    path.write_text(yaml.safe_dump({"server": server, "pools": [pool(fleet[0], models=["gpt"])]}))
-    told, said = run(str(path)), json.loads(run(str(path), "--json").output)
-
-    assert told.exit_code == 1
-    assert (
-        f"critical  model_not_served: pool tiny names gpt; in {fleet[0]} of 1 there is tiny\n"
-        in told.output
+    path.write_text(
+        yaml.safe_dump(
+            {"server": server, "pools": [pool_fields(simulated_addresses[0], models=["gpt"])]}
+        )
     )
-    assert "     fix  vllm serve … --served-model-name gpt" in told.output
-    assert [each["rule"] for each in said["findings"]] == [
+    as_text, as_json = run_doctor(str(path)), json.loads(run_doctor(str(path), "--json").output)
+
+    assert as_text.exit_code == 1
+    assert (
+        f"critical  model_not_served: pool tiny names gpt; in {simulated_addresses[0]} of 1 there is tiny\n"
+        in as_text.output
+    )
+    assert "     fix  vllm serve … --served-model-name gpt" in as_text.output
+    assert [each["rule"] for each in as_json["findings"]] == [
         "model_not_served",
         "port_open",
         "model_unrouted",
@@ -113,86 +119,111 @@ def test_the_command_tells_what_mends_it_as_text_and_as_json(
     ],
 )
 def test_an_engine_unlike_a_pool_is_found(
-    fleet: list[str], change: Any, fields: Any, expected: Any
+    simulated_addresses: list[str], change: Any, fields: Any, expected: Any
 ) -> None:
-    with altered(fleet[0], **change) as other:
-        assert rules(look(settings(other, fleet[1], **fields))).keys() == expected
+    with altered(simulated_addresses[0], **change) as other:
+        assert (
+            rules(look(doctor_settings(other, simulated_addresses[1], **fields))).keys() == expected
+        )
 
 
 def test_what_others_say_neither_ends_the_report_nor_writes_lines_of_it(
-    fleet: list[str], service: Service, tmp_path: Path
+    simulated_addresses: list[str], doctored_service: Service, tmp_path: Path
 ) -> None:
     path, server = (
         tmp_path / "extproc.yaml",
         {"admin": "127.0.0.1:1"},
     )  # a service may be at the default
-    with altered(fleet[0], model=r"\u001b[2K\ncritical  no_such: fault") as other:
-        path.write_text(yaml.safe_dump({"server": server, "pools": [pool(other, models=["gpt"])]}))
-        told = run(str(path))
+    with altered(simulated_addresses[0], model=r"\u001b[2K\ncritical  no_such: fault") as other:
+        path.write_text(
+            yaml.safe_dump({"server": server, "pools": [pool_fields(other, models=["gpt"])]})
+        )
+        shown = run_doctor(str(path))
     with altered(
-        service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"'
+        doctored_service.admin_url.removeprefix("http://"), was='"endpoints"', model='"others"'
     ) as older:
-        refused = run("--url", older)
+        refused = run_doctor("--url", older)
 
-    assert r"there is \x1b[2K\ncritical  no_such: fault" in told.output
+    assert r"there is \x1b[2K\ncritical  no_such: fault" in shown.output
     assert "/pools: not what a service of this version says" in str(refused.exception)
 
 
-def test_an_engine_faster_than_its_constants_is_found(fleet: list[str]) -> None:
-    send(fleet[0], 25, words=2_000)
+def test_an_engine_faster_than_its_constants_is_found(simulated_addresses: list[str]) -> None:
+    send_chats(simulated_addresses[0], 25, words=2_000)
 
     assert (
-        "a token takes 0.19 ms by l4-llama8b-fp8" in rules(look(settings(*fleet)))["engine_faster"]
+        "a token takes 0.19 ms by l4-llama8b-fp8"
+        in rules(look(doctor_settings(*simulated_addresses)))["engine_faster"]
     )
-    assert rules(look(settings(*fleet, strategy={"name": "prefix_cache", "engine": H100}))) == {}
+    assert (
+        rules(
+            look(
+                doctor_settings(
+                    *simulated_addresses, strategy={"name": "prefix_cache", "engine": H100}
+                )
+            )
+        )
+        == {}
+    )
 
 
-def test_requests_that_go_around_the_service_are_found(fleet: list[str], service: Service) -> None:
-    service.apply([pool(*fleet, strategy=HASH)])
+def test_requests_that_go_around_the_service_are_found(
+    simulated_addresses: list[str], doctored_service: Service
+) -> None:
+    doctored_service.apply([pool_fields(*simulated_addresses, strategy=HASH)])
     done = Event()
-    sender = Thread(target=send, args=(fleet[1], 10_000, 1, done))
+    sender = Thread(target=send_chats, args=(simulated_addresses[1], 10_000, 1, done))
     sender.start()
-    found = rules(look(url=service.admin_url, window_s=1.0))
+    found = rules(look(url=doctored_service.admin_url, window_s=1.0))
     done.set()
     sender.join()
 
     assert found.keys() == {"strangers"}
 
 
-def test_an_endpoint_that_is_left_out_is_told_with_its_reason(
-    fleet: list[str], service: Service
+def test_an_endpoint_that_is_left_out_is_reported_with_its_reason(
+    simulated_addresses: list[str], doctored_service: Service
 ) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    service.apply(
-        [pool(fleet[0], address, strategy=HASH, probe={"interval_s": 0.1, "timeout_s": 1})]
+    doctored_service.apply(
+        [
+            pool_fields(
+                simulated_addresses[0],
+                address,
+                strategy=HASH,
+                probe={"interval_s": 0.1, "timeout_s": 1},
+            )
+        ]
     )
-    wait_until(lambda: "unhealthy" in str(service.pools()))
-    one = rules(look(url=service.admin_url))
-    service.config.with_name("none.yaml").write_text("[]")
-    service.apply([pool(strategy=HASH, endpoints={"file": "none.yaml"})])
-    wait_until(lambda: not service.pools()[0]["endpoints"])
+    wait_until(lambda: "unhealthy" in str(doctored_service.pools()))
+    one = rules(look(url=doctored_service.admin_url))
+    doctored_service.config.with_name("none.yaml").write_text("[]")
+    doctored_service.apply([pool_fields(strategy=HASH, endpoints={"file": "none.yaml"})])
+    wait_until(lambda: not doctored_service.pools()[0]["endpoints"])
 
     assert one.keys() == {"unhealthy"}
     assert f"{address} is unhealthy; its health: Connection refused" in one["unhealthy"]
-    assert rules(look(url=service.admin_url)).keys() == {"no_endpoint"}
+    assert rules(look(url=doctored_service.admin_url)).keys() == {"no_endpoint"}
 
 
-def test_a_file_that_is_not_in_force_is_found(fleet: list[str], service: Service) -> None:
-    service.apply([pool(*fleet, strategy=HASH)])
-    assert rules(look(settings(fleet[0], strategy=HASH), service.admin_url)).keys() == {
-        "config_differs"
-    }
+def test_a_file_that_is_not_in_force_is_found(
+    simulated_addresses: list[str], doctored_service: Service
+) -> None:
+    doctored_service.apply([pool_fields(*simulated_addresses, strategy=HASH)])
+    assert rules(
+        look(doctor_settings(simulated_addresses[0], strategy=HASH), doctored_service.admin_url)
+    ).keys() == {"config_differs"}
 
-    service.write("pools: 5")
-    wait_until(lambda: service.metric("extproc_config_refused"))
-    assert rules(look(url=service.admin_url)).keys() == {"config_refused"}
+    doctored_service.write("pools: 5")
+    wait_until(lambda: doctored_service.metric("extproc_config_refused"))
+    assert rules(look(url=doctored_service.admin_url)).keys() == {"config_refused"}
 
 
-async def test_kubernetes_tells_of_replicas_policies_and_pods(tmp_path: Path) -> None:
+async def test_kubernetes_shows_replicas_policies_and_pods(tmp_path: Path) -> None:
     server, config, token = ApiServer(), tmp_path / "kubeconfig", tmp_path / "token"
     token.write_text("token-1")
     source = {"service": "vllm", "port": 8000, "kubeconfig": str(config), "namespace": "default"}
-    given = settings(listen=":9002", endpoints={"kubernetes": source})
+    given = doctor_settings(listen=":9002", endpoints={"kubernetes": source})
     ours, labels = [pod("one", "10.0.0.8"), pod("two", "10.0.0.9")], {"app": "extproc"}
     server.put(
         slice_object("x", *ours, ports=[{"port": 9002, "protocol": "TCP"}], service="extproc")
@@ -204,7 +235,7 @@ async def test_kubernetes_tells_of_replicas_policies_and_pods(tmp_path: Path) ->
     async def found() -> set[str]:
         return {*rules(await look_around("http://127.0.0.1:1", None, None, given, 0.0))}
 
-    async with serving(server):
+    async with serving_api(server):
         write_kubeconfig(config, server.url, token)
         assert await found() == {"pods_not_ready", "not_shared", "port_open"}
         policies.objects["p"] = {

@@ -35,7 +35,7 @@ def literal(name: bytes, value: bytes, prefix: int = 0x00, *, is_huffman: bool =
     )
 
 
-def within(name: bytes, coded: bytes) -> bytes:
+def huffman_valued(name: bytes, coded: bytes) -> bytes:
     """A field whose value looks so when it is Huffman-coded. What looks like a trace is `02ccQaceparent…`."""
     size = encode_integer(len(coded), 7)
     size[0] |= 0x80
@@ -75,7 +75,7 @@ def plainly_read(decoder: Decoder, block: bytes) -> Head | str:
         return "lost"
 
 
-def read(reader: HeadReader, block: bytes) -> Head | str:
+def head_or_fault(reader: HeadReader, block: bytes) -> Head | str:
     try:
         return reader.read(block)
     except MalformedRequest:
@@ -84,7 +84,9 @@ def read(reader: HeadReader, block: bytes) -> Head | str:
         return "lost"
 
 
-def compare(sequence: list[bytes], limit_bytes: int = MAX_BYTES) -> tuple[list[Head | str], int]:
+def compare_decoders(
+    sequence: list[bytes], limit_bytes: int = MAX_BYTES
+) -> tuple[list[Head | str], int]:
     """Has both read the blocks up to the first that is lost; returns the heads, and how many were filled."""
     decoder, reader = Decoder(limit_bytes), HeadReader(limit_bytes)
     [own] = [found for found in reach(reader) if isinstance(found, Decoder)]
@@ -92,14 +94,14 @@ def compare(sequence: list[bytes], limit_bytes: int = MAX_BYTES) -> tuple[list[H
     filled = 0
     for block in sequence:
         reader.decoded_bytes = 0
-        heads.append(read(reader, block))
+        heads.append(head_or_fault(reader, block))
         filled += 0 < reader.decoded_bytes < len(block)
         assert heads[-1] == plainly_read(decoder, block)
         if heads[-1] == "lost":
             break
         ours, theirs = own.header_table, decoder.header_table
         assert (ours.dynamic_entries, ours.maxsize) == (theirs.dynamic_entries, theirs.maxsize)
-        if isinstance(heads[-1], Head) and isinstance(head := read(reader, block), Head):
+        if isinstance(heads[-1], Head) and isinstance(head := head_or_fault(reader, block), Head):
             heads[-1] = (
                 head  # the same bytes at once again: they may change the table, so both read them
             )

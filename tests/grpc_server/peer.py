@@ -33,7 +33,7 @@ ANSWER = b"\x88\x0f\x10\x10application/grpc"
 
 
 class Peer:
-    """Frames in, events and frames out. `say` returns the events; `heard` the frames sent since.
+    """Frames in, events and frames out. `say` returns the events; `received` the frames sent since.
 
     The streams `calls` are open from the start.
     """
@@ -55,7 +55,7 @@ class Peer:
         self._streams: dict[int, streams.Stream] = {}
         if greets:
             self.say(frames.PREFACE + frames.settings({}))
-            self.heard()
+            self.received()
         self.open(*calls)
 
     def say(self, *data: bytes) -> list[Event]:
@@ -70,8 +70,8 @@ class Peer:
         self.connection.events.clear()
         return events
 
-    def heard(self) -> list[Frame]:
-        return cut(self.connection.take_output())
+    def received(self) -> list[Frame]:
+        return cut_frames(self.connection.take_output())
 
     def wait(self, seconds: float) -> list[Event]:
         self.now_s += seconds
@@ -118,7 +118,7 @@ class Peer:
                 return ("failed", event.code)
 
 
-def cut(data: bytes) -> list[Frame]:
+def cut_frames(data: bytes) -> list[Frame]:
     """Cuts bytes into frames."""
     parts = []
     while data:
@@ -141,7 +141,7 @@ def ping(payload: bytes = b"12345678", flags: int = 0) -> bytes:
 
 
 def sent_reset(stream_id: int, code: Code) -> Frame:
-    (reset,) = cut(frames.rst_stream(stream_id, code))
+    (reset,) = cut_frames(frames.rst_stream(stream_id, code))
     return reset
 
 

@@ -48,7 +48,7 @@ class Echo:
         self._ends.append("echo")
 
 
-class Served:
+class ServedListener:
     """What a test sees of the listener: its port, its calls, how many of them have ended."""
 
     def __init__(self, limits: WireLimits, budget: Budget) -> None:
@@ -59,10 +59,10 @@ class Served:
         self.port = 0
         self.clients: list[Client] = []
 
-    async def connect(self, said: bytes = b"", **options: Any) -> Client:
+    async def connect(self, data: bytes = b"", **options: Any) -> Client:
         """A client that says so much; it is gone when the listener is."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, **options)
-        writer.write(said)
+        writer.write(data)
         self.clients.append((reader, writer))
         return reader, writer
 
@@ -80,14 +80,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(
+async def serving_listener(
     limits: WireLimits | None = None,
     *,
     budget: Budget | None = None,
     tls: ssl.SSLContext | None = None,
     listen: str = "127.0.0.1:0",
-) -> AsyncIterator[Served]:
-    served = Served(limits or WireLimits(), budget or Budget(1 << 26))
+) -> AsyncIterator[ServedListener]:
+    served = ServedListener(limits or WireLimits(), budget or Budget(1 << 26))
     served.port = served.listener.listen(await bind(listen), tls)
     await served.listener.start()
     try:

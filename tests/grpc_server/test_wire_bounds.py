@@ -12,7 +12,7 @@ from tests.grpc_server.peer import (
     Frame,
     Peer,
     code_of,
-    cut,
+    cut_frames,
     data,
     framed,
     ping,
@@ -143,48 +143,48 @@ def test_rapid_resets_leave_nothing_behind() -> None:
     assert len(events) == 4_002
     assert peer.connection.streams == {}
     assert sizes[2:] == [sizes[2]] * 1_999, "after the proxy's kinds of header blocks are known"
-    assert peer.heard() == []
+    assert peer.received() == []
 
 
-@table("said", [b"", frames.PREFACE[:10], frames.PREFACE])
-def test_a_preface_must_come_in_time(said: bytes) -> None:
+@table("data", [b"", frames.PREFACE[:10], frames.PREFACE])
+def test_a_preface_must_come_in_time(data: bytes) -> None:
     peer = Peer(greets=False)
-    peer.say(said)
+    peer.say(data)
 
     assert peer.wait(10) == []
     assert peer.wait(0.1) == [("failed", Code.SETTINGS_TIMEOUT)]
     assert peer.wait(100) == []
     # A GOAWAY only to one that speaks HTTP/2.
-    sent = peer.heard()
-    assert [code_of(sent[-1])] == [Code.SETTINGS_TIMEOUT] if said == frames.PREFACE else sent == []
+    sent = peer.received()
+    assert [code_of(sent[-1])] == [Code.SETTINGS_TIMEOUT] if data == frames.PREFACE else sent == []
 
 
 @table("is_answered", [True, False])
 def test_silence_is_asked_and_any_frame_is_a_sign_of_life(is_answered: bool) -> None:
     peer = Peer()
-    assert peer.wait(20) == peer.heard() == []
+    assert peer.wait(20) == peer.received() == []
 
     peer.wait(0.1)
-    (asked,) = peer.heard()
+    (asked,) = peer.received()
     assert asked[:3] == (frames.PING, 0, 0)
     peer.wait(9)
-    assert peer.heard() == []
+    assert peer.received() == []
 
     assert peer.say(ping(asked[3], frames.ACK) if is_answered else frames.window_update(0, 1)) == []
-    assert peer.wait(20) == peer.heard() == []
+    assert peer.wait(20) == peer.received() == []
     peer.wait(0.1)
-    assert peer.heard() == [asked]
+    assert peer.received() == [asked]
 
 
 def test_a_peer_that_is_gone_releases_its_calls() -> None:
     peer = Peer(calls=(1, 3))
     peer.say(data(1, framed(b"x")), data(3, framed(b"x")))
     peer.wait(20.1)
-    peer.heard()
+    peer.received()
 
     assert peer.wait(10) == []
     assert peer.wait(0.1) == [("closed", 1), ("closed", 3), ("failed", Code.NO_ERROR)]
-    assert code_of(peer.heard()[-1]) is Code.NO_ERROR
+    assert code_of(peer.received()[-1]) is Code.NO_ERROR
 
 
 # What a call may owe: what came, and whether it is cancelled for going on so.
@@ -198,20 +198,20 @@ OWING = {
 }
 
 
-@table(("said", "is_cancelled"), OWING.values(), ids=OWING)
+@table(("data", "is_cancelled"), OWING.values(), ids=OWING)
 def test_a_call_that_owes_a_message_for_too_long_is_cancelled(
-    said: bytes, is_cancelled: bool
+    data: bytes, is_cancelled: bool
 ) -> None:
     peer = Peer(calls=(1,))
-    peer.say(said)
+    peer.say(data)
     peer.events()
     for _ in range(3):
         assert peer.wait(10) == []
         peer.say(ping())
-    peer.heard()
+    peer.received()
 
     assert peer.wait(10) == ([("closed", 1)] if is_cancelled else [])
-    assert peer.heard() == ([sent_reset(1, Code.CANCEL)] if is_cancelled else [])
+    assert peer.received() == ([sent_reset(1, Code.CANCEL)] if is_cancelled else [])
 
 
 def test_a_call_that_goes_on_owes_nothing() -> None:
@@ -245,7 +245,7 @@ def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
 def first_goaway(sent: list[Frame]) -> bytes:
     """Checks that it is one that still allows every stream, and a PING; returns that one's payload."""
     goaway, asked = sent
-    assert goaway == cut(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
+    assert goaway == cut_frames(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
     assert asked[:3] == (frames.PING, 0, 0)
     return asked[3]
 
@@ -254,19 +254,19 @@ def draining(*calls: int) -> tuple[Peer, bytes]:
     """A peer that has our GOAWAY, and what its answer has to say."""
     peer = Peer(calls=calls)
     peer.connection.drain()
-    return peer, first_goaway(peer.heard())
+    return peer, first_goaway(peer.received())
 
 
 def test_drain_serves_what_comes_until_the_peer_knows() -> None:
     peer, payload = draining(1)
     peer.connection.drain()
-    assert peer.heard() == []
+    assert peer.received() == []
 
     assert peer.say(peer.request(3)) == [("opened", 3)]
     peer.say(ping(payload, frames.ACK))
-    assert peer.heard() == cut(frames.goaway(3, Code.NO_ERROR))
+    assert peer.received() == cut_frames(frames.goaway(3, Code.NO_ERROR))
     assert peer.say(ping(payload, frames.ACK), peer.request(5)) == []
-    assert peer.heard() == [sent_reset(5, Code.REFUSED_STREAM)]
+    assert peer.received() == [sent_reset(5, Code.REFUSED_STREAM)]
 
     peer.finish(1)
     assert not peer.connection.is_over
@@ -278,29 +278,29 @@ def test_drain_without_calls_ends_with_the_answer_to_its_ping_alone() -> None:
     peer = Peer()
     peer.say(ping(b"extproc!", frames.ACK))
     peer.connection.drain()
-    payload = first_goaway(peer.heard())
+    payload = first_goaway(peer.received())
     peer.say(ping(b"other...", frames.ACK), ping(payload))
-    assert peer.heard() == cut(ping(payload, frames.ACK))
+    assert peer.received() == cut_frames(ping(payload, frames.ACK))
     was_over = peer.connection.is_over
 
     peer.say(ping(payload, frames.ACK))
 
     assert (was_over, peer.connection.is_over) == (False, True)
-    assert peer.heard() == cut(frames.goaway(0, Code.NO_ERROR))
+    assert peer.received() == cut_frames(frames.goaway(0, Code.NO_ERROR))
 
 
 def test_drain_before_the_preface_waits_for_it() -> None:
     """SETTINGS come first, whatever else is to be said (§3.4)."""
     peer = Peer(greets=False)
     peer.connection.drain()
-    assert peer.heard() == []
+    assert peer.received() == []
 
     peer.say(frames.PREFACE + frames.settings({}))
-    settings, update, *leaving, acknowledgement = peer.heard()
+    settings, update, *leaving, acknowledgement = peer.received()
 
     assert (settings[0], update[0]) == (frames.SETTINGS, frames.WINDOW_UPDATE)
     first_goaway(leaving)
-    assert [acknowledgement] == cut(frames.SETTINGS_ACK)
+    assert [acknowledgement] == cut_frames(frames.SETTINGS_ACK)
 
 
 def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
@@ -310,18 +310,18 @@ def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
 
     assert peer.wait(10) == []
     assert peer.wait(0.1) == [("closed", 1), ("failed", Code.NO_ERROR)]
-    peer.heard()
+    peer.received()
     peer.connection.drain()
-    assert peer.heard() == [], "it is over"
+    assert peer.received() == [], "it is over"
 
 
 def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
     peer, payload = draining(1)
     peer.say(ping(payload, frames.ACK), peer.request(3))
-    peer.heard()
+    peer.received()
 
     peer.say(data(0, b""))
-    (goaway,) = peer.heard()
+    (goaway,) = peer.received()
 
     assert int.from_bytes(goaway[3][:4], "big") == 1
     assert code_of(goaway) is Code.PROTOCOL_ERROR
@@ -350,14 +350,14 @@ def test_streams_of_all_connections_are_bounded_and_each_connection_has_its_shar
     flood, proxy = (Peer(places=places) for _ in range(2))
     for stream_id in range(1, 25, 2):
         flood.open(stream_id)
-    flood.heard()
+    flood.received()
     flood.say(flood.request(25))
-    assert flood.heard() == [sent_reset(25, Code.REFUSED_STREAM)]
+    assert flood.received() == [sent_reset(25, Code.REFUSED_STREAM)]
     for stream_id in (1, 3, 5, 7):
         assert proxy.say(proxy.request(stream_id)) == [("opened", stream_id)]
-    proxy.heard()
+    proxy.received()
     proxy.say(proxy.request(9))
-    assert proxy.heard() == [sent_reset(9, Code.REFUSED_STREAM)]
+    assert proxy.received() == [sent_reset(9, Code.REFUSED_STREAM)]
 
     flood.connection.abort()
     proxy.connection.abort()

@@ -11,13 +11,13 @@ from cryptography import x509
 
 from extproc.errors import SettingsError
 from extproc.grpc_server.certificates import Certificates, Pems, SelfSigned
-from tests.grpc_server.serving import echo, serving
+from tests.grpc_server.serving import echo, serving_listener
 from tests.tables import table
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
 
 
-class Clock:
+class CalendarClock:
     def __init__(self) -> None:
         self.now = START
 
@@ -26,15 +26,15 @@ class Clock:
 
 
 def test_a_certificate_of_our_own_is_valid_for_a_month_and_has_its_own_key() -> None:
-    certificate = x509.load_pem_x509_certificate(SelfSigned(Clock())().certificate)
+    certificate = x509.load_pem_x509_certificate(SelfSigned(CalendarClock())().certificate)
 
     assert certificate.not_valid_before_utc == START - timedelta(hours=1)
     assert certificate.not_valid_after_utc == START + timedelta(days=30)
-    assert SelfSigned(Clock())().key != SelfSigned(Clock())().key
+    assert SelfSigned(CalendarClock())().key != SelfSigned(CalendarClock())().key
 
 
 def test_another_one_takes_over_when_half_its_life_is_over() -> None:
-    clock = Clock()
+    clock = CalendarClock()
     certificates = Certificates(SelfSigned(clock))
     first = certificates.read()
     clock.now += timedelta(days=15)
@@ -50,8 +50,8 @@ def test_another_one_takes_over_when_half_its_life_is_over() -> None:
 
 
 async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> None:
-    clock = Clock()
-    async with serving(tls=Certificates(SelfSigned(clock)).context()) as served:
+    clock = CalendarClock()
+    async with serving_listener(tls=Certificates(SelfSigned(clock)).context()) as served:
         address = ("127.0.0.1", served.port)
         first = await asyncio.to_thread(ssl.get_server_certificate, address)
         credentials = grpc.ssl_channel_credentials(first.encode())
@@ -67,7 +67,7 @@ async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> Non
 
 @table("part", ["certificate", "key", "client_ca"])
 def test_what_is_no_certificate_is_an_error(part: str) -> None:
-    pems = SelfSigned(Clock())()._replace(**{part: b"-----BEGIN NOTHING-----\n"})
+    pems = SelfSigned(CalendarClock())()._replace(**{part: b"-----BEGIN NOTHING-----\n"})
 
     with pytest.raises(
         SettingsError, match=r"server\.tls: the certificate or its key cannot be used"
@@ -76,7 +76,7 @@ def test_what_is_no_certificate_is_an_error(part: str) -> None:
 
 
 def test_a_key_of_another_generation_leaves_the_last_good_certificate() -> None:
-    good, other = SelfSigned(Clock())(), SelfSigned(Clock())()
+    good, other = SelfSigned(CalendarClock())(), SelfSigned(CalendarClock())()
     files = [good]
     certificates = Certificates(lambda: files[-1])
     listening = certificates.context()

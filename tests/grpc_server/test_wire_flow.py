@@ -9,7 +9,7 @@ from extproc.grpc_server import frames
 from extproc.grpc_server.calls import Status
 from extproc.grpc_server.frames import Code
 from extproc.grpc_server.limits import WireLimits
-from tests.grpc_server.peer import END, Peer, cut, data, framed, sent_reset
+from tests.grpc_server.peer import END, Peer, cut_frames, data, framed, sent_reset
 from tests.reach import size_of
 from tests.tables import table
 
@@ -26,7 +26,9 @@ def calling(window: int = frames.DEFAULT_WINDOW, *stream_ids: int) -> Peer:
 
 def sent_data(peer: Peer) -> list[tuple[int, bytes]]:
     return [
-        (stream_id, payload) for kind, _, stream_id, payload in peer.heard() if kind == frames.DATA
+        (stream_id, payload)
+        for kind, _, stream_id, payload in peer.received()
+        if kind == frames.DATA
     ]
 
 
@@ -34,7 +36,7 @@ def test_without_a_window_headers_go_and_data_waits() -> None:
     peer = calling(0)
     peer.send(1, b"abc")
 
-    assert [frame[0] for frame in peer.heard() if frame[2] == 1] == [frames.HEADERS]
+    assert [frame[0] for frame in peer.received() if frame[2] == 1] == [frames.HEADERS]
     assert peer.budget.used == len(framed(b"abc"))
 
     assert peer.say(frames.rst_stream(1, Code.CANCEL)) == [("closed", 1)]
@@ -58,15 +60,15 @@ def test_a_setting_opens_the_windows_of_all_calls() -> None:
     for stream_id in (1, 3, 5):
         peer.send(stream_id, b"x")
         peer.finish(stream_id)
-    peer.heard()
+    peer.received()
 
     events = peer.say(frames.settings({WINDOW: 100}))
-    sent = peer.heard()
+    sent = peer.received()
 
     assert events == [("closed", 1), ("closed", 3), ("closed", 5)]
     # The acknowledgement comes first: the peer counts by the new windows only from there on
     # (§6.5.3).
-    assert sent[:1] == cut(frames.SETTINGS_ACK)
+    assert sent[:1] == cut_frames(frames.SETTINGS_ACK)
     assert [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA] == [
         (stream_id, framed(b"x")) for stream_id in (1, 3, 5)
     ]
@@ -77,7 +79,7 @@ def test_calls_that_wait_for_the_connection_go_on_in_turn() -> None:
     peer.send(1, bytes(frames.DEFAULT_WINDOW - 5))
     for stream_id in (3, 1):
         peer.send(stream_id, b"abc")
-    peer.heard()
+    peer.received()
 
     peer.say(frames.window_update(0, 10))
     assert sent_data(peer) == [(3, framed(b"abc")), (1, framed(b"abc")[:2])]
@@ -92,12 +94,24 @@ def test_a_call_that_waits_for_both_windows_needs_both() -> None:
     peer.send(1, bytes(frames.DEFAULT_WINDOW))
     peer.send(3, b"abc")
     peer.say(frames.settings({WINDOW: 0}))
-    peer.heard()
+    peer.received()
 
     peer.say(frames.window_update(0, 100))
     assert sent_data(peer) == []
     peer.say(frames.window_update(3, 4))
     assert sent_data(peer) == [(3, framed(b"abc")[:4])]
+
+
+@table("own", [1, 4])
+def test_a_call_with_a_little_window_of_its_own_waits_for_the_connections(own: int) -> None:
+    peer = calling(frames.DEFAULT_WINDOW, 1, 3)
+    peer.send(1, bytes(frames.DEFAULT_WINDOW))
+    peer.say(frames.settings({WINDOW: own}))
+    peer.send(3, b"abc")
+    peer.received()
+
+    peer.say(frames.window_update(0, 100))
+    assert sent_data(peer) == [(3, framed(b"abc")[:own])]
 
 
 def test_a_closed_call_waits_for_nothing() -> None:
@@ -110,9 +124,9 @@ def test_a_closed_call_waits_for_nothing() -> None:
     peer.say(frames.rst_stream(1, Code.CANCEL), frames.rst_stream(3, Code.CANCEL))
 
     assert peer.budget.used == 0
-    peer.heard()
+    peer.received()
     assert size_of(peer.connection) < before
-    assert peer.say(frames.window_update(0, 100)) == peer.heard() == []
+    assert peer.say(frames.window_update(0, 100)) == peer.received() == []
 
 
 @given(
@@ -181,10 +195,10 @@ INCREMENTS = [
 def test_a_window_is_opened_by_something_and_not_too_far(increment: int, code: Code | None) -> None:
     """Else a stream ends alone, the connection with all of them."""
     peer = calling()
-    peer.heard()
+    peer.received()
 
     assert peer.say(frames.window_update(1, increment)) == ([("closed", 1)] if code else [])
-    assert peer.heard() == ([sent_reset(1, code)] if code else [])
+    assert peer.received() == ([sent_reset(1, code)] if code else [])
     assert not peer.connection.is_over
     assert Peer().say(frames.window_update(0, increment)) == ([("failed", code)] if code else [])
 
@@ -192,7 +206,7 @@ def test_a_window_is_opened_by_something_and_not_too_far(increment: int, code: C
 def test_the_reserved_bit_of_an_increment_is_ignored() -> None:
     peer = calling(0)
     peer.send(1, b"x")
-    peer.heard()
+    peer.received()
 
     peer.say(frames.window_update(1, 0x8000_0001))
 
@@ -227,7 +241,7 @@ def test_settings_have_their_ranges(name: int, value: int, code: Code | None) ->
     peer = Peer()
 
     assert peer.say(frames.settings({name: value})) == ([("failed", code)] if code else [])
-    assert (peer.heard() == cut(frames.SETTINGS_ACK)) is (code is None)
+    assert (peer.received() == cut_frames(frames.SETTINGS_ACK)) is (code is None)
 
 
 def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
@@ -245,14 +259,14 @@ def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
 def test_whatever_block_comes_first_says_it(way: str) -> None:
     peer = Peer()
     peer.say(frames.settings({frames.HEADER_TABLE_SIZE: 0}))
-    peer.heard()
+    peer.received()
     if way == "refused":
         peer.say(peer.request(1, fields=[(":method", "GET"), (":scheme", "http"), (":path", "/")]))
     else:
         peer.open(1)
         peer.finish(1)
 
-    assert peer.heard()[0][3].startswith(b"\x20")
+    assert peer.received()[0][3].startswith(b"\x20")
 
 
 @table("window", [1, 2, 3, 10, 100])
@@ -264,7 +278,7 @@ def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> 
         part, message = message[:granted], message[granted:]
         granted -= len(part)
         events += peer.say(data(1, part))
-        for kind, _, stream_id, payload in peer.heard():
+        for kind, _, stream_id, payload in peer.received():
             assert (kind, stream_id) == (frames.WINDOW_UPDATE, 1)
             granted += int.from_bytes(payload, "big")
         assert 0 < granted <= window
@@ -279,7 +293,7 @@ def test_data_beyond_a_streams_window_is_a_stream_error_and_padding_counts(beyon
     peer = Peer(WireLimits(stream_window_bytes=100), calls=(1,))
 
     assert peer.say(beyond) == [("closed", 1)]
-    assert peer.heard() == [sent_reset(1, Code.FLOW_CONTROL_ERROR)]
+    assert peer.received() == [sent_reset(1, Code.FLOW_CONTROL_ERROR)]
 
 
 def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
@@ -288,26 +302,26 @@ def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
     peer.say(frames.settings({WINDOW: 5}))
     peer.open(1)
     peer.send(1, b"waits")
-    peer.heard()
+    peer.received()
 
     peer.say(data(1, framed(bytes(90))))
-    assert peer.heard() == []
+    assert peer.received() == []
 
     peer.say(frames.window_update(1, 100))
-    assert cut(frames.window_update(1, 95))[0] in peer.heard()
+    assert cut_frames(frames.window_update(1, 95))[0] in peer.received()
 
     peer.say(data(1, framed(bytes(90)), END))
-    assert peer.heard() == [], "nor one that has ended its side"
+    assert peer.received() == [], "nor one that has ended its side"
 
 
 def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() -> None:
     limits = WireLimits(connection_window_bytes=frames.DEFAULT_WINDOW + 1)
     peer = Peer(limits, calls=(1,))
     peer.reset(1)
-    peer.heard()
+    peer.received()
 
     peer.say(*[data(1, bytes(16_384))] * 2)
-    assert peer.heard() == []
+    assert peer.received() == []
     peer.say(data(1, b"x"))
 
-    assert peer.heard() == cut(frames.window_update(0, 32_769))
+    assert peer.received() == cut_frames(frames.window_update(0, 32_769))

@@ -20,12 +20,12 @@ from extproc.grpc_server.headers import (
     trailers_block,
 )
 from tests.grpc_server.header_blocks import (
-    compare,
+    compare_decoders,
+    huffman_valued,
     literal,
     plainly_read,
     size_update,
     string,
-    within,
 )
 from tests.grpc_server.peer import PATH, REQUEST, Field
 from tests.reach import reach
@@ -34,7 +34,7 @@ from tests.tables import table
 LIMIT_BYTES = 16_384
 
 
-def fields_of(block: bytes) -> dict[str, str]:
+def decoded_fields(block: bytes) -> dict[str, str]:
     return {str(name): str(value) for name, value in Decoder().decode(block)}
 
 
@@ -102,7 +102,7 @@ MALFORMED: list[list[Field]] = [
 
 
 @table("fields", MALFORMED)
-def test_a_malformed_request_is_told_from_others(fields: list[Field]) -> None:
+def test_a_malformed_request_is_distinguished_from_others(fields: list[Field]) -> None:
     with pytest.raises(MalformedRequest):
         read_head(fields)
 
@@ -143,7 +143,7 @@ def test_blocks_mean_the_same_with_the_cache_and_without(
 ) -> None:
     sequence = [*blocks, *(blocks[place % len(blocks)] for place in order)]
 
-    compare(sequence)
+    compare_decoders(sequence)
 
 
 NAMES = st.sampled_from(["a", "b", "c", "x-long-name", "grpc-timeout"])
@@ -262,7 +262,7 @@ ENVOYS = (
 )
 
 
-def traced(parent: bytes, state: bytes | None = None, back: bytes = BACK) -> bytes:
+def traced_block(parent: bytes, state: bytes | None = None, back: bytes = BACK) -> bytes:
     more = b"" if state is None else STATE_NAME + string(state)
     return PLAIN + PARENT_NAME + string(parent) + more + back
 
@@ -298,11 +298,15 @@ STATES = [b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"v" * 126]
 # Huffman-coded; a form with a state is not one without.
 FORMS = [
     *(
-        (traced(PARENT, b"first=1"), traced(OTHER, state), string(OTHER) + string(state))
+        (
+            traced_block(PARENT, b"first=1"),
+            traced_block(OTHER, state),
+            string(OTHER) + string(state),
+        )
         for state in STATES
     ),
     (
-        traced(PARENT),
+        traced_block(PARENT),
         PLAIN + PARENT_NAME + string(OTHER, is_huffman=False) + BACK,
         string(OTHER, is_huffman=False),
     ),
@@ -317,14 +321,14 @@ def test_of_a_known_form_only_the_values_are_decoded(
 
     assert reader.read(second) == plainly_read(Decoder(), second)
     assert reader.decoded_bytes == len(decoded)
-    assert "tracestate" not in reader_of(first).read(traced(OTHER)).metadata
+    assert "tracestate" not in reader_of(first).read(traced_block(OTHER)).metadata
 
 
 def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
     """The cached head of the first must not be used for the second."""
-    seeming = [within(b"x", PARENT_NAME + string(parent)) for parent in (PARENT, OTHER)]
+    seeming = [huffman_valued(b"x", PARENT_NAME + string(parent)) for parent in (PARENT, OTHER)]
     calls = [PLAIN + field + literal(b"traceparent", PARENT) for field in seeming]
-    heads, filled = compare([size_update(0) + PLAIN, *calls])
+    heads, filled = compare_decoders([size_update(0) + PLAIN, *calls])
 
     values = [
         head.metadata["x"][-55:]
@@ -336,10 +340,10 @@ def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
 
 def test_where_there_is_a_table_nothing_is_cut() -> None:
     reader = HeadReader(LIMIT_BYTES)
-    reader.read(traced(PARENT))
+    reader.read(traced_block(PARENT))
 
-    assert reader.read(traced(PARENT)) is reader.read(traced(PARENT))
-    assert decodes_all(reader, traced(OTHER))
+    assert reader.read(traced_block(PARENT)) is reader.read(traced_block(PARENT))
+    assert decodes_all(reader, traced_block(OTHER))
 
 
 def decodes_all(reader: HeadReader, block: bytes) -> bool:
@@ -363,53 +367,59 @@ NO_STRINGS = [b"\x88" + b"\xff" * 8, b"\x81\x00", b"\x05ab", b"\x7f", b"\xff\xff
 def test_a_wrong_value_in_a_known_form_is_what_it_is_elsewhere(
     value: bytes, error: type[Exception]
 ) -> None:
-    reader = reader_of(traced(PARENT, back=b""))
+    reader = reader_of(traced_block(PARENT, back=b""))
     with pytest.raises(error):
         reader.read(PLAIN + PARENT_NAME + value)
 
 
 @given(st.integers(0, 126), st.integers(0, 126), st.integers(-3, 3))
 def test_a_form_is_as_long_as_a_list_may_be(parent: int, state: int, more: int) -> None:
-    longest = sum(32 + len(field[0] + field[1]) for field in Decoder().decode(traced(b"", b"")))
-    sequence = [size_update(0) + PLAIN, traced(b"", b""), traced(b"p" * parent, b"s" * state)]
+    longest = sum(
+        32 + len(field[0] + field[1]) for field in Decoder().decode(traced_block(b"", b""))
+    )
+    sequence = [
+        size_update(0) + PLAIN,
+        traced_block(b"", b""),
+        traced_block(b"p" * parent, b"s" * state),
+    ]
 
-    compare(sequence, longest + parent + state + more if more else longest)
+    compare_decoders(sequence, longest + parent + state + more if more else longest)
 
 
 @table("change", [PLAIN + literal(b"a", b"1", 0x40), PLAIN])
 def test_forms_are_right_as_long_as_there_is_no_table(change: bytes) -> None:
-    reader = reader_of(traced(PARENT))
-    assert not decodes_all(reader, traced(OTHER))
+    reader = reader_of(traced_block(PARENT))
+    assert not decodes_all(reader, traced_block(OTHER))
     reader.read(size_update(100) + change)
 
-    assert decodes_all(reader, traced(OTHER))
+    assert decodes_all(reader, traced_block(OTHER))
 
 
 def test_forms_are_bounded() -> None:
-    reader = reader_of(traced(PARENT))
+    reader = reader_of(traced_block(PARENT))
     backs = [literal(b"n", b"%d" % number) for number in range(100)]
-    heads = [reader.read(traced(PARENT, back=back)) for back in backs]
+    heads = [reader.read(traced_block(PARENT, back=back)) for back in backs]
 
     assert 0 < known_to(reader, heads) <= 32
-    assert not decodes_all(reader, traced(OTHER, back=backs[-1]))
+    assert not decodes_all(reader, traced_block(OTHER, back=backs[-1]))
 
 
 @table("status", Status)
 @table("is_alone", [True, False])
 def test_trailers_name_the_status(status: Status, is_alone: bool) -> None:
-    fields = fields_of(trailers_block(status, "details", is_alone=is_alone))
-    front = {":status": "200", "content-type": "application/grpc"} if is_alone else {}
+    fields = decoded_fields(trailers_block(status, "details", is_alone=is_alone))
+    base = {":status": "200", "content-type": "application/grpc"} if is_alone else {}
 
-    assert fields == front | {"grpc-status": str(int(status)), "grpc-message": "details"}
+    assert fields == base | {"grpc-status": str(int(status)), "grpc-message": "details"}
 
 
 @given(st.text(max_size=10))
 def test_details_are_percent_encoded_and_cut(details: str) -> None:
-    message = fields_of(trailers_block(Status.INTERNAL, details)).get("grpc-message", "")
+    message = decoded_fields(trailers_block(Status.INTERNAL, details)).get("grpc-message", "")
 
     assert all(0x20 <= ord(char) < 0x7F for char in message)
     assert details == unquote(message) or len(message) == 126
-    long = fields_of(trailers_block(Status.INTERNAL, "x" * 300 + details))
+    long = decoded_fields(trailers_block(Status.INTERNAL, "x" * 300 + details))
     assert long["grpc-message"] == "x" * 126
 
 

@@ -18,12 +18,12 @@ MESSAGES = st.lists(st.binary(max_size=40), max_size=8)
 PLACES = st.lists(st.integers(0, 300), max_size=20)
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
+def split_at(data: bytes, places: list[int]) -> list[bytes]:
     ends = sorted({0, len(data), *(place for place in places if place < len(data))})
     return [data[start:end] for start, end in pairwise(ends)]
 
 
-def read(reader: MessageReader, pieces: list[bytes]) -> list[bytes | bytearray | int]:
+def feed_all(reader: MessageReader, pieces: list[bytes]) -> list[bytes | bytearray | int]:
     return [found for piece in pieces for found in reader.feed(piece)]
 
 
@@ -36,7 +36,7 @@ def test_messages_cut_anywhere_come_out_whole_and_the_budget_holds_what_came_of_
     begun = framed(last)[: max(0, len(last) + 5 - max(1, missing))]
     whole = b"".join(map(framed, messages)) + begun
 
-    assert messages == read(reader, cut(whole, places))
+    assert messages == feed_all(reader, split_at(whole, places))
     assert budget.used == max(0, len(begun) - 5)
     assert reader.is_between is (not begun)
 
@@ -52,7 +52,7 @@ def test_a_message_without_room_is_skipped_and_the_next_one_read(
     budget = Budget(room)
     reader = MessageReader(budget, 40)
 
-    received = read(reader, cut(b"".join(map(framed, messages)), places))
+    received = feed_all(reader, split_at(b"".join(map(framed, messages)), places))
     # Small messages find half as much room again.
     most = room + room // 2
 
@@ -63,8 +63,8 @@ def test_a_message_without_room_is_skipped_and_the_next_one_read(
 def test_a_large_message_finds_no_more_room_than_there_is() -> None:
     large = bytes(131_073)
 
-    assert read(MessageReader(Budget(131_072), 200_000), [framed(large)]) == [131_073]
-    assert read(MessageReader(Budget(131_071), 200_000), [framed(large[1:])]) == [large[1:]]
+    assert feed_all(MessageReader(Budget(131_072), 200_000), [framed(large)]) == [131_073]
+    assert feed_all(MessageReader(Budget(131_071), 200_000), [framed(large[1:])]) == [large[1:]]
 
 
 def test_a_skipped_message_holds_nothing_while_it_comes_and_room_that_comes_back_does_not_mend_it() -> (
@@ -75,17 +75,17 @@ def test_a_skipped_message_holds_nothing_while_it_comes_and_room_that_comes_back
     reader = MessageReader(budget, 1_000)
     message = framed(b"abcdef")
 
-    assert read(reader, [message[:8]]) == []
+    assert feed_all(reader, [message[:8]]) == []
     budget.give(13)
-    assert read(reader, [message[8:], framed(b"next")]) == [6, b"next"]
+    assert feed_all(reader, [message[8:], framed(b"next")]) == [6, b"next"]
 
     message = framed(bytes(500))
 
-    assert read(reader, [message[:13]]) == []
+    assert feed_all(reader, [message[:13]]) == []
     assert budget.used == 8
-    assert read(reader, [message[13:100]]) == []
+    assert feed_all(reader, [message[13:100]]) == []
     assert budget.used == 0
-    assert read(reader, [message[100:]]) == [500]
+    assert feed_all(reader, [message[100:]]) == [500]
     assert budget.used == 0
 
 
@@ -93,7 +93,7 @@ def test_the_word_for_a_length_reserves_nothing() -> None:
     budget = Budget(1_000)
     reader = MessageReader(budget, 2**32)
 
-    assert read(reader, [b"\x00\xff\xff\xff\xff", b"abc"]) == []
+    assert feed_all(reader, [b"\x00\xff\xff\xff\xff", b"abc"]) == []
     assert budget.used == 3
 
 
@@ -107,7 +107,7 @@ def test_a_message_is_refused_by_its_prefix(
     received: list[bytes | bytearray | int] = []
 
     def read_all() -> None:
-        for piece in cut(b"".join(map(framed, messages)) + prefix + rest, places):
+        for piece in split_at(b"".join(map(framed, messages)) + prefix + rest, places):
             received.extend(reader.feed(piece))
 
     with pytest.raises(Refused) as refused:
@@ -121,24 +121,24 @@ def test_a_message_is_refused_by_its_prefix(
 
 
 @given(MESSAGES, PLACES, st.lists(st.integers(0, 20), max_size=20), st.booleans())
-def test_a_connection_tells_the_same_whatever_the_frames_and_their_padding(
+def test_a_connection_has_the_same_events_whatever_the_frames_and_their_padding(
     messages: list[bytes], places: list[int], paddings: list[int], is_ended: bool
 ) -> None:
     peer = Peer(calls=(1,))
-    pieces = cut(b"".join(map(framed, messages)), places)
+    pieces = split_at(b"".join(map(framed, messages)), places)
     if is_ended:
         pieces = pieces or [b""]
-    said = []
+    sent = []
     for place, piece in enumerate(pieces):
         padding = paddings[place] if place < len(paddings) else 0
         flags = END if is_ended and place == len(pieces) - 1 else 0
         if padding:
-            said.append(data(1, bytes((padding,)) + piece + bytes(padding), flags | frames.PADDED))
+            sent.append(data(1, bytes((padding,)) + piece + bytes(padding), flags | frames.PADDED))
         else:
-            said.append(data(1, piece, flags))
+            sent.append(data(1, piece, flags))
 
     expected = [("message", 1, message) for message in messages]
-    assert peer.say(*said) == expected + ([("half-closed", 1)] if is_ended else [])
+    assert peer.say(*sent) == expected + ([("half-closed", 1)] if is_ended else [])
     assert peer.budget.used == 0
 
 
@@ -173,13 +173,13 @@ def happen(peer: Peer, verb: str, stream_id: int, size: int) -> bytes:
             peer.finish(stream_id)
         case "reset":
             peer.reset(stream_id)
-    said = {
+    sent = {
         "data": data(stream_id, piece),
         "cancel": frames.rst_stream(stream_id, frames.Code.CANCEL),
         "half-close": data(stream_id, b"", END),
         "window": frames.window_update(stream_id, size + 1),
     }
-    peer.connection.receive(said.get(verb, b""), 0.0)
+    peer.connection.receive(sent.get(verb, b""), 0.0)
     return piece
 
 

@@ -55,11 +55,11 @@ CALLS: dict[str, tuple[list[bytes], list[Event]]] = {
 }
 
 
-@table(("said", "expected"), CALLS.values(), ids=CALLS)
-def test_a_call_is_told_as_it_goes(said: list[bytes], expected: list[Event]) -> None:
+@table(("frames_sent", "expected"), CALLS.values(), ids=CALLS)
+def test_a_call_has_its_events_in_order(frames_sent: list[bytes], expected: list[Event]) -> None:
     peer = Peer(calls=(1,))
 
-    assert peer.say(*said) == expected
+    assert peer.say(*frames_sent) == expected
     assert peer.budget.used == 0
 
 
@@ -69,7 +69,7 @@ def test_answers_of_a_unary_call_are_headers_message_and_trailers() -> None:
     peer.send(1, b"hello")
     peer.finish(1)
 
-    sent = peer.heard()
+    sent = peer.received()
 
     assert sent[0] == (frames.HEADERS, frames.END_HEADERS, 1, ANSWER)
     assert sent[1] == (frames.DATA, 0, 1, framed(b"hello"))
@@ -83,48 +83,48 @@ def test_an_end_without_a_message_is_trailers_alone() -> None:
     peer.say(peer.request(1, END))
     peer.finish(1, Status.NOT_FOUND, "no such thing")
 
-    (only,) = sent = peer.heard()
+    (only,) = sent = peer.received()
 
     assert only[3].startswith(ANSWER)
-    front = {":status": "200", "content-type": "application/grpc"}
+    base = {":status": "200", "content-type": "application/grpc"}
     assert trailers_of(sent) == (
         HEADERS_END,
-        front | {"grpc-status": "5", "grpc-message": "no such thing"},
+        base | {"grpc-status": "5", "grpc-message": "no such thing"},
     )
 
 
 @table("has_message", [True, False])
-def test_a_client_that_still_sends_is_told_that_nobody_reads_it(has_message: bool) -> None:
+def test_a_client_that_still_sends_gets_a_reset_without_an_error(has_message: bool) -> None:
     """§8.1: a full response, then RST_STREAM(NO_ERROR)."""
     peer = Peer(calls=(1,))
     if has_message:
         peer.send(1, b"hello")
     peer.finish(1)
 
-    *answer, reset = peer.heard()
+    *answer, reset = peer.received()
 
     assert reset == sent_reset(1, Code.NO_ERROR)
     assert answer[-1][1] == HEADERS_END
 
 
 @table("way", ["finish", "reset", "cancelled"])
-def test_an_end_is_told_once_and_nothing_is_sent_after_it(way: str) -> None:
+def test_a_call_closes_once_and_nothing_is_sent_after_it(way: str) -> None:
     peer = Peer(calls=(1,))
     peer.send(1, b"x")
-    peer.heard()
+    peer.received()
     if way == "finish":
         peer.finish(1)
     elif way == "reset":
         peer.reset(1, Code.INTERNAL_ERROR)
     else:
         peer.connection.receive(CANCEL, 0.0)
-    events, sent = peer.events(), peer.heard()
+    events, sent = peer.events(), peer.received()
     peer.send(1, b"late")
     peer.finish(1, Status.INTERNAL)
     peer.reset(1)
     peer.connection.abort()
 
-    assert (events, peer.events(), peer.heard()) == ([("closed", 1)], [], [])
+    assert (events, peer.events(), peer.received()) == ([("closed", 1)], [], [])
     if way == "reset":
         assert sent == [sent_reset(1, Code.INTERNAL_ERROR)]
 
@@ -134,7 +134,7 @@ def test_abort_resets_every_call() -> None:
 
     peer.connection.abort()
 
-    assert peer.heard() == [sent_reset(1, Code.CANCEL), sent_reset(3, Code.CANCEL)]
+    assert peer.received() == [sent_reset(1, Code.CANCEL), sent_reset(3, Code.CANCEL)]
     assert peer.events() == [("closed", 1), ("closed", 3)]
     assert peer.connection.is_over
 
@@ -157,14 +157,14 @@ REFUSED = {
 }
 
 
-@table(("said", "status"), REFUSED.values(), ids=REFUSED)
+@table(("frames_sent", "status"), REFUSED.values(), ids=REFUSED)
 def test_a_message_that_will_not_be_read_ends_its_call_with_a_status(
-    said: list[bytes], status: Status
+    frames_sent: list[bytes], status: Status
 ) -> None:
     peer = Peer(WireLimits(message_bytes=100), calls=(1,))
 
-    assert peer.say(*said) == [("closed", 1)]
-    sent = [sent for sent in peer.heard() if sent[0] == frames.HEADERS]
+    assert peer.say(*frames_sent) == [("closed", 1)]
+    sent = [sent for sent in peer.received() if sent[0] == frames.HEADERS]
     assert trailers_of(sent)[1]["grpc-status"] == str(int(status))
     assert peer.budget.used == 0
 
@@ -187,9 +187,9 @@ def test_a_refused_call_with_output_waiting_reads_nothing_more_and_ends_once() -
     peer.send(1, b"waits")
 
     assert peer.say(data(1, b"\x01" * 5), data(1, framed(b"more")), data(1, b"", END)) == []
-    peer.heard()
+    peer.received()
     assert peer.say(frames.window_update(1, 100)) == [("closed", 1)]
-    assert trailers_of(peer.heard())[1]["grpc-status"] == str(int(Status.UNIMPLEMENTED))
+    assert trailers_of(peer.received())[1]["grpc-status"] == str(int(Status.UNIMPLEMENTED))
 
 
 def peer_at(state: str) -> Peer:
@@ -212,7 +212,7 @@ def peer_at(state: str) -> Peer:
             peer.reset(1)
             peer.say(CANCEL)
     peer.events()
-    peer.heard()
+    peer.received()
     return peer
 
 
@@ -255,15 +255,15 @@ COMING: dict[str, tuple[Sequence[str], list[bytes], list[Event], list[Code]]] = 
 }
 
 
-@table(("states", "said", "events", "codes"), COMING.values(), ids=COMING)
+@table(("states", "frames_sent", "events", "codes"), COMING.values(), ids=COMING)
 def test_what_comes_means_what_the_streams_state_makes_of_it(
-    states: Sequence[str], said: list[bytes], events: list[Event], codes: list[Code]
+    states: Sequence[str], frames_sent: list[bytes], events: list[Event], codes: list[Code]
 ) -> None:
     for state in states:
         peer = peer_at(state)
 
-        assert peer.say(*said) == events, state
-        assert [sent for sent in peer.heard() if sent[0] != frames.GOAWAY] == [
+        assert peer.say(*frames_sent) == events, state
+        assert [sent for sent in peer.received() if sent[0] != frames.GOAWAY] == [
             sent_reset(1, code) for code in codes
         ], state
 
@@ -290,10 +290,10 @@ def test_only_so_many_late_streams_are_remembered() -> None:
         peer.open(stream_id)
         peer.finish(stream_id)
     peer.events()
-    peer.heard()
+    peer.received()
 
     assert peer.say(*(data(stream_id, b"") for stream_id in range(1, 2_003, 2))) == []
-    assert peer.heard() == [sent_reset(1, Code.STREAM_CLOSED)]
+    assert peer.received() == [sent_reset(1, Code.STREAM_CLOSED)]
 
 
 @table("stream_id", [2, 4, 1, 3, 5])
@@ -314,7 +314,7 @@ def test_ids_may_be_left_out_and_are_closed_then() -> None:
     assert (
         peer.say(data(3, b"x"), frames.rst_stream(3, Code.CANCEL), frames.window_update(3, 1)) == []
     )
-    assert peer.heard() == [sent_reset(3, Code.STREAM_CLOSED)]
+    assert peer.received() == [sent_reset(3, Code.STREAM_CLOSED)]
 
 
 IDLE: dict[str, Callable[[int], bytes]] = {
@@ -336,7 +336,7 @@ def test_a_stream_too_many_is_refused_and_the_others_go_on() -> None:
     peer = Peer(WireLimits(streams=2), calls=(1, 3))
 
     assert peer.say(peer.request(5)) == []
-    assert peer.heard() == [sent_reset(5, Code.REFUSED_STREAM)]
+    assert peer.received() == [sent_reset(5, Code.REFUSED_STREAM)]
     assert peer.say(data(5, framed(b"late"), END)) == []
 
     peer.finish(1)
@@ -352,7 +352,7 @@ def test_a_malformed_request_is_a_stream_error(fields: Sequence[Field]) -> None:
     peer = Peer()
 
     assert peer.say(peer.request(1, fields=fields)) == []
-    assert peer.heard() == [sent_reset(1, Code.PROTOCOL_ERROR)]
+    assert peer.received() == [sent_reset(1, Code.PROTOCOL_ERROR)]
     assert peer.say(data(1, framed(b"late"), END), peer.request(3)) == [("opened", 3)]
 
 
@@ -364,7 +364,7 @@ def test_a_refused_connection_ends_with_a_goaway_that_blames_nobody() -> None:
     peer.connection.refuse("too many")
 
     assert frames.goaway(1, Code.NO_ERROR, "too many") == b"".join(
-        frame(*sent) for sent in peer.heard()
+        frame(*sent) for sent in peer.received()
     )
     assert peer.connection.is_over
 
@@ -380,14 +380,14 @@ LENGTHS: dict[str, tuple[str, list[bytes], bool]] = {
 }
 
 
-@table(("length", "said", "is_right"), LENGTHS.values(), ids=LENGTHS)
+@table(("length", "frames_sent", "is_right"), LENGTHS.values(), ids=LENGTHS)
 def test_data_of_another_length_than_announced_ends_its_stream_alone(
-    length: str, said: list[bytes], is_right: bool
+    length: str, frames_sent: list[bytes], is_right: bool
 ) -> None:
     peer = Peer()
     peer.say(peer.request(1, 0, [*REQUEST, ("content-length", length)]))
 
-    events = [each[0] for each in peer.say(*said)]
+    events = [each[0] for each in peer.say(*frames_sent)]
 
     assert ("half-closed" in events) is is_right
     assert ("closed" in events) is not is_right

@@ -26,13 +26,13 @@ BLOCK_BYTES = 16_000
 SMALL = 8_000
 
 
-class Heard:
+class MessageSizes:
     """A service that notes from whom a message came, by its size."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def __call__(self, call: Call) -> "Heard":
+    def __call__(self, call: Call) -> "MessageSizes":
         del call
         return self
 
@@ -47,7 +47,7 @@ class Heard:
     def on_close(self) -> None: ...
 
 
-def opening(stream_id: int, block: bytes) -> bytes:
+def headers_frame(stream_id: int, block: bytes) -> bytes:
     return frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
 
 
@@ -59,26 +59,28 @@ def long_block(number: int) -> bytes:
     )  # sensitive: never in a table
 
 
-LONG_BLOCKS = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
+LONG_BLOCKS = b"".join(headers_frame(1 + 2 * number, long_block(number)) for number in range(6))
 
 
 def flood(kind: str) -> bytes:
-    begun = GREETING + opening(1, Encoder().encode(REQUEST))
+    begun = GREETING + headers_frame(1, Encoder().encode(REQUEST))
     if kind == "messages":
         return begun + frames.message_frame(1, bytes(MESSAGE_BYTES)) * 30
     if kind == "small messages":
         return begun + frame(frames.DATA, 0, 1, framed(b"ab") * (SMALL // 4)) * 4
-    return GREETING + b"".join(opening(1 + 2 * number, long_block(number)) for number in range(8))
+    return GREETING + b"".join(
+        headers_frame(1 + 2 * number, long_block(number)) for number in range(8)
+    )
 
 
 async def count_before(kind: str) -> tuple[int, int]:
     """How many messages, or blocks, of a flood are worked off before another peer's request; of how many."""
-    heard = Heard()
+    received = MessageSizes()
     opened: list[int] = []
 
-    def open_call(call: Call) -> Heard:
+    def open_call(call: Call) -> MessageSizes:
         opened.append(len(call.metadata.get("x-long", "")))
-        return heard(call)
+        return received(call)
 
     listener = Listener({PATH: open_call}, limits=WireLimits(), budget=Budget(1 << 26))
     port = listener.listen(await bind("127.0.0.1:0"))
@@ -87,23 +89,23 @@ async def count_before(kind: str) -> tuple[int, int]:
         for each in (flooder, other):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             each.connect(("127.0.0.1", port))
-        await until(lambda: len(listener.links) == 2)
+        await until_in_turns(lambda: len(listener.links) == 2)
         # The loop sees both at once: nothing is awaited in between.
         flooder.setblocking(False)
         data = flood(kind)
         sent = flooder.send(data)
         assert sent == len(data)
         other.sendall(
-            GREETING + opening(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x")
+            GREETING + headers_frame(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x")
         )
-        await until(lambda: 1 in heard.sizes)
-        before = opened.index(0) if kind == "blocks" else heard.sizes.index(1)
-        await until(lambda: len(heard.sizes) in {31, SMALL + 1} or len(opened) == 9)
+        await until_in_turns(lambda: 1 in received.sizes)
+        before = opened.index(0) if kind == "blocks" else received.sizes.index(1)
+        await until_in_turns(lambda: len(received.sizes) in {31, SMALL + 1} or len(opened) == 9)
     await listener.stop()
-    return before, len(opened if kind == "blocks" else heard.sizes) - 1
+    return before, len(opened if kind == "blocks" else received.sizes) - 1
 
 
-async def until(is_true: Callable[[], bool]) -> None:
+async def until_in_turns(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not is_true():  # noqa: ASYNC110  # a claim over the loop's turns
             await asyncio.sleep(0)
@@ -128,9 +130,9 @@ def test_who_sends_much_has_so_much_of_it_taken_a_turn(kind: str, count: int, mo
     assert before <= most
 
 
-def turns_of(peer: Peer, said: bytes) -> list[list[Event]]:
+def turns_of(peer: Peer, data: bytes) -> list[list[Event]]:
     """The events, turn by turn."""
-    turns = [peer.say(said)]
+    turns = [peer.say(data)]
     while peer.connection.has_more:
         turns.append(peer.say(b""))
     return turns
@@ -149,7 +151,9 @@ def test_a_turn_ends_behind_256_frames_however_small() -> None:
 def test_a_turn_ends_behind_128_events_however_small() -> None:
     """Once 64 KiB of empty messages were read in one turn: 11 ms."""
     empty = frame(frames.DATA, 0, 1, framed(b"") * 200) * 4
-    opened = b"".join(opening(1 + 2 * number, Encoder().encode(REQUEST)) for number in range(200))
+    opened = b"".join(
+        headers_frame(1 + 2 * number, Encoder().encode(REQUEST)) for number in range(200)
+    )
 
     assert [len(events) for events in turns_of(Peer(calls=(1,)), empty)] == [200] * 4
     assert [len(events) for events in turns_of(Peer(), opened)] == [128, 72]

@@ -73,8 +73,8 @@ def of_kind(overlay: str, *kinds: str) -> list[Object]:
     return [item for item in render(overlay) if item["kind"] in kinds]
 
 
-def named(overlay: str, kind: str, name: str) -> Object:
-    return pick(render(overlay), kind, name)
+def reference_names(overlay: str, kind: str, name: str) -> Object:
+    return pick_object(render(overlay), kind, name)
 
 
 def pods(overlay: str) -> dict[str, Object]:
@@ -87,7 +87,7 @@ def containers(pod: Object) -> list[Object]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def files(overlay: str, suffix: str) -> Iterator[tuple[str, str]]:
+def config_files(overlay: str, suffix: str) -> Iterator[tuple[str, str]]:
     """Yields name and text of the files in an overlay's ConfigMaps."""
     for item in of_kind(overlay, "ConfigMap"):
         for name, text in item["data"].items():
@@ -107,13 +107,13 @@ def pod_labels(overlay: str) -> dict[str, dict[str, str]]:
     }
 
 
-def environment(overlay: str) -> dict[str, str]:
+def service_environment(overlay: str) -> dict[str, str]:
     """Returns the environment that the service's container is given, its ConfigMap first."""
     [container] = [
         each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"
     ]
     [source] = container["envFrom"]
-    variables = dict(named(overlay, "ConfigMap", source["configMapRef"]["name"])["data"])
+    variables = dict(reference_names(overlay, "ConfigMap", source["configMapRef"]["name"])["data"])
     return variables | {
         variable["name"]: variable["value"] for variable in container.get("env", [])
     }
@@ -130,7 +130,7 @@ def render_own(
     return render_folder(folder)
 
 
-def pick(objects: Iterable[Object], kind: str, name: str | None = None) -> Object:
+def pick_object(objects: Iterable[Object], kind: str, name: str | None = None) -> Object:
     """The one object of that kind, and of that name where one is given."""
     [found] = [o for o in objects if o["kind"] == kind and name in {None, o["metadata"]["name"]}]
     return found

@@ -54,7 +54,7 @@ PROVIDERS = {
 GATEWAY = f"mode=gateway,gateway.name=llm,{LABELS},provider.name="
 GATEWAYS = {name: f"{GATEWAY}{name}{more}" for name, (more, _) in PROVIDERS.items()}
 PAGE = (MANIFESTS.parent / "docs/how-to/helm.md").read_text().replace("\\\n", "")
-SAID = [
+NAMED = [
     ",".join(re.findall(r"--set (\S+)", line))
     for line in re.findall("^helm install .*", PAGE, re.MULTILINE)
 ]
@@ -81,7 +81,7 @@ def run_helm(task: str, values: str, word: str) -> Any:
     return json.loads(result.stdout)
 
 
-def install(values: str, release: str = "vllm") -> list[Object]:
+def install_chart(values: str, release: str = "vllm") -> list[Object]:
     texts = [
         text for name, text in run_helm("render", values, release).items() if name.endswith(".yaml")
     ]
@@ -124,7 +124,7 @@ def file(objects: list[Object], name: str) -> str:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_gateway_mode_is_the_providers_overlay(provider: str) -> None:
     overlay = render(PROVIDERS[provider][1])
-    objects = install(GATEWAYS[provider] + AS_OVERLAYS)
+    objects = install_chart(GATEWAYS[provider] + AS_OVERLAYS)
     theirs = comparable(overlay)
     pool, their_pool = (
         yaml.safe_load(file(each, "extproc.yaml"))["pools"] for each in (objects, overlay)
@@ -159,7 +159,7 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     assert CliRunner().invoke(cli, ["init", "kubernetes", *words]).exit_code == 0
     folder, objects = (
         render_folder(tmp_path / "f"),
-        install(STANDALONE + AS_OVERLAYS, "llm-gateway"),
+        install_chart(STANDALONE + AS_OVERLAYS, "llm-gateway"),
     )
     ours, sidecar = comparable(objects), comparable(render("overlays/sidecar"))
     envoy = comparable([item for item in folder if item["metadata"]["name"] == "envoy"])
@@ -173,8 +173,8 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     names = {each["name"] for each in pod.pop("volumes")} - {"socket"}
     assert {each["name"] for each in our_pod.pop("volumes")} == names
     sidecar["NetworkPolicy"]["spec"]["egress"][2] = written["NetworkPolicy"]["spec"]["egress"][2]
-    front = "Service llm-gateway"
-    sidecar[front]["spec"] |= {"ports": written[front]["spec"]["ports"], "type": "ClusterIP"}
+    gateway = "Service llm-gateway"
+    sidecar[gateway]["spec"] |= {"ports": written[gateway]["spec"]["ports"], "type": "ClusterIP"}
 
     assert ours == sidecar
     assert ours["Role"] == written["Role"]
@@ -189,9 +189,9 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     subprocess.run(command, capture_output=True, check=True)
 
 
-@pytest.mark.parametrize("values", [LABELS, *SAID, *GATEWAYS.values(), *EXAMPLES])
+@pytest.mark.parametrize("values", [LABELS, *NAMED, *GATEWAYS.values(), *EXAMPLES])
 def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
-    objects = install(values)
+    objects = install_chart(values)
     vllm: Object = {
         "kind": "Service",
         "metadata": {"name": "vllm"},
@@ -200,18 +200,18 @@ def test_objects_have_their_types_and_name_what_is_there(values: str) -> None:
     given: list[Object] = [{"kind": "Gateway", "metadata": {"name": "llm"}}]
     given += [vllm] if STANDALONE in values or '"vllm", "port"' in values else []
     notes = run_helm("render", values, "vllm")["extproc-router/templates/NOTES.txt"]
-    said = set(re.findall(r"(deployment|service|get gateway)[/ ](\S+)", notes))
+    named = set(re.findall(r"(deployment|service|get gateway)[/ ](\S+)", notes))
 
     for item, version in itertools.product(objects, KUBERNETES):
         check(item, version)
     assert count_references([*objects, *given], "default") >= 2
     there = {(item["kind"].lower(), item["metadata"]["name"]) for item in [*objects, *given]}
-    assert {(kind.removeprefix("get "), name) for kind, name in said} <= there
+    assert {(kind.removeprefix("get "), name) for kind, name in named} <= there
     parse_settings(file(objects, "extproc.yaml"), {})
 
 
 def test_names_stay_names_whatever_they_are() -> None:
-    objects = install(ODD)
+    objects = install_chart(ODD)
     [pod] = [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
 
     for item in objects:
@@ -229,7 +229,7 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
     values = [f"router.epp.{each}" for each in epp] + [
         f"router.modelServers.{each}" for each in models
     ]
-    objects = install(",".join([*values, "monitoring.prometheus.enabled=true"]))
+    objects = install_chart(",".join([*values, "monitoring.prometheus.enabled=true"]))
     found = {(item["kind"], item["metadata"]["name"]): item for item in objects}
     deployment = found["Deployment", "vllm-epp"]["spec"]
     [router] = deployment["template"]["spec"]["initContainers"]
@@ -246,7 +246,7 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
 
 
 @table(
-    ("values", "said"),
+    ("values", "named"),
     [
         ("mode=standalone", "where is vLLM?"),
         ("modelServers.servce=vllm", "additional properties 'servce' not allowed"),
@@ -258,9 +258,9 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
         (f"{GATEWAY}envoy-gateway", "set modelServers.service"),
     ],
 )
-def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, said: str) -> None:
-    with pytest.raises(AssertionError, match=re.escape(said)):
-        install(values)
+def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, named: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(named)):
+        install_chart(values)
 
 
 def test_the_package_has_the_manifests_files_and_the_projects_version(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from extproc.cli import cli
 from extproc.router.settings.reading import load_settings
 from tests.manifests import rendering
 from tests.manifests.rendering import each
-from tests.stack.gateway import cluster, doors, ext_proc_filter, find_envoy, tell_addresses
+from tests.stack.gateway import cluster_named, doors, ext_proc_filter, find_envoy, show_addresses
 
 Tree = dict[str, Any]
 
@@ -21,14 +21,14 @@ OTHER_GATEWAYS = ["overlays/envoy-gateway", "overlays/istio", *rendering.PICKERS
 WITH_ENVOY = ["overlays/gateway", "overlays/sidecar", "overlays/simulated"]
 
 
-def load(path: Path) -> Tree:
+def read_yaml(path: Path) -> Tree:
     tree: Tree = yaml.safe_load(path.read_text())
     return tree
 
 
 def write_file(overlay: str, suffix: str, folder: Path) -> Path:
     """Writes the one file of an overlay's ConfigMaps whose name ends so."""
-    [(name, text)] = rendering.files(overlay, suffix)
+    [(name, text)] = rendering.config_files(overlay, suffix)
     path = folder / name
     path.write_text(text)
     return path
@@ -46,7 +46,7 @@ def test_the_service_takes_its_configuration_and_its_environment(
     ]
 
     result = CliRunner().invoke(cli, ["check", str(path)])
-    settings = load_settings(path, rendering.environment(overlay))
+    settings = load_settings(path, rendering.service_environment(overlay))
 
     assert result.exit_code == 0, result.output
     is_sidecar = "/s" in overlay
@@ -60,10 +60,10 @@ def test_the_service_takes_its_configuration_and_its_environment(
 
 def test_a_simulated_endpoint_says_the_name_of_its_pod() -> None:
     [container] = rendering.containers(rendering.pods("overlays/simulated")["vllm"])
-    told = {each["name"]: each.get("valueFrom") for each in container["env"]}
+    access_log = {each["name"]: each.get("valueFrom") for each in container["env"]}
 
     assert container["args"][-2:] == ["--name", "$(POD_NAME)"]
-    assert told["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert access_log["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
 @pytest.mark.envoy
@@ -96,17 +96,19 @@ def test_envoys_arguments_are_taken(overlay: str, tmp_path: Path) -> None:
 @pytest.mark.envoy
 def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     """The patches of the EnvoyFilter, put where Istio puts them."""
-    patches = rendering.named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+    patches = rendering.reference_names("overlays/istio", "EnvoyFilter", "extproc")["spec"][
+        "configPatches"
+    ]
     values = [
         (each["applyTo"], each["patch"]["operation"], each["patch"]["value"]) for each in patches
     ]
     by_place = {(place, operation): value for place, operation, value in values}
-    tree = load(ENVOY / "standalone.yaml")
+    tree = read_yaml(ENVOY / "standalone.yaml")
     listener = tree["static_resources"]["listeners"][0] | by_place["LISTENER", "MERGE"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     manager |= by_place["NETWORK_FILTER", "MERGE"]["typed_config"]
     ext_proc_filter(tree).update(by_place["HTTP_FILTER", "INSERT_BEFORE"]["typed_config"])
-    vllm = cluster(tree, "vllm") | by_place["CLUSTER", "MERGE"]
+    vllm = cluster_named(tree, "vllm") | by_place["CLUSTER", "MERGE"]
     tree["static_resources"] = {
         "listeners": [listener],
         "clusters": [by_place["CLUSTER", "ADD"], vllm],
@@ -118,12 +120,12 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     assert validate(path) == ""
 
 
-def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped_envoy_does() -> (
-    None
-):
-    patches = rendering.named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+def test_istio_asks_the_service_and_sends_access_logs_as_the_shipped_envoy_does() -> None:
+    patches = rendering.reference_names("overlays/istio", "EnvoyFilter", "extproc")["spec"][
+        "configPatches"
+    ]
     values = {each["applyTo"]: each["patch"]["value"] for each in patches}
-    shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
+    shipped = read_yaml(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
     manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
 
     assert values["HTTP_FILTER"]["typed_config"] == ext_proc_filter(shipped)
@@ -132,10 +134,10 @@ def test_istio_asks_the_service_and_tells_what_became_of_requests_as_the_shipped
 
 @each(OTHER_GATEWAYS)
 def test_routes_have_the_doors_of_the_shipped_envoy(overlay: str) -> None:
-    [rule] = rendering.named(overlay, "HTTPRoute", "vllm")["spec"]["rules"]
+    [rule] = rendering.reference_names(overlay, "HTTPRoute", "vllm")["spec"]["rules"]
 
     assert [match["path"] for match in rule["matches"]] == [
-        {"type": "Exact", "value": path} for path in doors(load(ENVOY / "standalone.yaml"))
+        {"type": "Exact", "value": path} for path in doors(read_yaml(ENVOY / "standalone.yaml"))
     ]
 
 
@@ -143,26 +145,26 @@ def test_the_sidecars_envoy_is_the_shipped_one_and_the_gateways_at_other_address
     """envoy/xds.yaml, with the sidecar's metrics listener and the service found by DNS."""
     shipped = (ENVOY / "sidecar.yaml").read_text()
     assert (rendering.MANIFESTS / "overlays/sidecar/envoy.yaml").read_text() == shipped
-    tree = load(rendering.MANIFESTS / "overlays/gateway/envoy.yaml")
-    expected, sidecar = load(ENVOY / "xds.yaml"), yaml.safe_load(shipped)
+    tree = read_yaml(rendering.MANIFESTS / "overlays/gateway/envoy.yaml")
+    expected, sidecar = read_yaml(ENVOY / "xds.yaml"), yaml.safe_load(shipped)
     listeners = expected["static_resources"]["listeners"]
     listeners[0]["address"]["socket_address"]["address"] = "0.0.0.0"
     listeners.append(sidecar["static_resources"]["listeners"][1])
-    service = cluster(expected, "extproc")
+    service = cluster_named(expected, "extproc")
     del service["type"]
-    service["cluster_type"] = cluster(sidecar, "vllm")["cluster_type"]
+    service["cluster_type"] = cluster_named(sidecar, "vllm")["cluster_type"]
     [entry] = service["load_assignment"]["endpoints"][0]["lb_endpoints"]
     entry["endpoint"]["address"]["socket_address"]["address"] = "extproc"
-    expected["static_resources"]["clusters"].append(cluster(sidecar, "admin"))
+    expected["static_resources"]["clusters"].append(cluster_named(sidecar, "admin"))
 
     assert tree == expected
 
 
 def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
     """What the two modes share stays the same: all but the routes and the pool's cluster."""
-    xds, standalone = load(ENVOY / "xds.yaml"), load(ENVOY / "standalone.yaml")
+    xds, standalone = read_yaml(ENVOY / "xds.yaml"), read_yaml(ENVOY / "standalone.yaml")
     for tree in (xds, standalone):
-        tell_addresses(tree)
+        show_addresses(tree)
         manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
             "typed_config"
         ]
@@ -175,7 +177,7 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
             )
             for each in routes
         ]
-        service = cluster(tree, "extproc")
+        service = cluster_named(tree, "extproc")
         service.pop("typed_extension_protocol_options")
         tree["static_resources"]["clusters"] = [service]
     unread, others = standalone["routes"]
@@ -190,8 +192,8 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
 
 def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:
     """It has no setting that lets the service ask for more time: then the request passes the queue by."""
-    [text] = [text for _, text in rendering.files("overlays/envoy-gateway", "extproc.yaml")]
-    policy = rendering.named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
+    [text] = [text for _, text in rendering.config_files("overlays/envoy-gateway", "extproc.yaml")]
+    policy = rendering.reference_names("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
     timeout_s = float(policy["spec"]["extProc"][0]["messageTimeout"].removesuffix("s"))
 
     waits_s = [pool.get("hold", {}).get("wait_s", 0.0) for pool in yaml.safe_load(text)["pools"]]
@@ -203,9 +205,9 @@ def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:
     )
 
 
-def test_envoy_gateway_tells_what_became_of_requests() -> None:
-    proxy = rendering.named("overlays/envoy-gateway", "EnvoyProxy", "llm")
-    policy = rendering.named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
+def test_envoy_gateway_sends_access_logs() -> None:
+    proxy = rendering.reference_names("overlays/envoy-gateway", "EnvoyProxy", "llm")
+    policy = rendering.reference_names("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
     [setting] = proxy["spec"]["telemetry"]["accessLog"]["settings"]
     [log] = [sink["als"] for sink in setting["sinks"] if sink["type"] == "ALS"]
     [asked] = policy["spec"]["extProc"][0]["backendRefs"]

@@ -13,17 +13,17 @@ from tests.manifests.rendering import (
     Object,
     containers,
     each,
-    environment,
-    named,
     of_kind,
-    pick,
+    pick_object,
     pod_labels,
     pods,
+    reference_names,
     render_own,
     selects,
+    service_environment,
 )
 
-NOBODY = 65_532
+NON_ROOT = 65_532
 DRAIN_LIMIT_S = 300  # drain.sh: SETTLE_S and LIMIT_S
 
 
@@ -37,7 +37,7 @@ def test_pods_are_nobody_without_capabilities_and_with_nothing_to_write_to(overl
     for pod in ours(overlay).values():
         context = pod["securityContext"]
         user = (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"])
-        assert user == (True, NOBODY, NOBODY)
+        assert user == (True, NON_ROOT, NON_ROOT)
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in containers(pod):
             assert container["securityContext"] == {
@@ -172,7 +172,7 @@ def test_autoscalers_scale_deployments_that_do_not_say_how_many_they_are(overlay
 
 @each(SERVING)
 def test_pods_are_given_the_time_to_drain(overlay: str) -> None:
-    drain_s = int(environment(overlay)["EXTPROC_SERVER__DRAIN_S"])
+    drain_s = int(service_environment(overlay)["EXTPROC_SERVER__DRAIN_S"])
     for name, pod in ours(overlay).items():
         needed_s = max(_pause_s(container) for container in containers(pod))
         needed_s += drain_s if name == "extproc" else 0
@@ -216,9 +216,9 @@ def test_a_change_of_the_server_section_rolls_the_pods_one_of_pools_not(
     }
     pools["options"] = {"disableNameSuffixHash": True}
     before, with_pools, with_server = (
-        pick(render_own(tmp_path, [overlay], [], configMapGenerator=maps), "Deployment", "extproc")[
-            "spec"
-        ]
+        pick_object(
+            render_own(tmp_path, [overlay], [], configMapGenerator=maps), "Deployment", "extproc"
+        )["spec"]
         for maps in ([], [pools], [server])
     )
 
@@ -239,7 +239,7 @@ class TestNetwork:
 
     @each(SERVING)
     def test_grpc_is_for_envoy(self, overlay: str) -> None:
-        policy = named(overlay, "NetworkPolicy", "extproc")
+        policy = reference_names(overlay, "NetworkPolicy", "extproc")
         rules = [rule for rule in policy["spec"]["ingress"] if 9002 in _allowed(rule)]
 
         if 9002 not in _ports(pods(overlay)["extproc"]):

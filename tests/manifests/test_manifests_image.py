@@ -17,8 +17,10 @@ def operators_images() -> dict[str, set[str]]:
         "docs/how-to/benchmark-in-cluster.md",
         "docs/how-to/kubernetes.md",
     ):
-        said = [set(each.split(",")) for each in EXTRAS.findall(ROOT.joinpath(name).read_text())]
-        [found[name]] = [extras for extras in said if "operator" in extras]
+        named_extras = [
+            set(each.split(",")) for each in EXTRAS.findall(ROOT.joinpath(name).read_text())
+        ]
+        [found[name]] = [extras for extras in named_extras if "operator" in extras]
     return found
 
 

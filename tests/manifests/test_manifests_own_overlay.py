@@ -15,7 +15,7 @@ from tests.manifests.rendering import (
     MANIFESTS,
     Object,
     containers,
-    pick,
+    pick_object,
     render,
     render_folder,
     render_own,
@@ -23,7 +23,7 @@ from tests.manifests.rendering import (
 
 
 @pytest.fixture(scope="module", params=["sidecar", "gateway"])
-def rendered(
+def rendered_overlay(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Object]:
     image = {"name": "extproc-router", "newName": "images.example/extproc", "newTag": "9.9.9"}
@@ -35,8 +35,8 @@ def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
     """A cluster without the Prometheus Operator would refuse all of the example for it."""
     rendered = render_own(tmp_path, ["overlays/example-vllm"], ["vllm-monitoring"])
     monitor, template = (
-        pick(rendered, "PodMonitor"),
-        pick(rendered, "Deployment")["spec"]["template"],
+        pick_object(rendered, "PodMonitor"),
+        pick_object(rendered, "Deployment")["spec"]["template"],
     )
     ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}
 
@@ -51,9 +51,9 @@ def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
 def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     """Its headless Service finds the Pods; port and secret are where its comment's `share` looks."""
     rendered = render_own(tmp_path, ["overlays/gateway"], ["share"])
-    peers = pick(rendered, "Service", "extproc-peers")["spec"]
-    policy = pick(rendered, "NetworkPolicy", "extproc-share")["spec"]
-    template = pick(rendered, "Deployment", "extproc")["spec"]["template"]
+    peers = pick_object(rendered, "Service", "extproc-peers")["spec"]
+    policy = pick_object(rendered, "NetworkPolicy", "extproc-share")["spec"]
+    template = pick_object(rendered, "Deployment", "extproc")["spec"]["template"]
     [container] = [each for each in template["spec"]["containers"] if each["name"] == "extproc"]
     comment = (MANIFESTS / "components" / "share" / "kustomization.yaml").read_text()
     block = "\n".join(
@@ -73,10 +73,14 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     ]
 
 
-def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> None:
+def test_the_rules_and_the_dashboards_come_with_it(rendered_overlay: list[Object]) -> None:
     """The rules are those of the rule file; a dashboard is where a Grafana's sidecar looks for it."""
-    [rule] = [item for item in rendered if item["kind"] == "PrometheusRule"]
-    maps = [item for item in rendered if "grafana_dashboard" in item["metadata"].get("labels", {})]
+    [rule] = [item for item in rendered_overlay if item["kind"] == "PrometheusRule"]
+    maps = [
+        item
+        for item in rendered_overlay
+        if "grafana_dashboard" in item["metadata"].get("labels", {})
+    ]
     boards = [json.loads(text) for item in maps for text in item["data"].values()]
 
     jsonschema.validate(rule, SCHEMAS["monitoring.coreos.com/v1", "PrometheusRule"])
@@ -89,12 +93,12 @@ def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> No
 
 
 def test_the_image_is_its_own_and_a_service_monitor_finds_the_services(
-    rendered: list[Object],
+    rendered_overlay: list[Object],
 ) -> None:
-    pod = pick(rendered, "Deployment", "extproc")["spec"]["template"]["spec"]
+    pod = pick_object(rendered_overlay, "Deployment", "extproc")["spec"]["template"]["spec"]
     images = {each["image"] for each in containers(pod) if each["name"] == "extproc"}
-    monitor = pick(rendered, "ServiceMonitor")
-    services = [item for item in rendered if item["kind"] == "Service"]
+    monitor = pick_object(rendered_overlay, "ServiceMonitor")
+    services = [item for item in rendered_overlay if item["kind"] == "Service"]
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     found = [item for item in services if wanted <= item["metadata"]["labels"].items()]
     ports = {port["name"] for item in found for port in item["spec"]["ports"]}
@@ -108,7 +112,7 @@ def test_the_image_is_its_own_and_a_service_monitor_finds_the_services(
 def test_the_examples_have_their_own_pools_and_ask_for_a_metric_that_is_there() -> None:
     folder = MANIFESTS.parent / "examples"
     objects = render_folder(folder / "own-overlay")
-    pools = pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
+    pools = pick_object(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
     [metric] = re.findall(r"(extproc_\w+)\{pool=", (folder / "keda/scaledobject.yaml").read_text())
 
     assert pools == (folder / "own-overlay" / "extproc.yaml").read_text()

@@ -10,7 +10,7 @@ import yaml
 
 from extproc.router.settings.reading import parse_settings
 from tests.manifests import rendering
-from tests.stack.gateway import cluster, ext_proc_filter, load
+from tests.stack.gateway import cluster_named, ext_proc_filter, load
 from tests.stack.pickers import GATEWAYS
 from tests.tables import table
 
@@ -19,16 +19,18 @@ PLAIN = ["overlays/gke"]
 LISTED = ["overlays/istio/inference-pool"]
 
 
-def spec(overlay: str, kind: str, name: str) -> Any:
-    return rendering.named(overlay, kind, name)["spec"]
+def picker_spec(overlay: str, kind: str, name: str) -> Any:
+    return rendering.reference_names(overlay, kind, name)["spec"]
 
 
 @rendering.each(rendering.PICKERS)
 def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -> None:
-    picker = spec(overlay, "InferencePool", "vllm")["endpointPickerRef"]
-    ports = {port["port"]: port for port in spec(overlay, "Service", picker["name"])["ports"]}
-    [text] = [text for _, text in rendering.files(overlay, "extproc.yaml")]
-    settings = parse_settings(text, rendering.environment(overlay))
+    picker = picker_spec(overlay, "InferencePool", "vllm")["endpointPickerRef"]
+    ports = {
+        port["port"]: port for port in picker_spec(overlay, "Service", picker["name"])["ports"]
+    }
+    [text] = [text for _, text in rendering.config_files(overlay, "extproc.yaml")]
+    settings = parse_settings(text, rendering.service_environment(overlay))
     [pool] = settings.pools
     source = pool.endpoints.inference_pool
     [role] = rendering.of_kind(overlay, "Role")
@@ -42,11 +44,13 @@ def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -
     assert pool.fallbacks == (2 if overlay in LISTED else 0)
     assert source is not None
     assert source.namespace is None  # the Pod's own
-    assert spec(overlay, "InferencePool", source.name)
+    assert picker_spec(overlay, "InferencePool", source.name)
     assert role["rules"][0]["resourceNames"] == [source.name]
 
 
-def own_overlay(folder: Path, overlay: str, pods_: rendering.Object) -> list[rendering.Object]:
+def overlay_of_picker(
+    folder: Path, overlay: str, pods_: rendering.Object
+) -> list[rendering.Object]:
     """An overlay of a user's own over one of ours, with a copy of the component `vllm`."""
     shutil.copytree(rendering.MANIFESTS / "components/vllm", folder / "vllm")
     [edit] = yaml.safe_load((folder / "vllm/vllm.yaml").read_text())
@@ -56,7 +60,7 @@ def own_overlay(folder: Path, overlay: str, pods_: rendering.Object) -> list[ren
 
 
 @pytest.mark.parametrize("overlay", rendering.PICKERS)
-def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Path) -> None:
+def test_other_labels_and_ports_are_set_in_one_place(overlay: str, tmp_path: Path) -> None:
     labels, numbers = {"llm-d.ai/model": "qwen", "tier": "gpu"}, [9000, 9001]
     ports = [{"port": number} for number in numbers]
     pods_ = {
@@ -64,7 +68,7 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
         "targetPorts": [{"number": number} for number in numbers],
         "ports": ports,
     }
-    objects = own_overlay(tmp_path, overlay, pods_)
+    objects = overlay_of_picker(tmp_path, overlay, pods_)
     rendered = {(item["kind"], item["metadata"]["name"]): item for item in objects}
 
     pool = rendered["InferencePool", "vllm"]["spec"]
@@ -88,48 +92,53 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
 
 @rendering.each(rendering.PICKERS)
 def test_the_route_leads_from_the_gateway_to_the_pool(overlay: str) -> None:
-    route = spec(overlay, "HTTPRoute", "vllm")
+    route = picker_spec(overlay, "HTTPRoute", "vllm")
     [parent] = route["parentRefs"]
     [rule] = route["rules"]
     [backend] = rule["backendRefs"]
 
-    assert spec(overlay, "Gateway", parent["name"])
+    assert picker_spec(overlay, "Gateway", parent["name"])
     assert (backend["group"], backend["kind"]) == ("inference.networking.k8s.io", "InferencePool")
-    assert spec(overlay, backend["kind"], backend["name"])
+    assert picker_spec(overlay, backend["kind"], backend["name"])
     assert rule["timeouts"] == {"request": "0s"}
 
 
 def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
     """What the DestinationRule says, in Envoy's words."""
-    rule = spec("overlays/istio/inference-pool", "DestinationRule", "extproc")["trafficPolicy"]
+    rule = picker_spec("overlays/istio/inference-pool", "DestinationRule", "extproc")[
+        "trafficPolicy"
+    ]
     [istio] = [gateway for gateway in GATEWAYS if gateway.name == "istio"]
     tree = load("standalone.yaml")
     istio.edit(tree)
-    detection = cluster(tree, "extproc")["outlier_detection"]
-    said = rule["outlierDetection"]
+    detection = cluster_named(tree, "extproc")["outlier_detection"]
+    rule_fields = rule["outlierDetection"]
 
     assert rule["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
-    assert cluster(tree, "extproc")["transport_socket"]["typed_config"]["common_tls_context"]
+    assert cluster_named(tree, "extproc")["transport_socket"]["typed_config"]["common_tls_context"]
     # Without it the next one counts for nothing.
     assert (
-        said["splitExternalLocalOriginErrors"]
+        rule_fields["splitExternalLocalOriginErrors"]
         is detection["split_external_local_origin_errors"]
         is True
     )
-    assert said["consecutiveLocalOriginFailures"] == detection["consecutive_local_origin_failure"]
-    assert said["interval"] == detection["interval"] == "1s"
-    assert said["baseEjectionTime"] == detection["base_ejection_time"] == "5s"
-    assert said["maxEjectionPercent"] == detection["max_ejection_percent"]
-    assert said["consecutive5xxErrors"] == said["consecutiveGatewayErrors"] == 0
+    assert (
+        rule_fields["consecutiveLocalOriginFailures"]
+        == detection["consecutive_local_origin_failure"]
+    )
+    assert rule_fields["interval"] == detection["interval"] == "1s"
+    assert rule_fields["baseEjectionTime"] == detection["base_ejection_time"] == "5s"
+    assert rule_fields["maxEjectionPercent"] == detection["max_ejection_percent"]
+    assert rule_fields["consecutive5xxErrors"] == rule_fields["consecutiveGatewayErrors"] == 0
     # Every request in flight is an open stream to the picker.
     assert rule["connectionPool"]["http"]["http2MaxRequests"] >= 100_000
 
 
 def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
     """The pool's annotations, and what the test with a real Envoy makes of them."""
-    annotations = rendering.named("overlays/envoy-ai-gateway", "InferencePool", "vllm")["metadata"][
-        "annotations"
-    ]
+    annotations = rendering.reference_names("overlays/envoy-ai-gateway", "InferencePool", "vllm")[
+        "metadata"
+    ]["annotations"]
     [buffered] = [gateway for gateway in GATEWAYS if gateway.name == "envoy-ai-gateway, buffered"]
     tree = load("standalone.yaml")
     buffered.edit(tree)
@@ -154,24 +163,24 @@ def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
 def test_the_largest_body_gets_through_the_gateway(
     overlay: str, kind: str, part: str, field: str
 ) -> None:
-    [text] = [text for _, text in rendering.files(overlay, "extproc.yaml")]
-    limit_bytes = parse_settings(text, rendering.environment(overlay)).server.max_body_bytes
-    size = spec(overlay, kind, "llm")[part][field]
+    [text] = [text for _, text in rendering.config_files(overlay, "extproc.yaml")]
+    limit_bytes = parse_settings(text, rendering.service_environment(overlay)).server.max_body_bytes
+    size = picker_spec(overlay, kind, "llm")[part][field]
 
     assert int(size.rstrip("Mim")) * 1024 * 1024 == limit_bytes
     if "nginx" in overlay:
         # It sends tokens as they come, and its requests count for a while.
-        assert spec(overlay, "ProxySettingsPolicy", "llm")["buffering"] == {"disable": True}
-        assert float(rendering.environment(overlay)["EXTPROC_SERVER__UNSEEN_S"]) > 0
+        assert picker_spec(overlay, "ProxySettingsPolicy", "llm")["buffering"] == {"disable": True}
+        assert float(rendering.service_environment(overlay)["EXTPROC_SERVER__UNSEEN_S"]) > 0
 
 
 def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_for_answers() -> (
     None
 ):
     target = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "vllm"}
-    health = spec("overlays/gke", "HealthCheckPolicy", "vllm")
-    backend = spec("overlays/gke", "GCPBackendPolicy", "vllm")
-    [port] = spec("overlays/gke", "InferencePool", "vllm")["targetPorts"]
+    health = picker_spec("overlays/gke", "HealthCheckPolicy", "vllm")
+    backend = picker_spec("overlays/gke", "GCPBackendPolicy", "vllm")
+    [port] = picker_spec("overlays/gke", "InferencePool", "vllm")["targetPorts"]
 
     assert health["targetRef"] == backend["targetRef"] == target
     assert health["default"]["config"] == {
@@ -184,4 +193,4 @@ def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_
     }
     assert backend["default"]["timeoutSec"] >= 3_600
     # It takes the Pods from a Service that is not headless.
-    assert "clusterIP" not in spec("overlays/gke", "Service", "extproc")
+    assert "clusterIP" not in picker_spec("overlays/gke", "Service", "extproc")

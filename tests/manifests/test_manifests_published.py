@@ -5,7 +5,7 @@ from typing import Any
 
 from extproc.bench.experiments.sweep import list_tasks
 from extproc.operator.resource import Benchmark, parse_benchmark
-from tests.manifests.rendering import Object, named, pods, selects
+from tests.manifests.rendering import Object, pods, reference_names, selects
 from tests.tables import table
 
 FOLDER = "benchmark/kubeai-8xl4"
@@ -19,15 +19,15 @@ FLAGS = {
 
 
 def benchmark(name: str) -> Benchmark:
-    body: Object = named(FOLDER, "Benchmark", name)
+    body: Object = reference_names(FOLDER, "Benchmark", name)
     metadata: Any = body["metadata"] | {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return parse_benchmark(body | {"metadata": metadata})
 
 
 def test_vllm_is_deployed_as_it_was_and_the_native_service_leads_to_it_without_the_router() -> None:
     [container] = pods(FOLDER)["vllm"]["containers"]
-    deployment = named(FOLDER, "Deployment", "vllm")["spec"]
-    service = named(FOLDER, "Service", "vllm-direct")["spec"]
+    deployment = reference_names(FOLDER, "Deployment", "vllm")["spec"]
+    service = reference_names(FOLDER, "Service", "vllm-direct")["spec"]
 
     assert set(container["args"]) >= FLAGS
     for name in SWEEPS:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from extproc.cli import cli
 from tests.manifests.references import CLUSTER_WIDE, count_references, strings
-from tests.manifests.rendering import MANIFESTS, Object, pick, render_folder
+from tests.manifests.rendering import MANIFESTS, Object, pick_object, render_folder
 from tests.manifests.types_of_kubernetes import check
 from tests.tables import table
 
@@ -24,16 +24,18 @@ PAGES = [
 ]
 
 
-def run(*words: str) -> str:
+def run_cli(*words: str) -> str:
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, (done.output, done.exception)
     return done.output
 
 
-def write(folder: Path, gateway: str, *words: str) -> str:
+def write_folder(folder: Path, gateway: str, *words: str) -> str:
     """Writes the folder for the Service `qwen`, port 8123, namespace `llm`; returns what is printed."""
     vllm = ["--service", "qwen", "--port", "8123", "--model", "Qwen/Qwen3-8B", "--namespace", "llm"]
-    return run("init", "kubernetes", *vllm, "--gateway", gateway, "--output", str(folder), *words)
+    return run_cli(
+        "init", "kubernetes", *vllm, "--gateway", gateway, "--output", str(folder), *words
+    )
 
 
 def render_joined(folder: Path, gateway: str) -> list[Object]:
@@ -45,13 +47,13 @@ def render_joined(folder: Path, gateway: str) -> list[Object]:
     return render_folder(folder)
 
 
-def service(name: str, port: int) -> Object:
+def service_object(name: str, port: int) -> Object:
     """A Service of the user's own, which is in no folder of ours."""
     metadata = {"name": name, "namespace": "llm"}
     return {"kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": port}]}}
 
 
-def routed(objects: list[Object]) -> set[tuple[str, object]]:
+def routed_services(objects: list[Object]) -> set[tuple[str, object]]:
     """Returns the Services and ports that routes, and Istio's cluster, name."""
     rules = [
         rule for item in objects if item["kind"] == "HTTPRoute" for rule in item["spec"]["rules"]
@@ -74,7 +76,7 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
     gateway: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "folder"
-    write(folder, gateway, "--image", "images.example:5000/team/extproc:9.9.9")
+    write_folder(folder, gateway, "--image", "images.example:5000/team/extproc:9.9.9")
     naming = [
         path.name for path in folder.rglob("*.*") if re.search("qwen\\b|8123", path.read_text())
     ]
@@ -84,14 +86,16 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
     objects = render_joined(folder, gateway)
 
     assert naming == ["extproc.yaml"]
-    assert run("check", str(folder / "extproc.yaml")).endswith("ok, 1 pool(s)\n")
+    assert run_cli("check", str(folder / "extproc.yaml")).endswith("ok, 1 pool(s)\n")
     text = (folder / "extproc.yaml").read_text()
-    assert pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"] == text
+    assert pick_object(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"] == text
     [pool] = yaml.safe_load(text)["pools"]
     assert pool["name"] == "Qwen3-8B"
     assert pool["endpoints"] == {"kubernetes": {"service": "qwen", "port": 8123}}
-    assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
-    [container] = pick(objects, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
+    assert routed_services(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
+    [container] = pick_object(objects, "Deployment", "extproc")["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert container["image"] == "images.example:5000/team/extproc:9.9.9"
     for item in objects:
         check(item, "1.37")
@@ -105,7 +109,7 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
 def test_every_reference_in_the_folder_names_an_object_that_is_there(
     gateway: str, tmp_path: Path
 ) -> None:
-    write(tmp_path / "folder", gateway)
+    write_folder(tmp_path / "folder", gateway)
     objects = render_joined(tmp_path / "folder", gateway)
     if gateway == "existing":
         objects.append({"kind": "Gateway", "metadata": {"name": "llm"}})
@@ -114,7 +118,7 @@ def test_every_reference_in_the_folder_names_an_object_that_is_there(
     assert {metadata.get("namespace", "llm") for metadata in spaced} == {"llm"}
     assert [text for text in strings(objects) if text == "default" or ".default.svc" in text] == []
     assert "vllm" not in {item["metadata"]["name"] for item in objects if item["kind"] == "Service"}
-    assert count_references([*objects, service("qwen", 8123)], "llm") >= 3
+    assert count_references([*objects, service_object("qwen", 8123)], "llm") >= 3
 
 
 @table(
@@ -125,23 +129,25 @@ def test_a_services_port_may_lead_to_another_of_its_pods(
     gateway: str, target: str, tmp_path: Path
 ) -> None:
     """The Pods' port is watched, the Service's is in the routes."""
-    write(tmp_path / target / gateway, gateway, "--target-port", target)
+    write_folder(tmp_path / target / gateway, gateway, "--target-port", target)
     objects = render_joined(tmp_path / target / gateway, gateway)
-    [pool] = yaml.safe_load(pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
+    [pool] = yaml.safe_load(pick_object(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])[
+        "pools"
+    ]
 
     assert str(pool["endpoints"]["kubernetes"]["port"]) == target
-    assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
+    assert routed_services(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
 
 
 def test_a_change_of_the_service_in_extproc_yaml_is_all_that_a_route_needs(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    write(folder, "istio")
+    write_folder(folder, "istio")
     path = folder / "extproc.yaml"
     path.write_text(
         path.read_text().replace("service: qwen, port: 8123", "service: llama, port: 9000")
     )
 
-    assert routed(render_folder(folder)) == {("llama", 9000)}
+    assert routed_services(render_folder(folder)) == {("llama", 9000)}
 
 
 @table(
@@ -155,14 +161,14 @@ def test_a_change_of_the_service_in_extproc_yaml_is_all_that_a_route_needs(tmp_p
 )
 def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Path) -> None:
     folder = tmp_path / image.replace("/", "-")
-    write(folder, "existing", "--image", image)
-    pod = pick(render_folder(folder), "Deployment", "extproc")["spec"]["template"]["spec"]
+    write_folder(folder, "existing", "--image", image)
+    pod = pick_object(render_folder(folder), "Deployment", "extproc")["spec"]["template"]["spec"]
 
     assert pod["containers"][0]["image"] == rendered
 
 
 @table(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--service", "Qwen"], "'Qwen' is no name that Kubernetes takes"),
         (["--target-port", "a}b"], "'a}b' is no name that Kubernetes takes"),
@@ -177,7 +183,7 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
         (["--output", "."], ". is there already: give another --output"),
     ],
 )
-def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
     vllm = [
         "--service",
         "qwen",
@@ -190,15 +196,15 @@ def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path
     ]
     done = CliRunner().invoke(cli, ["init", "kubernetes", *vllm, *words])
 
-    assert said in f"{done.exception}{done.output}"
+    assert message in f"{done.exception}{done.output}"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_printed_may_be_typed_and_what_is_written_is_read(tmp_path: Path) -> None:
     folder, model = tmp_path / "a folder", 'it\'s; "qwen" # {x}'
-    said = write(folder, "envoy", "--model", model, "--namespace", "123")
+    message = write_folder(folder, "envoy", "--model", model, "--namespace", "123")
     [apply, curl] = [
-        shlex.split(line) for line in said.splitlines() if "apply -k" in line or "curl" in line
+        shlex.split(line) for line in message.splitlines() if "apply -k" in line or "curl" in line
     ]
 
     assert apply[-1] == str(folder)
@@ -222,7 +228,7 @@ def test_the_pages_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for words in [shlex.split(line, comments=True) for line in commands]:
         assert words[0] in {"extproc", "kubectl", "curl", "make", "docker"}, words
         if words[0] == "extproc":
-            printed += run(*words[1:])
+            printed += run_cli(*words[1:])
         if words[:3] == ["kubectl", "apply", "-k"]:
             made |= {
                 f"{each['kind'].lower()}/{each['metadata']['name']}"

@@ -15,7 +15,15 @@ import yaml
 from extproc.router.cluster.objectives import InferenceObjective
 from tests.manifests import rendering
 from tests.manifests.references import CLUSTER_WIDE, count_references, references, strings
-from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, each, named, of_kind, render
+from tests.manifests.rendering import (
+    APPLICABLE,
+    MANIFESTS,
+    OVERLAYS,
+    each,
+    of_kind,
+    reference_names,
+    render,
+)
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.tables import table
 
@@ -51,11 +59,13 @@ def test_the_objective_in_the_docs_has_its_type_and_counts_for_the_overlays_pool
     read = msgspec.convert(item, InferenceObjective)
 
     assert (item["kind"], read.priority) == ("InferenceObjective", -10)
-    assert read.counts_for(named("overlays/gke", "InferencePool", "vllm")["metadata"]["name"])
+    assert read.counts_for(
+        reference_names("overlays/gke", "InferencePool", "vllm")["metadata"]["name"]
+    )
 
 
 def test_an_unknown_field_of_kubernetes_own_kinds_is_refused() -> None:
-    deployment = copy.deepcopy(named("base", "Deployment", "extproc"))
+    deployment = copy.deepcopy(reference_names("base", "Deployment", "extproc"))
     deployment["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
 
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -205,7 +215,7 @@ def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
         item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"
     }
     [pool] = yaml.safe_load(
-        rendering.pick(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
+        rendering.pick_object(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
     )["pools"]
     if overlay in rendering.PICKERS:
         pools = {item["metadata"]["name"] for item in objects if item["kind"] == "InferencePool"}

@@ -12,12 +12,12 @@ COMPOSE = ROOT / "tests" / "slow" / "compose"
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"
 
 
-def read(path: Path) -> Any:
+def read_compose(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
 def services() -> dict[str, Any]:
-    found: dict[str, Any] = read(COMPOSE / "compose.yaml")["services"]
+    found: dict[str, Any] = read_compose(COMPOSE / "compose.yaml")["services"]
     return found
 
 
@@ -29,7 +29,7 @@ def mounts(service: str) -> dict[str, Path]:
 
 def test_images_are_the_ones_that_users_get() -> None:
     """Where no registry is reached local ones stand in; so their names are held against the manifests'."""
-    kustomization = read(ROOT / "manifests/overlays/sidecar/kustomization.yaml")
+    kustomization = read_compose(ROOT / "manifests/overlays/sidecar/kustomization.yaml")
     [envoy] = [image for image in kustomization["images"] if image["name"] == "envoyproxy/envoy"]
     text = (COMPOSE / "compose.yaml").read_text()
 
@@ -43,17 +43,17 @@ def test_prometheus_has_its_configuration_with_the_rules_beside_it() -> None:
         "/etc/prometheus/prometheus.yml": CONFIG,
         "/etc/prometheus/rules.yaml": ROOT / "monitoring" / "rules.yaml",
     }
-    assert read(CONFIG)["rule_files"] == ["rules.yaml"]
+    assert read_compose(CONFIG)["rule_files"] == ["rules.yaml"]
 
 
 def test_what_is_scraped_is_where_the_stack_has_it() -> None:
-    jobs = {job["job_name"]: job for job in read(CONFIG)["scrape_configs"]}
+    jobs = {job["job_name"]: job for job in read_compose(CONFIG)["scrape_configs"]}
     targets = {
         name: job["static_configs"][0]["targets"] for name, job in jobs.items() if name != "vllm"
     }
     [names] = jobs["vllm"]["dns_sd_configs"]
-    admin = read(COMPOSE / "extproc.yaml")["server"]["admin"].rpartition(":")[2]
-    listeners = read(ROOT / "envoy" / "sidecar.yaml")["static_resources"]["listeners"]
+    admin = read_compose(COMPOSE / "extproc.yaml")["server"]["admin"].rpartition(":")[2]
+    listeners = read_compose(ROOT / "envoy" / "sidecar.yaml")["static_resources"]["listeners"]
     [metrics] = [each for each in listeners if each["name"] == "metrics"]
 
     assert targets["extproc"] == [f"extproc:{admin}"]
@@ -64,8 +64,12 @@ def test_what_is_scraped_is_where_the_stack_has_it() -> None:
 
 def test_grafana_finds_prometheus_and_the_dashboards_and_both_need_the_profile() -> None:
     mounted = mounts("grafana")
-    [source] = read(mounted["/etc/grafana/provisioning/datasources/extproc.yaml"])["datasources"]
-    [provider] = read(mounted["/etc/grafana/provisioning/dashboards/extproc.yaml"])["providers"]
+    [source] = read_compose(mounted["/etc/grafana/provisioning/datasources/extproc.yaml"])[
+        "datasources"
+    ]
+    [provider] = read_compose(mounted["/etc/grafana/provisioning/dashboards/extproc.yaml"])[
+        "providers"
+    ]
     profiled = {
         name for name, service in services().items() if service.get("profiles") == ["monitoring"]
     }

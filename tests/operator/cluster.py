@@ -37,7 +37,7 @@ _PLURALS = {
 }
 
 
-class Cluster(ApiServer):
+class OperatorApiServer(ApiServer):
     """The server, and its writes: `asked` holds verb and kind of every write.
 
     It allows what the Role of the manifests does; `used` holds what was: API group, resource, verb.
@@ -268,10 +268,10 @@ def stamp() -> str:
 
 
 @dataclass
-class Served:
+class ServedCluster:
     """A cluster that serves, and the kubeconfig to reach it."""
 
-    cluster: Cluster
+    cluster: OperatorApiServer
     kubeconfig: Path
 
     def benchmark(self, name: str) -> Object:
@@ -291,14 +291,14 @@ class Served:
         await self.wait(
             lambda: self.benchmark(name).get("status", {}).get("phase") == phase, limit_s
         )
-        told: Object = self.benchmark(name)["status"]
-        return told
+        status: Object = self.benchmark(name)["status"]
+        return status
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Served]:
+async def serving_cluster(folder: Path) -> AsyncIterator[ServedCluster]:
     """Serves a cluster; at the end no process of it is left."""
-    cluster = Cluster(folder)
+    cluster = OperatorApiServer(folder)
     for kind, plural in _PLURALS.items():
         api_server.PLURALS.setdefault(kind, plural)
     app = web.Application(middlewares=[cluster.authorize])
@@ -312,7 +312,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     async with hosting(app) as address:
         cluster.url = f"http://{address}"
         try:
-            yield Served(cluster, write_access(folder, cluster.url))
+            yield ServedCluster(cluster, write_access(folder, cluster.url))
             assert cluster.denied == set()
         finally:
             for tasks in list(cluster.pods.values()):

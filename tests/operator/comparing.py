@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.operator.operating import build_spec
+from tests.operator.operating import build_operator_spec
 
 Object = dict[str, Any]
 
@@ -20,7 +20,7 @@ pools:
 """
 
 
-def comparing(port: int, admin: str, duration: float = 2.0, **more: Any) -> Object:
+def comparison_spec(port: int, admin: str, duration: float = 2.0, **more: Any) -> Object:
     ab = {
         "arms": ["least_load", PREFIX_HASH],
         "admin": admin,
@@ -33,4 +33,4 @@ def comparing(port: int, admin: str, duration: float = 2.0, **more: Any) -> Obje
         "router": {"config-map": "extproc"},
         "ab": {**ab, "switch-timeout": "120s"},
     }
-    return build_spec(port, duration, **{**spec, **more})
+    return build_operator_spec(port, duration, **{**spec, **more})

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.bench.conftest import null_server
-from tests.operator.cluster import Served, serving
+from tests.operator.cluster import ServedCluster, serving_cluster
 
 __all__ = ["null_server"]
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(tmp_path) as made:
+async def served(tmp_path: Path) -> AsyncIterator[ServedCluster]:
+    async with serving_cluster(tmp_path) as made:
         yield made

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.operator.cluster import Served
+from tests.operator.cluster import ServedCluster
 from tests.stack.ports import free_ports
 
 Object = dict[str, Any]
 
 
-def build_spec(port: int, duration: float = 2.0, **more: Any) -> Object:
+def build_operator_spec(port: int, duration: float = 2.0, **more: Any) -> Object:
     shape = {"req-rate": 20, "duration": duration, "dataset": {"name": "random", "input_tokens": 8}}
     limits = {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5, "achieved": 0.1}
     base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}, "limits": limits}
@@ -25,7 +25,7 @@ class Container:
 
     def __init__(
         self,
-        served: Served,
+        served: ServedCluster,
         image: str | None = "image:1",
         look: float = 1,
         user: Sequence[str] = (),
@@ -68,7 +68,7 @@ class Container:
 
 
 @asynccontextmanager
-async def operating(served: Served, **how: Any) -> AsyncIterator[Container]:
+async def operating(served: ServedCluster, **how: Any) -> AsyncIterator[Container]:
     """Runs an operator; leaving the block is its orderly end."""
     container = Container(served, **how)
     task = asyncio.create_task(container.run())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.operator.cluster import Served
+from tests.operator.cluster import ServedCluster
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 
@@ -17,12 +17,12 @@ _KEY = "extproc.yaml"
 
 
 @dataclass
-class Router:
+class RouterReplicas:
     """Its replicas, their admin address, and every text that the kubelet gave them."""
 
     replicas: list[Service]
     admin: str
-    served: Served
+    served: ServedCluster
     texts: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -60,8 +60,8 @@ def _write(replica: Service, text: str) -> None:
 
 @asynccontextmanager
 async def routing(
-    served: Served, folder: Path, text: str, replicas: int = 2
-) -> AsyncIterator[Router]:
+    served: ServedCluster, folder: Path, text: str, replicas: int = 2
+) -> AsyncIterator[RouterReplicas]:
     """Runs a router with a ConfigMap of that text."""
     body = {
         "apiVersion": "v1",
@@ -86,7 +86,7 @@ async def routing(
             stack.enter_context(replica)
         for replica in made:
             await asyncio.to_thread(replica.wait_ready)
-        router = Router(made, admin_text, served)
+        router = RouterReplicas(made, admin_text, served)
         kubelet = asyncio.create_task(router.project())
         try:
             yield router

@@ -12,7 +12,7 @@ from extproc.bench.status_server import RunStatus
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import build_web
 from tests.hosting import hosting
-from tests.operator.world import SPEC, World, brief
+from tests.operator.world import SPEC, World, brief_json
 
 Body = dict[str, Any]
 EVIL = "<img src=x onerror=alert(1)>\"'&"
@@ -22,7 +22,7 @@ ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure", "resource
 Bodies = Mapping[tuple[str, str], Body]
 
 
-def body_of(world: World, name: str, namespace: str = "default") -> Body:
+def benchmark_named(world: World, name: str, namespace: str = "default") -> Body:
     body = world.body()
     return body | {"metadata": body["metadata"] | {"name": name, "namespace": namespace}}
 
@@ -32,17 +32,18 @@ def nightly(rates: list[float], *, words: str = "", model: str = "llama") -> Wor
     spec = {**SPEC, "schedule": "0 * * * *", "target": {"model": model}}
     world = World(spec=spec)
     ends = [
-        brief(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0) for r in rates
+        brief_json(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0)
+        for r in rates
     ]
-    for said in [*ends, *([words] if words else [])]:
+    for line in [*ends, *([words] if words else [])]:
         world.after(hours=1)
         world.settle()
-        world.end(said)
+        world.end(line)
         world.settle()
     return world
 
 
-def running() -> World:
+def running_world() -> World:
     world = World()
     world.settle()
     (leader,) = world.active()
@@ -52,7 +53,7 @@ def running() -> World:
 
 
 def searching() -> World:
-    world = running()
+    world = running_world()
     (leader,) = world.active()
     world.notices[leader.run] = RunStatus("3.38 req/s", "run 3 of at most 12")
     world.settle()
@@ -63,36 +64,40 @@ def everything() -> dict[tuple[str, str], Body]:
     """A Benchmark in every way to be; two of one name; one that nobody has looked at."""
     refused = World(spec={**SPEC, "schedule": "never"})
     refused.settle()
-    invalid = brief(is_good=False, title="invalid: partial", faults=["interrupted after 3.0 s"])
+    invalid = brief_json(
+        is_good=False, title="invalid: partial", faults=["interrupted after 3.0 s"]
+    )
     bodies = [
-        body_of(nightly([10, 10.2, 9.9, 10.1]), "chat"),
-        body_of(nightly([10, 10.2, 9.9, 5]), "slower"),
-        body_of(nightly([9], words=invalid), "cut-short", "other"),
-        body_of(nightly([8, 8], model=EVIL, words=brief(title=EVIL, faults=[EVIL])), "hostile"),
-        body_of(running(), "chat", "other"),
-        body_of(refused, "refused"),
-        body_of(World(), "new"),
+        benchmark_named(nightly([10, 10.2, 9.9, 10.1]), "chat"),
+        benchmark_named(nightly([10, 10.2, 9.9, 5]), "slower"),
+        benchmark_named(nightly([9], words=invalid), "cut-short", "other"),
+        benchmark_named(
+            nightly([8, 8], model=EVIL, words=brief_json(title=EVIL, faults=[EVIL])), "hostile"
+        ),
+        benchmark_named(running_world(), "chat", "other"),
+        benchmark_named(refused, "refused"),
+        benchmark_named(World(), "new"),
     ]
     return {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in bodies}
 
 
 @asynccontextmanager
-async def served(
+async def serving_bodies(
     bodies: Bodies, reports: Path | None = None, *healths: WatchHealth
 ) -> AsyncIterator[str]:
     async with hosting(build_web(bodies, healths, reports)) as address:
         yield f"http://{address}"
 
 
-async def get(url: str) -> tuple[int, str]:
+async def fetch_text(url: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         return answer.status, await answer.text()
 
 
-async def scrape(bodies: Bodies, *healths: WatchHealth) -> dict[tuple[str, ...], float]:
+async def scrape_operator(bodies: Bodies, *healths: WatchHealth) -> dict[tuple[str, ...], float]:
     """Every sample, by its name and its labels' values."""
-    async with served(bodies, None, *healths) as url:
-        _, text = await get(f"{url}/metrics")
+    async with serving_bodies(bodies, None, *healths) as url:
+        _, text = await fetch_text(f"{url}/metrics")
     return {
         (
             sample.name,

@@ -148,7 +148,7 @@ def test_misspelt_resource_is_refused_by_the_api_server_already(
     assert refusal.partition(":")[0] == at
 
 
-def test_every_fault_of_a_spec_is_told_at_once_and_a_schedule_is_crons() -> None:
+def test_every_fault_of_a_spec_is_reported_at_once_and_a_schedule_is_crons() -> None:
     faulty = {"performance": {"traffic-shape": {}}, "workers": 0, "schedule": "soon"}
     good = {"endpoint": "x", "performance": {"traffic-shape": {"vus": 1, "duration": 1}}}
 
@@ -197,7 +197,7 @@ def test_every_section_is_explained() -> None:
 
 
 @asynccontextmanager
-async def publishing() -> AsyncIterator[str]:
+async def serving_definition() -> AsyncIterator[str]:
     """The paths of an API server that `kubectl explain` reads, with our definition as it would publish it."""
     kind = {"group": "extproc.dev", "version": "v1alpha1", "kind": "Benchmark"}
     resource = {
@@ -239,7 +239,7 @@ async def publishing() -> AsyncIterator[str]:
 
 
 @table(
-    ("path", "said"),
+    ("path", "text"),
     [
         ("benchmark", "A benchmark of a model server"),
         ("benchmark.spec.performance.traffic-shape", "With `req-rate` the loop is open"),
@@ -251,9 +251,9 @@ async def publishing() -> AsyncIterator[str]:
         ("benchmark.status", "written by the operator alone"),
     ],
 )
-async def test_kubectl_explains_the_resource(path: str, said: str, tmp_path: Path) -> None:
+async def test_kubectl_explains_the_resource(path: str, text: str, tmp_path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
-    async with publishing() as url:
+    async with serving_definition() as url:
         command = [str(KUBECTL), "explain", path, "--server", url, "--cache-dir", str(tmp_path)]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=pipe, stderr=pipe, env={"HOME": str(tmp_path)}
@@ -261,4 +261,4 @@ async def test_kubectl_explains_the_resource(path: str, said: str, tmp_path: Pat
         out, err = await process.communicate()
 
     assert process.returncode == 0, err.decode()
-    assert said in " ".join(out.decode().split())
+    assert text in " ".join(out.decode().split())

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from extproc.operator.objects import BOARD_PORT
-from tests.manifests.rendering import MANIFESTS, Object, pick, render_own
+from tests.manifests.rendering import MANIFESTS, Object, pick_object, render_own
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
-from tests.operator.cluster import JOBS, Served
-from tests.operator.comparing import comparing, write_settings
+from tests.operator.cluster import JOBS, ServedCluster
+from tests.operator.comparing import comparison_spec, write_settings
 from tests.operator.made import EVERYTHING, objects_of
 from tests.operator.operating import operating
 from tests.operator.roles import read_rules
@@ -18,7 +18,7 @@ OPERATOR = {"app.kubernetes.io/name": "extproc-operator"}
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+def operator_overlay(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     folder, image = tmp_path_factory.mktemp("overlay"), {"name": "extproc-router"}
     images = [image | {"newName": "my.registry/extproc-router"}]
     return render_own(
@@ -27,19 +27,23 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_objects_have_their_types(rendered: list[Object], version: str) -> None:
-    for item in rendered:
+def test_objects_have_their_types(operator_overlay: list[Object], version: str) -> None:
+    for item in operator_overlay:
         if item["kind"] != "CustomResourceDefinition":
             check(item, version)
 
 
-def test_port_of_the_operator_is_served_probed_scraped_and_let_in(rendered: list[Object]) -> None:
-    template = pick(rendered, "Deployment", "extproc-operator")["spec"]["template"]
+def test_port_of_the_operator_is_served_probed_scraped_and_let_in(
+    operator_overlay: list[Object],
+) -> None:
+    template = pick_object(operator_overlay, "Deployment", "extproc-operator")["spec"]["template"]
     [container] = template["spec"]["containers"]
     listen = container["args"][container["args"].index("--listen") + 1]
-    [port] = pick(rendered, "Service", "extproc-operator")["spec"]["ports"]
-    [endpoint] = pick(rendered, "ServiceMonitor", "extproc-operator")["spec"]["endpoints"]
-    policy = pick(rendered, "NetworkPolicy", "extproc-operator")["spec"]
+    [port] = pick_object(operator_overlay, "Service", "extproc-operator")["spec"]["ports"]
+    [endpoint] = pick_object(operator_overlay, "ServiceMonitor", "extproc-operator")["spec"][
+        "endpoints"
+    ]
+    policy = pick_object(operator_overlay, "NetworkPolicy", "extproc-operator")["spec"]
 
     assert listen == f"0.0.0.0:{port['targetPort']}"
     for probe, path in (
@@ -55,19 +59,23 @@ def test_port_of_the_operator_is_served_probed_scraped_and_let_in(rendered: list
     )
     assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": port["targetPort"]}]]
     assert OPERATOR.items() <= template["metadata"]["labels"].items()
-    assert pick(rendered, "Service", "extproc-operator")["spec"]["selector"] == OPERATOR
     assert (
-        pick(rendered, "ServiceMonitor", "extproc-operator")["spec"]["selector"]["matchLabels"]
+        pick_object(operator_overlay, "Service", "extproc-operator")["spec"]["selector"] == OPERATOR
+    )
+    assert (
+        pick_object(operator_overlay, "ServiceMonitor", "extproc-operator")["spec"]["selector"][
+            "matchLabels"
+        ]
         == OPERATOR
     )
     assert policy["podSelector"]["matchLabels"] == OPERATOR
 
 
 def test_operator_names_its_image_once_so_that_a_registry_reaches_every_run(
-    rendered: list[Object],
+    operator_overlay: list[Object],
 ) -> None:
     """`images:` rewrites no arguments: the runs' Pods get the image of the operator's own Pod."""
-    spec = pick(rendered, "Deployment", "extproc-operator")["spec"]
+    spec = pick_object(operator_overlay, "Deployment", "extproc-operator")["spec"]
     [container] = spec["template"]["spec"]["containers"]
 
     assert container["image"].startswith("my.registry/extproc-router:")
@@ -94,12 +102,12 @@ def test_pod_that_the_docs_fetch_reports_with_is_a_pod(version: str) -> None:
 
 
 def test_only_the_operator_reaches_the_pods_of_runs_and_they_the_router(
-    rendered: list[Object],
+    operator_overlay: list[Object],
 ) -> None:
     """By the labels that the operator really gives to Pods."""
     jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
     everyone, reports, router, operator = (
-        pick(rendered, "NetworkPolicy", name)["spec"]
+        pick_object(operator_overlay, "NetworkPolicy", name)["spec"]
         for name in (
             "extproc-benchmark",
             "extproc-benchmark-reports",
@@ -130,7 +138,7 @@ _FOR_ADMISSION = {("extproc.dev", "benchmarks/finalizers", "update")}
 
 @pytest.mark.slow
 async def test_role_allows_what_the_operator_does_and_nothing_else(
-    served: Served, null_server: int
+    served: ServedCluster, null_server: int
 ) -> None:
     """A story that needs all of it; the server of every other test refuses what the Role does not allow.
 
@@ -142,7 +150,7 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(
     cluster.add(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}
     )
-    spec = comparing(null_server, "127.0.0.1:1")
+    spec = comparison_spec(null_server, "127.0.0.1:1")
 
     def config() -> str:
         return str(cluster.of("v1/configmaps").objects["extproc"]["data"]["extproc.yaml"])
@@ -166,14 +174,16 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(
 
 @pytest.mark.slow
 async def test_router_that_the_role_does_not_name_is_refused(
-    served: Served, null_server: int
+    served: ServedCluster, null_server: int
 ) -> None:
     data, text = {"name": "second"}, write_settings(null_server)
     served.cluster.add(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}
     )
     async with operating(served):
-        served.cluster.apply("b", comparing(null_server, "r:1", router={"config-map": "second"}))
+        served.cluster.apply(
+            "b", comparison_spec(null_server, "r:1", router={"config-map": "second"})
+        )
         status = await served.until("b", "Refused")
 
     assert "Role does not name it" in status["faults"][0]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operator.cluster import BENCHMARKS, JOBS, Served
-from tests.operator.comparing import comparing, write_settings
-from tests.operator.operating import build_spec, operating
+from tests.operator.cluster import BENCHMARKS, JOBS, ServedCluster
+from tests.operator.comparing import comparison_spec, write_settings
+from tests.operator.operating import build_operator_spec, operating
 from tests.operator.routers import routing
 
 # Operators, routers, leaders and workers are processes, which take their time on a busy machine.
@@ -21,7 +21,7 @@ def strategies_in(texts: list[str]) -> list[str]:
 
 
 async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     """Two arms, two replicas; writes of the ConfigMap and of the status conflict now and then.
 
@@ -37,7 +37,7 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
         ("GET", "configmaps"): [500],
     }
     async with routing(served, tmp_path, text) as router, operating(served) as operator:
-        served.cluster.apply("b", comparing(null_server, router.admin, 4.0))
+        served.cluster.apply("b", comparison_spec(null_server, router.admin, 4.0))
         await served.wait(lambda: "soFar" in served.benchmark("b").get("status", {}))
         await served.wait(lambda: bool(served.benchmark("b")["status"]["soFar"]["figures"]))
         running = served.benchmark("b")["status"]
@@ -68,7 +68,7 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
 
 
 async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_is_deleted_unseen(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     """1. Suspended within an arm: given back. 2. Resumed: switched again, another way round it is not.
 
@@ -78,7 +78,7 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
     """
     text = write_settings(null_server)
     async with routing(served, tmp_path, text, replicas=1) as router, operating(served) as operator:
-        spec = comparing(null_server, router.admin, results={"claim": "mine"})
+        spec = comparison_spec(null_server, router.admin, results={"claim": "mine"})
         served.cluster.apply("b", spec)
         await served.wait(lambda: router.text() != text)
         served.cluster.apply("b", {**spec, "suspend": True})
@@ -104,11 +104,11 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
 
 
 async def test_sweep_measures_cells_as_it_should(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     text = write_settings(null_server)
     async with routing(served, tmp_path, text, replicas=1) as router, operating(served):
-        spec = comparing(null_server, router.admin, mode="sweep", sweep={"concurrency": [2]})
+        spec = comparison_spec(null_server, router.admin, mode="sweep", sweep={"concurrency": [2]})
         spec["performance"]["traffic-shape"] |= {"total-prompts": 30, "duration": 5}
         served.cluster.apply("b", spec)
         status = await served.until("b", "Valid")
@@ -123,12 +123,14 @@ async def test_sweep_measures_cells_as_it_should(
 
 
 async def test_search_for_the_best_rate_is_one_too(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     async with operating(served):
         # However slow this machine is, no rung is too much.
         ladder = {"start": 10, "factor": 2, "steps": 2, "served": 0.01}
-        served.cluster.apply("b", build_spec(null_server, mode="saturate", saturate=ladder))
+        served.cluster.apply(
+            "b", build_operator_spec(null_server, mode="saturate", saturate=ladder)
+        )
         await served.wait(
             lambda: "of at most 2" in served.benchmark("b").get("status", {}).get("progress", "")
         )

@@ -14,7 +14,7 @@ from extproc.operator.resource import parse_benchmark
 from extproc.operator.web import PHASES
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.operator.made import EVERYTHING, objects_of
-from tests.operator.statuses import body_of, everything, scrape, searching
+from tests.operator.statuses import benchmark_named, everything, scrape_operator, searching
 from tests.operator.world import NOON, SPEC, World
 from tests.tables import table
 
@@ -121,7 +121,7 @@ def test_other_last_words_are_no_brief(text: str) -> None:
 
 
 async def test_metrics_say_what_the_statuses_say() -> None:
-    samples = await scrape(everything())
+    samples = await scrape_operator(everything())
     slower = "default", "slower"
 
     assert samples["extproc_benchmark_info", *slower, "run", "llama"] == 1
@@ -148,9 +148,9 @@ async def test_metrics_say_what_the_statuses_say() -> None:
 
 
 async def test_figures_of_a_benchmark_are_bounded_and_progress_of_a_search_is_no_number() -> None:
-    body = body_of(searching(), "search")
+    body = benchmark_named(searching(), "search")
     body["status"]["figures"] = {f"f{number}": number for number in range(1000)}
-    names = [key[0] for key in await scrape({("default", "search"): body})]
+    names = [key[0] for key in await scrape_operator({("default", "search"): body})]
 
     assert names.count("extproc_benchmark_figure") == 50
     assert body["status"]["progress"] == "run 3 of at most 12"

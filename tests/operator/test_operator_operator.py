@@ -5,13 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
-import aiohttp
 import msgspec
 import pytest
 
-from tests.operator.cluster import BENCHMARKS, JOBS, PODS, Served
-from tests.operator.operating import Container, Object, build_spec, operating
-from tests.router.cluster.api_server import line, refuses, status_object, streams
+from tests.operator.cluster import BENCHMARKS, JOBS, PODS, ServedCluster
+from tests.operator.operating import Object, build_operator_spec, operating
+from tests.operator.statuses import fetch_text
+from tests.router.cluster.api_server import event_line, refuses, status_object, stream_chunks
 
 # Operators, leaders and workers are processes, which take their time to start on a busy machine.
 pytestmark = pytest.mark.timeout(600)
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.slow
 async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     """Applied, it gets a Job whose Pod is a process here; its report is there; deleted, everything goes."""
     async with operating(served):
-        served.cluster.apply("b", build_spec(null_server))
+        served.cluster.apply("b", build_operator_spec(null_server))
         status = await served.until("b", "Valid")
 
         conditions = {each["type"]: each["status"] for each in status["conditions"]}
@@ -50,19 +50,19 @@ async def test_benchmark_goes_from_apply_to_verdict_to_nothing(
 
 
 @pytest.mark.slow
-async def test_operator_tells_of_a_run_on_its_page(
-    served: Served, null_server: int, tmp_path: Path
+async def test_operator_shows_a_run_on_its_page(
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     """Until it has listed what there is it is not ready; then it shows what the status says, and the report.
 
     The claim, which Pods write to, is mounted where the operator looks.
     """
     async with operating(served) as operator:
-        served.cluster.apply("b", build_spec(null_server))
+        served.cluster.apply("b", build_operator_spec(null_server))
         status = await served.until("b", "Valid")
         (tmp_path / "reports" / "default").mkdir()
         (tmp_path / "reports" / "default" / "b-results").symlink_to(tmp_path / "results")
-        linked = await ask(operator, "/")
+        linked = await fetch_text(operator.url + "/")
         (tmp_path / "reports" / "default" / "b-results").unlink()
         (tmp_path / "results").rename(tmp_path / "reports" / "default" / "b-results")
         report = f"reports/default/b/{status['run']}/report.html"
@@ -70,8 +70,10 @@ async def test_operator_tells_of_a_run_on_its_page(
             metrics = ""
             while 'phase="Valid"} 1.0' not in metrics:
                 await asyncio.sleep(0.1)
-                _, metrics = await ask(operator, "/metrics")
-        page, found, ready = [await ask(operator, path) for path in ("/", f"/{report}", "/readyz")]
+                _, metrics = await fetch_text(operator.url + "/metrics")
+        page, found, ready = [
+            await fetch_text(operator.url + path) for path in ("/", f"/{report}", "/readyz")
+        ]
 
     figure = 'extproc_benchmark_figure{benchmark="b",figure="req_per_s",namespace="default"} '
     assert f"{figure}{status['figures']['req_per_s']}" in metrics
@@ -81,17 +83,12 @@ async def test_operator_tells_of_a_run_on_its_page(
     assert "<h1>" in found[1]
 
 
-async def ask(operator: Container, path: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"{operator.url}{path}") as answer:
-        return answer.status, await answer.text()
-
-
 @pytest.mark.slow
 async def test_parts_of_an_indexed_job_are_one_load(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     async with operating(served):
-        spec = build_spec(null_server, workers=2, **{"start-within-seconds": 25})
+        spec = build_operator_spec(null_server, workers=2, **{"start-within-seconds": 25})
         served.cluster.apply("b", spec)
         status = await served.until("b", "Valid")
         await served.wait(lambda: len(served.cluster.of(JOBS).objects) == 1)
@@ -106,11 +103,11 @@ async def test_parts_of_an_indexed_job_are_one_load(
 
 @pytest.mark.slow
 async def test_late_client_makes_a_run_invalid_and_a_server_that_is_away_a_failure(
-    served: Served, null_server: int
+    served: ServedCluster, null_server: int
 ) -> None:
     async with operating(served):
-        served.cluster.apply("invalid", build_spec(null_server, limits={"lag-p99": 0}))
-        served.cluster.apply("failed", build_spec(1))
+        served.cluster.apply("invalid", build_operator_spec(null_server, limits={"lag-p99": 0}))
+        served.cluster.apply("failed", build_operator_spec(1))
         invalid = await served.until("invalid", "Invalid")
         failed = await served.until("failed", "Failed")
 
@@ -120,10 +117,10 @@ async def test_late_client_makes_a_run_invalid_and_a_server_that_is_away_a_failu
 
 @pytest.mark.slow
 async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_a_partial_report(
-    served: Served, null_server: int, tmp_path: Path
+    served: ServedCluster, null_server: int, tmp_path: Path
 ) -> None:
     async with operating(served):
-        served.cluster.apply("b", build_spec(null_server, 600, results={"claim": "mine"}))
+        served.cluster.apply("b", build_operator_spec(null_server, 600, results={"claim": "mine"}))
         status = await served.until("b", "Running")
         folder = tmp_path / "results" / status["report"].partition("/")[2]
         journal = folder / "run.jsonl"
@@ -135,36 +132,23 @@ async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_
 
 
 @pytest.mark.slow
-async def test_operator_that_is_killed_goes_on_with_the_run(
-    served: Served, null_server: int
+async def test_api_servers_faults_are_lived_through(
+    served: ServedCluster, null_server: int
 ) -> None:
-    async with operating(served) as operator:
-        served.cluster.apply("b", build_spec(null_server, 6))
-        running = await served.until("b", "Running")
-        operator.kill()
-        status = await served.until("b", "Valid")
-
-    assert operator.starts == 2
-    assert status["run"] == running["run"]
-    assert served.cluster.asked.count("POST jobs") == 1
-
-
-@pytest.mark.slow
-async def test_api_servers_faults_are_lived_through(served: Served, null_server: int) -> None:
     """Lists and watches expire, writes conflict or fail, the server compacts: one run, one verdict."""
     cluster = served.cluster
     cluster.answer_next("list", refuses(500), kind=BENCHMARKS)
-    expired = line("ERROR", status_object(410, "too old resource version"))
-    half = line("ADDED", {"metadata": {"name": "half"}})[:20]
-    cluster.answer_next("watch", streams(expired), streams(half), kind=BENCHMARKS)
-    cluster.answer_next("watch", streams(half, then_cut=True), kind=JOBS)
+    expired = event_line("ERROR", status_object(410, "too old resource version"))
+    half = event_line("ADDED", {"metadata": {"name": "half"}})[:20]
+    cluster.answer_next("watch", stream_chunks(expired), stream_chunks(half), kind=BENCHMARKS)
+    cluster.answer_next("watch", stream_chunks(half, then_cut=True), kind=JOBS)
     cluster.faults = {
         ("POST", "jobs"): [500, 429],
         ("POST", "configmaps"): [503],
         ("PUT", "benchmarks"): [409, 500],
     }
     async with operating(served) as operator:
-        cluster.apply("b", build_spec(null_server))
+        cluster.apply("b", build_operator_spec(null_server))
         await served.until("b", "Running")
         cluster.compact()
         cluster.end_watches(BENCHMARKS)
@@ -182,7 +166,7 @@ async def test_api_servers_faults_are_lived_through(served: Served, null_server:
     reason="needs root and setpriv to be another user",
 )
 async def test_operator_works_as_a_uid_without_a_name_and_runs_its_own_pods_image(
-    served: Served,
+    served: ServedCluster,
 ) -> None:
     """As in the shipped image: no entry in /etc/passwd, no USER; `images:` has rewritten the Pod.
 
@@ -208,12 +192,12 @@ async def test_operator_works_as_a_uid_without_a_name_and_runs_its_own_pods_imag
     user = ["setpriv", "--reuid=65532", "--regid=65532", "--clear-groups"]
     user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     async with operating(served, image=None, look=600, user=user, environment=environment):
-        served.cluster.apply("b", {**build_spec(1), "mode": "saturate"})
+        served.cluster.apply("b", {**build_operator_spec(1), "mode": "saturate"})
         status = await served.until("b", "Starting")
         job = served.cluster.of(JOBS).objects[status["run"]]
         served.cluster.add(build_pod(job, "CreateContainerConfigError", 'secret "keys" not found'))
         await served.wait(lambda: "keys" in served.benchmark("b")["status"]["message"])
-        served.cluster.apply("b", {**build_spec(1), "mode": "saturate", "suspend": True})
+        served.cluster.apply("b", {**build_operator_spec(1), "mode": "saturate", "suspend": True})
         await served.until("b", "Suspended")
 
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN, PARTS
 from extproc.operator.state import Create, Delete, JobState, PodStart, WriteStatus
-from tests.operator.world import SPEC, World, brief
+from tests.operator.world import SPEC, World, brief_json
 from tests.tables import table
 
 
 def test_benchmark_that_was_applied_is_run_once() -> None:
     """A Job is made and the status says so; it ends, and the status has verdict and figures; nothing more."""
-    world, leader = start()
+    world, leader = start_run()
     assert (world.status["phase"], world.condition("Running")) == (
         "Running",
         ("True", "JobIsActive"),
@@ -23,7 +23,7 @@ def test_benchmark_that_was_applied_is_run_once() -> None:
     assert world.status["run"] == leader.run
 
     world.after(seconds=110)
-    world.end(brief(req_per_s=9.87, ttft_p95_ms=123.4))
+    world.end(brief_json(req_per_s=9.87, ttft_p95_ms=123.4))
     world.settle()
     assert (world.status["phase"], world.status["verdict"]) == ("Valid", "valid")
     assert world.status["summary"] == {"requestsPerSecond": "9.87", "ttftP95": "123 ms"}
@@ -35,7 +35,7 @@ def test_benchmark_that_was_applied_is_run_once() -> None:
     assert world.made.count(f"Job/{leader.run}") == 1
 
 
-def start(**fields: Any) -> tuple[World, JobState]:
+def start_run(**fields: Any) -> tuple[World, JobState]:
     """A Benchmark of this spec that runs, and its Job."""
     world = World(spec={**SPEC, **fields})
     world.settle()
@@ -99,7 +99,7 @@ def test_several_workers_are_parts_of_an_indexed_job_and_a_job_that_merges_them(
     ]
     assert (main.part, main.run, merging[2]) == (MAIN, parts.run, "report")
     world.end(
-        brief(is_good=False, title="invalid: share missing", faults=["part 1 of 3 is missing"])
+        brief_json(is_good=False, title="invalid: share missing", faults=["part 1 of 3 is missing"])
     )
     world.settle()
     assert [job.part for job in world.jobs.values()] == [MAIN]
@@ -107,13 +107,13 @@ def test_several_workers_are_parts_of_an_indexed_job_and_a_job_that_merges_them(
     assert world.status["startedAt"] == "2026-11-22T12:00:00Z"
 
 
-CLIENT_LIMITED = brief(is_good=False, title="invalid: client-limited", faults=["late"])
+CLIENT_LIMITED = brief_json(is_good=False, title="invalid: client-limited", faults=["late"])
 
 
 @table(
     ("words", "exit_code", "phase", "conditions", "faults"),
     [
-        (brief(), 0, "Valid", ("True", "False"), []),
+        (brief_json(), 0, "Valid", ("True", "False"), []),
         (CLIENT_LIMITED, 3, "Invalid", ("False", "False"), ["late"]),
         ("extproc: no model", 2, "Failed", ("Unknown", "True"), ["extproc: no model"]),
         ("", 137, "Failed", ("Unknown", "True"), ["BackoffLimitExceeded"]),
@@ -122,7 +122,7 @@ CLIENT_LIMITED = brief(is_good=False, title="invalid: client-limited", faults=["
 def test_end_of_a_run_is_a_verdict_or_a_failure(
     words: str, exit_code: int, phase: str, conditions: tuple[str, str], faults: list[str]
 ) -> None:
-    world, _ = start()
+    world, _ = start_run()
     world.end(words, exit_code, None if exit_code == 0 else "BackoffLimitExceeded")
     world.settle()
 
@@ -131,7 +131,7 @@ def test_end_of_a_run_is_a_verdict_or_a_failure(
 
 
 def test_changed_spec_ends_what_runs_and_begins_when_its_pods_are_gone() -> None:
-    world, old = start()
+    world, old = start_run()
     world.change(seed=5)
     for action in world.decide():
         world.act(action)
@@ -144,6 +144,19 @@ def test_changed_spec_ends_what_runs_and_begins_when_its_pods_are_gone() -> None
     (new,) = world.active()
     assert new.run != old.run
     assert world.status["run"] == new.run
+
+
+def test_nothing_begins_while_the_runs_own_part_is_being_deleted() -> None:
+    """The parts have ended, and somebody deletes their Job: the merge waits until it is gone."""
+    world = World(spec={**SPEC, "workers": 2})
+    world.settle()
+    [parts] = world.active()
+    world.jobs[parts.name] = replace(parts, finished=world.now, is_deleting=True)
+    begun = [action for action in world.decide() if isinstance(action, Create)]
+    world.jobs[parts.name] = replace(parts, finished=world.now)
+
+    assert begun == []
+    assert [action for action in world.decide() if isinstance(action, Create)] != []
 
 
 def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -> None:
@@ -163,13 +176,13 @@ def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -
 
 
 def test_jobs_that_somebody_deleted_are_made_again_and_conditions_say_since_when() -> None:
-    world, job = start()
+    world, job = start_run()
     del world.jobs[job.name], world.objects["Job", job.name]
     world.settle()
     assert [each.name for each in world.active()] == [job.name]
     since = {each["type"]: each["lastTransitionTime"] for each in world.status["conditions"]}
     world.after(minutes=1)
-    world.end(brief())
+    world.end(brief_json())
     world.settle()
     later = {each["type"]: each["lastTransitionTime"] for each in world.status["conditions"]}
 
@@ -199,7 +212,7 @@ def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(
             case "parts" if parts := world.active(lambda job: job.part == PARTS):
                 world.jobs[parts[0].name] = replace(parts[0], finished=world.now)
             case "end" if world.active(lambda job: job.part == MAIN):
-                ended.add(world.end(brief(req_per_s=1)))
+                ended.add(world.end(brief_json(req_per_s=1)))
             case "collect":
                 world.collect()
             case "change":
@@ -227,7 +240,7 @@ def test_job_is_made_last_and_a_run_that_ended_is_in_the_status_before_its_jobs_
         world.act(action)
     world.settle()
     assert len(world.active()) == 1
-    world.end(brief())
+    world.end(brief_json())
 
     assert [type(action) for action in world.decide()] == [WriteStatus, Delete]
 
@@ -237,7 +250,7 @@ def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> 
 
     3. The status is not written at every look. 4. The run ends.
     """
-    world, leader = start()
+    world, leader = start_run()
     assert "progress" not in world.status
     figures = {"req_per_s": 9.5, "ttft_p95_ms": 210.4}
     world.notices[leader.run] = RunStatus("b", "45%", 450, 1000, figures)
@@ -258,7 +271,7 @@ def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> 
     world.notices[leader.run] = RunStatus("b", "46%", 460, 1000, figures)
     assert [type(action) for action in world.decide()] == [WriteStatus]
 
-    world.end(brief(req_per_s=9.87))
+    world.end(brief_json(req_per_s=9.87))
     world.settle()
     assert world.status["progress"] == "100%"
     assert "soFar" not in world.status
@@ -267,7 +280,7 @@ def test_progress_is_what_the_pod_reports_written_when_it_has_come_further() -> 
 
 def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
     """A full cluster heals: however long it takes, the run goes on when its Pod runs."""
-    world, leader = start()
+    world, leader = start_run()
     full = PodStart(
         False, "Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.", world.now
     )
@@ -289,7 +302,7 @@ def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
 )
 def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> None:
     """What was applied a moment later may come; a registry that is away comes back."""
-    world, leader = start()
+    world, leader = start_run()
     world.starts[leader.run] = PodStart(False, reason, 'secret "keys" not found', world.now)
     world.after(seconds=30)
     world.settle()

@@ -13,7 +13,7 @@ from extproc.operator.objects import MAIN
 from extproc.operator.resource import SpecRefused, parse_benchmark
 from extproc.operator.router import ANNOTATION, SWITCHED_LABEL, read_switch
 from extproc.operator.state import Create, Replace
-from tests.operator.world import SPEC, World, brief
+from tests.operator.world import SPEC, World, brief_json
 from tests.tables import table
 
 Object = dict[str, Any]
@@ -45,16 +45,16 @@ def config_map(text: str = TEXT, **metadata: Any) -> Object:
     }
 
 
-def comparing(**spec: Any) -> World:
+def comparing_world(**spec: Any) -> World:
     return World(spec={**AB, **spec}, routers={"extproc": config_map()})
 
 
-def text_of(world: World) -> str:
+def router_text(world: World) -> str:
     text: str = world.routers["extproc"]["data"]["extproc.yaml"]
     return text
 
 
-def ask(world: World, arm: Object) -> None:
+def want_arm(world: World, arm: Object) -> None:
     """Has the leader of the run that goes say that it wants an arm."""
     (leader,) = world.active(lambda job: job.part == MAIN)
     world.notices[leader.run] = RunStatus("least_load, repeat 1 of 3", "3%", wanted=arm)
@@ -63,19 +63,19 @@ def ask(world: World, arm: Object) -> None:
 
 def asked_for(arm: Object) -> World:
     """A comparison that runs, whose leader wants an arm."""
-    world = comparing()
+    world = comparing_world()
     world.settle()
-    ask(world, arm)
+    want_arm(world, arm)
     return world
 
 
 def strategy_of(world: World) -> Object:
-    return read_strategy(text_of(world), "llama")
+    return read_strategy(router_text(world), "llama")
 
 
 def test_router_is_taken_before_the_run_begins_and_has_the_arms_that_its_leader_asks_for() -> None:
     """Nothing before that; then the arm and nothing else; what is no arm of the spec is not written."""
-    world = comparing()
+    world = comparing_world()
     kinds = [type(action) for action in world.decide()]
     assert kinds[0] is Replace
     assert Create in kinds
@@ -85,18 +85,18 @@ def test_router_is_taken_before_the_run_begins_and_has_the_arms_that_its_leader_
     assert (hold.benchmark, hold.run) == ("b", world.status["run"])
     assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
     for other in ({"name": "random"}, {"name": "prefix_hash"}, {}):
-        ask(world, other)
-        assert text_of(world) == TEXT
+        want_arm(world, other)
+        assert router_text(world) == TEXT
 
     for arm in (LEAST_LOAD, PREFIX_HASH, LEAST_LOAD):
-        ask(world, arm)
+        want_arm(world, arm)
         assert strategy_of(world) == arm
-        assert read_strategy(text_of(world), "other") == {"name": "random"}
+        assert read_strategy(router_text(world), "other") == {"name": "random"}
         assert world.routers["extproc"]["data"]["other"] == "stays"
 
 
-def end(world: World) -> None:
-    world.end(brief(title="comparable"))
+def end_comparison(world: World) -> None:
+    world.end(brief_json(title="comparable"))
 
 
 def suspend(world: World) -> None:
@@ -118,7 +118,7 @@ def name_another_router(world: World) -> None:
     world.change(router={"config-map": "second"})
 
 
-@table("happen", [end, suspend, turn_into_a_run, spoil, name_another_router])
+@table("happen", [end_comparison, suspend, turn_into_a_run, spoil, name_another_router])
 def test_router_is_as_it_was_found_when_its_run_is_over(happen: Callable[[World], None]) -> None:
     world = asked_for(PREFIX_HASH)
     happen(world)
@@ -134,21 +134,21 @@ def test_run_after_a_run_takes_what_the_operators_wrote_not_the_last_arm() -> No
 
     hold = read_switch(world.routers["extproc"])
     assert hold is not None
-    assert (hold.run, hold.text, text_of(world)) == (world.status["run"], TEXT, TEXT)
+    assert (hold.run, hold.text, router_text(world)) == (world.status["run"], TEXT, TEXT)
 
 
 def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunner_left() -> None:
     world = asked_for(PREFIX_HASH)
-    again = comparing()
+    again = comparing_world()
     hold = read_switch(world.routers["extproc"])
     assert hold is not None
     left = world.routers["extproc"]["metadata"]["annotations"][ANNOTATION].replace('"u"', '"gone"')
     again.routers["extproc"] = config_map(
-        text_of(world), labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: left}
+        router_text(world), labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: left}
     )
     again.settle()
 
-    assert (text_of(again), again.status["phase"]) == (TEXT, "Running")
+    assert (router_text(again), again.status["phase"]) == (TEXT, "Running")
 
 
 def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
@@ -158,12 +158,12 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     world.routers["extproc"]["data"]["extproc.yaml"] = theirs
     world.settle()
     assert strategy_of(world) == PREFIX_HASH
-    edited = text_of(world).replace("10.0.0.1", "10.0.0.2")
+    edited = router_text(world).replace("10.0.0.1", "10.0.0.2")
     world.routers["extproc"]["data"]["extproc.yaml"] = edited
-    end(world)
+    end_comparison(world)
     world.settle()
 
-    assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
+    assert router_text(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
 @table(
@@ -190,21 +190,21 @@ def test_router_that_somebody_makes_unusable_ends_the_run_and_stays_theirs(
 
 @table("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
 def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
-    world = comparing()
+    world = comparing_world()
     world.routers["extproc"] = config_map(
         labels={SWITCHED_LABEL: "b"}, annotations={ANNOTATION: kept}
     )
     world.settle()
 
-    assert (world.status["phase"], text_of(world)) == ("Running", TEXT)
+    assert (world.status["phase"], router_text(world)) == ("Running", TEXT)
 
 
 def test_router_that_another_benchmark_has_is_waited_for() -> None:
-    other = comparing()
+    other = comparing_world()
     other.settle()
     taken = other.routers["extproc"]
     kept = taken["metadata"]["annotations"][ANNOTATION]
-    world = comparing()
+    world = comparing_world()
     world.routers["extproc"] = config_map(
         labels={SWITCHED_LABEL: "a"}, annotations={ANNOTATION: kept.replace('"b"', '"a"')}
     )
@@ -259,7 +259,7 @@ def test_comparison_says_how_strategies_are_changed(mode: str, changed: Object, 
 @given(st.data())
 def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObject) -> None:
     """Whatever happens between any two acts: only a run that goes on leaves the router changed."""
-    world = comparing(schedule="*/2 * * * *", **{"history-limit": 50})
+    world = comparing_world(schedule="*/2 * * * *", **{"history-limit": 50})
     for _ in range(data.draw(st.integers(1, 12))):
         actions = world.decide()
         for action in actions[: data.draw(st.integers(0, len(actions)))]:
@@ -269,7 +269,7 @@ def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObje
             case "time":
                 world.after(minutes=data.draw(st.integers(1, 5)))
             case "end" if leaders:
-                world.end(brief())
+                world.end(brief_json())
             case "collect":
                 world.collect()
             case "change":
@@ -280,7 +280,7 @@ def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObje
                 arm = data.draw(st.sampled_from([LEAST_LOAD, PREFIX_HASH]))
                 world.notices[leaders[0].run] = RunStatus(wanted=arm)
         hold = read_switch(world.routers["extproc"])
-        assert text_of(world) == TEXT or hold is not None
+        assert router_text(world) == TEXT or hold is not None
         assert hold is None or hold.text == TEXT
     world.change(suspend=True)
     world.settle()

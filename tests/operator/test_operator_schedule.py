@@ -12,7 +12,7 @@ from extproc.operator.observe import read_starts
 from extproc.operator.runs import find_due, find_next
 from extproc.operator.state import PodStart
 from extproc.operator.status import trace_history
-from tests.operator.world import NOON, SPEC, World, brief
+from tests.operator.world import NOON, SPEC, World, brief_json
 from tests.tables import table
 
 
@@ -40,7 +40,7 @@ def test_schedule_runs_again_and_again_and_leaves_out_what_is_due_meanwhile() ->
     world.after(minutes=14)
     world.settle()
     assert [job.run for job in world.active()] == [first]
-    world.end(brief(req_per_s=10))
+    world.end(brief_json(req_per_s=10))
     world.settle()
     assert (world.active(), world.status["lastScheduledAt"]) == ([], "2026-11-22T11:20:00Z")
 
@@ -52,7 +52,7 @@ def test_schedule_runs_again_and_again_and_leaves_out_what_is_due_meanwhile() ->
 
 def test_history_has_a_limit_and_what_it_forgets_loses_its_job() -> None:
     world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 3})
-    runs = [run_once(world, brief(req_per_s=10)) for _ in range(6)]
+    runs = [run_once(world, brief_json(req_per_s=10)) for _ in range(6)]
 
     assert [entry["run"] for entry in world.status["history"]] == runs[:2:-1]
     assert sorted(job.run for job in world.jobs.values()) == sorted(runs[3:])
@@ -66,20 +66,20 @@ def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_reme
     world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 2, "workers": workers})
     counts = []
     for _ in range(8):
-        run_once(world, brief(req_per_s=10))
+        run_once(world, brief_json(req_per_s=10))
         counts.append(len(world.objects))
 
     assert counts[3:] == 5 * counts[2:3]
 
 
-def test_run_that_got_worse_is_told_beside_its_verdict() -> None:
+def test_run_that_got_worse_is_reported_beside_its_verdict() -> None:
     world = World(spec={**SPEC, "schedule": "* * * * *"})
     for rate in (10.0, 10.1, 9.9, 8.0):
-        run_once(world, brief(req_per_s=rate))
+        run_once(world, brief_json(req_per_s=rate))
         assert ("regressions" in world.status) == (rate == 8.0)
 
     assert "req/s 8.00, before 10.00" in world.status["regressions"][0]
-    run_once(world, brief(is_good=False, title="invalid: client-limited", req_per_s=1))
+    run_once(world, brief_json(is_good=False, title="invalid: client-limited", req_per_s=1))
     assert "regressions" not in world.status
 
 
@@ -106,7 +106,7 @@ def test_schedule_goes_on_after_a_clock_that_was_ahead_is_set_right(ahead: timed
     """A node without a clock of its own begins in the future; its runs there are not waited for."""
     world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=NOON + ahead)
     world.settle()
-    world.end(brief(req_per_s=10))
+    world.end(brief_json(req_per_s=10))
     world.settle()
     early = world.status["run"]
     world.now = NOON + timedelta(minutes=1)
@@ -122,7 +122,7 @@ def test_schedule_goes_on_after_a_clock_that_was_ahead_is_set_right(ahead: timed
 def test_clock_that_is_set_back_a_little_does_not_run_a_time_twice() -> None:
     world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=NOON + timedelta(seconds=1))
     world.settle()
-    run = world.end(brief(req_per_s=10))
+    run = world.end(brief_json(req_per_s=10))
     world.settle()
     world.after(seconds=-30)
     world.settle()
@@ -153,7 +153,7 @@ def test_schedule_knows_no_summer_time(day: str) -> None:
         world.after(minutes=30)
         world.settle()
         if world.active():
-            runs.append(world.end(brief()))
+            runs.append(world.end(brief_json()))
             world.settle()
 
     assert len(set(runs)) == len(runs) == 24
@@ -165,8 +165,8 @@ def test_schedule_knows_no_summer_time(day: str) -> None:
 
 def test_runs_are_held_against_those_of_the_same_load_alone() -> None:
     def run(digest: str, day: int, ttft_ms: float) -> dict[str, object]:
-        told = {"run": f"r-{day}", "digest": digest, "phase": "Valid", "verdict": "valid"}
-        return {**told, "finishedAt": f"2026-11-{day}", "figures": {"ttft_median_ms": ttft_ms}}
+        status = {"run": f"r-{day}", "digest": digest, "phase": "Valid", "verdict": "valid"}
+        return {**status, "finishedAt": f"2026-11-{day}", "figures": {"ttft_median_ms": ttft_ms}}
 
     others = [run("a", 10, 100.0), run("b", 11, 900.0)]
 

@@ -15,8 +15,15 @@ from extproc.operator.resource import read_time
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import fill_registry, find_report
 from extproc.router.cluster.kube_api import WatchLost
-from tests.operator.statuses import body_of, get, nightly, scrape, served, write_report
-from tests.operator.world import World, brief
+from tests.operator.statuses import (
+    benchmark_named,
+    fetch_text,
+    nightly,
+    scrape_operator,
+    serving_bodies,
+    write_report,
+)
+from tests.operator.world import World, brief_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
@@ -41,7 +48,7 @@ FIELDS = (
 )
 
 
-def fields_of(written: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+def altered_fields(written: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     """What somebody may make of an object: fields gone, or of any other kind."""
     known = {name: st.just(value) | JSON for name, value in written.items()}
     return st.fixed_dictionaries({}, optional=known) | JSON
@@ -49,14 +56,14 @@ def fields_of(written: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
 @given(st.data())
 def test_a_status_that_somebody_edited_is_shown_as_far_as_it_can_be(data: st.DataObject) -> None:
-    body = body_of(nightly([10, 9]), "edited")
+    body = benchmark_named(nightly([10, 9]), "edited")
     written = dict.fromkeys(FIELDS, "x") | body["status"]
     [*_, run] = written["history"]
-    runs = st.lists(fields_of(run), max_size=3)
-    statuses = st.tuples(fields_of(written), runs).map(
+    runs = st.lists(altered_fields(run), max_size=3)
+    statuses = st.tuples(altered_fields(written), runs).map(
         lambda both: {**both[0], "history": both[1]} if isinstance(both[0], dict) else both[0]
     )
-    body["status"] = data.draw(st.one_of(fields_of(written), statuses))
+    body["status"] = data.draw(st.one_of(altered_fields(written), statuses))
     page = build_runs_page(
         [body], lambda _, run: find_report(Path("/tmp"), body, run, "report.html") is not None
     )
@@ -66,12 +73,12 @@ def test_a_status_that_somebody_edited_is_shown_as_far_as_it_can_be(data: st.Dat
 
 
 async def test_a_run_without_its_end_is_shown_with_the_rest() -> None:
-    body = body_of(nightly([10, 9]), "edited")
+    body = benchmark_named(nightly([10, 9]), "edited")
     del body["status"]["history"][0]["finishedAt"]
     body["status"] |= {"finishedAt": 5, "verdict": "good\u202edoog\u2066"}
-    samples = await scrape({("default", "edited"): body})
-    async with served({("default", "edited"): body}) as url:
-        status, text = await get(url)
+    samples = await scrape_operator({("default", "edited"): body})
+    async with serving_bodies({("default", "edited"): body}) as url:
+        status, text = await fetch_text(url)
 
     assert samples["extproc_benchmark_runs", "default", "edited", "Valid"] == 2
     assert (
@@ -89,9 +96,9 @@ async def test_readiness_and_a_metric_say_which_watch_does_not_work() -> None:
     seen = []
 
     async def look() -> None:
-        async with served({}, None, *healths) as url:
-            ready, alive = await get(f"{url}/readyz"), await get(f"{url}/healthz")
-        up = (await scrape({}, *healths))["extproc_operator_watch_up", "jobs"]
+        async with serving_bodies({}, None, *healths) as url:
+            ready, alive = await fetch_text(f"{url}/readyz"), await fetch_text(f"{url}/healthz")
+        up = (await scrape_operator({}, *healths))["extproc_operator_watch_up", "jobs"]
         seen.append((ready[0], alive[0], up, ready[1].splitlines()[1]))
 
     await look()
@@ -123,16 +130,16 @@ def test_watch_that_is_silent_on_a_quiet_kind_is_no_fault() -> None:
 
 
 async def test_report_of_a_run_is_read_from_its_claim_and_can_do_nothing(tmp_path: Path) -> None:
-    body = body_of(nightly([10, 10]), "b")
+    body = benchmark_named(nightly([10, 10]), "b")
     run = body["status"]["history"][0]["run"]
     write_report(tmp_path, body, run)
     async with (
-        served({("default", "b"): body}, tmp_path) as url,
+        serving_bodies({("default", "b"): body}, tmp_path) as url,
         aiohttp.ClientSession() as session,
     ):
         async with session.get(f"{url}/reports/default/b/{run}/report.html") as answer:
             text, headers = await answer.text(), answer.headers
-        _, page = await get(f"{url}/")
+        _, page = await fetch_text(f"{url}/")
 
     assert "the report" in text
     assert headers["content-security-policy"].endswith("; sandbox")
@@ -141,7 +148,7 @@ async def test_report_of_a_run_is_read_from_its_claim_and_can_do_nothing(tmp_pat
 
 
 def test_nothing_but_reports_of_known_runs_below_the_folder_is_read(tmp_path: Path) -> None:
-    root, body = tmp_path / "reports", body_of(nightly([10]), "b")
+    root, body = tmp_path / "reports", benchmark_named(nightly([10]), "b")
     run = body["status"]["history"][0]["run"]
     folder = write_report(root, body, run)
     (folder / "other.html").touch()
@@ -201,7 +208,7 @@ def test_whatever_somebody_writes_into_a_status_the_run_goes_on(
     world.settle()
     assert world.active()
 
-    run = world.end(brief())
+    run = world.end(brief_json())
     world.settle()
     assert run in {entry["run"] for entry in world.status["history"]}
 

@@ -22,7 +22,7 @@ SPEC: Object = {
 }
 
 
-def brief(
+def brief_json(
     *, is_good: bool = True, title: str = "valid", faults: Sequence[str] = (), **figures: float
 ) -> str:
     return encode_brief(Brief(title, is_good, tuple(faults), (), dict(figures))).decode()

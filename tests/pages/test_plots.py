@@ -12,7 +12,7 @@ VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.just(float
 POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)
 
 
-def parsed(plot: str) -> ET.Element:
+def parsed_plot(plot: str) -> ET.Element:
     return ET.fromstring(f"<figure>{plot}</figure>")
 
 
@@ -31,7 +31,7 @@ def test_any_points_make_a_plot(
     series = [Series("a & <b>", [x for x, _ in points], [y for _, y in points])]
     plot = lines(series, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
 
-    assert parsed(plot) is not None
+    assert parsed_plot(plot) is not None
     assert all(0 <= value <= 640 for value in coordinates(plot))
 
 
@@ -41,7 +41,9 @@ def test_any_points_make_a_plot(
     )
 )
 def test_any_bars_make_a_plot(values: list[float]) -> None:
-    assert parsed(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
+    assert (
+        parsed_plot(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
+    )
 
 
 @table(
@@ -59,7 +61,7 @@ def test_ticks_are_round_numbers_within_the_axis(axis: Axis, expected: list[floa
 
 
 def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
-    said = {0: "0", 0.25: "0.25", 999: "999", 1200: "1.2k", 5e6: "5M", 2e9: "2G"}
+    labels = {0: "0", 0.25: "0.25", 999: "999", 1200: "1.2k", 5e6: "5M", 2e9: "2G"}
 
     assert [Axis(0, 10, 100, 200).px(value) for value in (0, 5, 10)] == [100, 150, 200]
     assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [
@@ -67,7 +69,7 @@ def test_axis_maps_its_ends_to_its_pixels_and_numbers_are_short() -> None:
         150,
         100,
     ]
-    assert {value: number(value) for value in said} == said
+    assert {value: number(value) for value in labels} == labels
 
 
 def test_long_labels_keep_their_ends_and_those_with_colours_of_their_own_stand_in_a_legend() -> (
@@ -112,7 +114,7 @@ def test_values_stand_above_all_bars_or_none() -> None:
     assert bars([Bar("t", value) for value in values[:4]], y_label="y").count('class="value') == 4
 
 
-def test_a_screen_reader_hears_what_a_plot_shows_and_nothing_to_plot_is_said() -> None:
+def test_a_screen_reader_gets_what_a_plot_shows_and_that_there_is_nothing_to_plot() -> None:
     zeros = lines([Series("a", range(5), [0] * 5)], x_label="<load>", y_label="ms")
     empty = [lines([], x_label="x", y_label="y"), bars([], y_label="y")]
     empty.append(dotted({"a": [Dot(1, float("nan"))]}, x_label="x", y_label="y"))
@@ -191,7 +193,7 @@ def test_any_dots_stay_within_the_frame(
     plot = dotted(upright, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
     ends = [float(value) for value in re.findall(r'class="spread[^>]*? [xy][12]="([^"]*)"', plot)]
 
-    assert parsed(plot) is not None
+    assert parsed_plot(plot) is not None
     assert all(0 <= value <= 640 for value in [*coordinates(plot), *ends])
 
 

@@ -17,7 +17,7 @@ from tests.stack.process import Process
 PATIENCE_MS = 60_000
 
 
-def find() -> str | None:
+def find_chromium() -> str | None:
     return shutil.which("chromium")
 
 
@@ -36,6 +36,9 @@ class Visit:
             script
         )
         return cells
+
+    async def text(self, selector: str = "body") -> str:
+        return await self.page.locator(selector).inner_text()
 
     async def until(self, claim: str, argument: Any = None) -> None:
         """Waits until an expression over the document holds."""
@@ -57,7 +60,9 @@ class Browser(Process):
         )
         quiet = ("--disable-background-networking", "--disable-component-update")
         own = (f"--remote-debugging-port={port}", f"--user-data-dir={directory / 'profile'}")
-        super().__init__("chromium", [find() or "chromium", *options, *quiet, *own], directory)
+        super().__init__(
+            "chromium", [find_chromium() or "chromium", *options, *quiet, *own], directory
+        )
 
     def is_ready(self) -> bool:
         return answers(f"{self.url}/json/version")
@@ -96,7 +101,7 @@ async def check_file(path: Path, folder: Path, words: str) -> None:
     with Browser(folder) as browser:
         browser.wait_ready()
         async with browser.visit(path.as_uri(), ready="body") as visit:
-            text = await visit.page.locator("body").inner_text()
+            text = await visit.text()
 
     assert words in text
     assert [url for url in visit.requests if not url.startswith("data:")] == [path.as_uri()]

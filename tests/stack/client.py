@@ -1,5 +1,6 @@
 """What a client of the gateway does: chats, streams, goes away."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -62,15 +63,15 @@ def chat_body(
     return orjson.dumps(body)
 
 
-def ask(text: str, **fields: Any) -> bytes:
+def chat_about(text: str, **fields: Any) -> bytes:
     """Returns the body of a chat with one user message."""
     return chat_body([{"role": "user", "content": text}], **fields)
 
 
-def body_of(size_bytes: int) -> bytes:
+def chat_of_size(size_bytes: int) -> bytes:
     """Returns a chat of exactly this size, or as many bytes that are none."""
-    empty = len(ask(""))
-    return ask("m" * (size_bytes - empty)) if size_bytes > empty else b"1" * size_bytes
+    empty = len(chat_about(""))
+    return chat_about("m" * (size_bytes - empty)) if size_bytes > empty else b"1" * size_bytes
 
 
 async def send(
@@ -90,7 +91,7 @@ async def send(
         )
 
 
-class Conversation:
+class Chat:
     """A chat of several turns: each repeats everything said before."""
 
     def __init__(self, number: int) -> None:
@@ -114,6 +115,14 @@ class Conversation:
         return Counter(answer.served_by for answer in self.answers)
 
 
+def send_all(
+    session: aiohttp.ClientSession, about: str, count: int
+) -> list["asyncio.Task[Answer]"]:
+    """Begins so many chats side by side, each with a text of its own."""
+    bodies = [chat_about(f"{about} {number}") for number in range(count)]
+    return [asyncio.create_task(send(session, body)) for body in bodies]
+
+
 def statuses(answers: Sequence[Answer]) -> Counter[int]:
     return Counter(answer.status for answer in answers)
 
@@ -124,8 +133,8 @@ def servers(answers: Sequence[Answer]) -> Counter[str]:
     return Counter(answer.served_by for answer in answers)
 
 
-async def served(session: aiohttp.ClientSession, texts: Sequence[str]) -> dict[str, str]:
+async def servers_by_text(session: aiohttp.ClientSession, texts: Sequence[str]) -> dict[str, str]:
     """Asks once per text, one after the other; returns who answered."""
-    answers = [await send(session, ask(text)) for text in texts]
+    answers = [await send(session, chat_about(text)) for text in texts]
     assert statuses(answers) == {200: len(texts)}
     return {text: answer.served_by for text, answer in zip(texts, answers, strict=True)}

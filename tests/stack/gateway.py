@@ -22,7 +22,7 @@ Edit = Callable[[Tree], None]
 SHIPPED = Path(__file__).parents[2] / "envoy"
 OWN = ("extproc", "vllm")  # the clusters of standalone.yaml
 # Headers of answers: the address as the shipped files have it, pool and reason for tests alone.
-SAID = {
+SHOWN = {
     "x-served-by": "%UPSTREAM_REMOTE_ADDRESS%",
     "x-extproc-pool": "%DYNAMIC_METADATA(extproc:pool)%",
     "x-extproc-reason": "%DYNAMIC_METADATA(extproc:reason)%",
@@ -72,7 +72,7 @@ def ext_proc_filter(tree: Tree) -> Tree:
     return config
 
 
-def cluster(tree: Tree, name: str) -> Tree:
+def cluster_named(tree: Tree, name: str) -> Tree:
     found: Tree = next(c for c in tree["static_resources"]["clusters"] if c["name"] == name)
     return found
 
@@ -134,13 +134,13 @@ def set_addresses(tree: Tree, name: str, ports: Sequence[int]) -> None:
     """Gives a cluster these ports of 127.0.0.1 as its endpoints."""
     addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": port}} for port in ports]
     endpoints = [{"endpoint": {"address": address}} for address in addresses]
-    cluster(tree, name)["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    cluster_named(tree, name)["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
 
 
-def tell_addresses(tree: Tree) -> None:
+def show_addresses(tree: Tree) -> None:
     """Lets every answer say which endpoint gave it, which pool, and why."""
     for headers in find(tree, "response_headers_to_add"):
-        headers[:] = [{"header": {"key": name, "value": value}} for name, value in SAID.items()]
+        headers[:] = [{"header": {"key": name, "value": value}} for name, value in SHOWN.items()]
 
 
 def doors(tree: Tree) -> list[str]:
@@ -233,7 +233,7 @@ def _address(host: Tree) -> str:
 def edited(tree: Tree, ports: Mapping[int, int], edits: Sequence[Edit] = ()) -> Tree:
     """Moves the ports, adds `x-served-by`, applies the edits, and returns the tree."""
     move_ports(tree, ports)
-    tell_addresses(tree)
+    show_addresses(tree)
     for edit in edits:
         edit(tree)
     return tree

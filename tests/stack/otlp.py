@@ -72,8 +72,8 @@ class Receiver:
         answer = pb.ExportTraceServiceResponse().SerializeToString()
         return web.Response(status=self.status, body=answer, content_type="application/x-protobuf")
 
-    def keep(self, told: pb.ExportTraceServiceRequest) -> None:
-        for resource in told.resource_spans:
+    def keep(self, batch: pb.ExportTraceServiceRequest) -> None:
+        for resource in batch.resource_spans:
             about = _attributes(resource.resource.attributes)
             self.spans += [
                 _span(span, about) for scope in resource.scope_spans for span in scope.spans

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.stack.gateway import Tree, cluster, ext_proc_filter, load
+from tests.stack.gateway import Tree, cluster_named, ext_proc_filter, load
 
 DESTINATION = "x-gateway-destination-endpoint"
 NAMED = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
@@ -31,7 +31,7 @@ FULL_DUPLEX = {
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class PickerGateway:
     """One gateway. `when_killed` is what a client gets while the picker is dead, once that is known.
 
     `when_hung` likewise, `None` for nothing: the request waits for the gateway's `message_timeout`.
@@ -66,7 +66,7 @@ def speak_tls(tree: Tree, *alpn: str) -> None:
     common: Tree = {"validation_context": {}}
     if alpn:
         common["alpn_protocols"] = list(alpn)
-    cluster(tree, "extproc")["transport_socket"] = {
+    cluster_named(tree, "extproc")["transport_socket"] = {
         "name": "envoy.transport_sockets.tls",
         "typed_config": {
             "@type": f"{_TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
@@ -88,7 +88,7 @@ def ask_in_full_duplex(tree: Tree, *, timeout: str, fails_open: bool) -> Tree:
 
 def unprobed(tree: Tree) -> Tree:
     """Returns the picker's cluster, without the health checks and limits of ours."""
-    picker = cluster(tree, "extproc")
+    picker = cluster_named(tree, "extproc")
     for name in ("health_checks", "common_lb_config", "circuit_breakers"):
         picker.pop(name, None)
     picker["connect_timeout"] = "10s"
@@ -97,7 +97,7 @@ def unprobed(tree: Tree) -> Tree:
 
 def go_by_header(tree: Tree) -> None:
     """Every request goes to the one address that the header names, and nowhere else."""
-    vllm = cluster(tree, "vllm")
+    vllm = cluster_named(tree, "vllm")
     for name in (
         "load_assignment",
         "load_balancing_policy",
@@ -114,7 +114,7 @@ def go_by_header(tree: Tree) -> None:
 
 def override_host(tree: Tree) -> Tree:
     """Returns the policy of the endpoints' cluster."""
-    [policy] = cluster(tree, "vllm")["load_balancing_policy"]["policies"]
+    [policy] = cluster_named(tree, "vllm")["load_balancing_policy"]["policies"]
     config: Tree = policy["typed_extension_config"]["typed_config"]
     return config
 
@@ -225,21 +225,29 @@ def llm_d(tree: Tree) -> None:
 
 
 GATEWAYS = [
-    Picked("istio", istio, when_killed=200, when_hung=None, fallbacks=2),
-    Picked("envoy-gateway", envoy_gateway, when_killed=200, when_hung=200, fallbacks=2, server={}),
-    Picked("envoy-ai-gateway, buffered", envoy_ai_gateway_buffered, when_killed=200, when_hung=200),
-    Picked("envoy-ai-gateway, FailOpen", envoy_ai_gateway_open, when_killed=200, when_hung=200),
-    Picked("envoy-ai-gateway, FailClose", envoy_ai_gateway_closed, when_killed=500, when_hung=None),
-    Picked("llm-d", llm_d, when_killed=500, when_hung=None),
+    PickerGateway("istio", istio, when_killed=200, when_hung=None, fallbacks=2),
+    PickerGateway(
+        "envoy-gateway", envoy_gateway, when_killed=200, when_hung=200, fallbacks=2, server={}
+    ),
+    PickerGateway(
+        "envoy-ai-gateway, buffered", envoy_ai_gateway_buffered, when_killed=200, when_hung=200
+    ),
+    PickerGateway(
+        "envoy-ai-gateway, FailOpen", envoy_ai_gateway_open, when_killed=200, when_hung=200
+    ),
+    PickerGateway(
+        "envoy-ai-gateway, FailClose", envoy_ai_gateway_closed, when_killed=500, when_hung=None
+    ),
+    PickerGateway("llm-d", llm_d, when_killed=500, when_hung=None),
 ]
 
 
-def is_probed(gateway: Picked) -> bool:
+def is_probed(gateway: PickerGateway) -> bool:
     """Whether Envoy asks the picker for its health, and passes by one that does not answer."""
-    return "health_checks" in cluster(gateway.tree(), "extproc")
+    return "health_checks" in cluster_named(gateway.tree(), "extproc")
 
 
-def answers_in_duplex(gateway: Picked) -> bool:
+def answers_in_duplex(gateway: PickerGateway) -> bool:
     """Whether every piece of every answer passes through the picker."""
     mode: Tree = ext_proc_filter(gateway.tree())["processing_mode"]
     return bool(mode.get("response_body_mode") == "FULL_DUPLEX_STREAMED")

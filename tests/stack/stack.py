@@ -170,7 +170,9 @@ def in_flight(stack: Stack) -> int:
     return total
 
 
-def ends_of_holds(stack: Stack) -> list[float]:
-    """How many held requests were served, refused and aborted."""
-    ends = ("served", "refused", "aborted")
-    return [stack.service.metric("extproc_held_seconds_count", end=end) for end in ends]
+def ends_of_holds(stack: Stack, since: Sequence[float] = (0, 0, 0)) -> list[float]:
+    """How many held requests were served, refused and aborted, since then."""
+    ends = zip(("served", "refused", "aborted"), since, strict=True)
+    return [
+        stack.service.metric("extproc_held_seconds_count", end=end) - before for end, before in ends
+    ]

@@ -6,7 +6,7 @@ import random
 import aiohttp
 import pytest
 
-from tests.stack.client import Conversation, connect, statuses
+from tests.stack.client import Chat, connect, statuses
 from tests.stack.service import pool, prefix_hash
 from tests.stack.stack import Stack
 
@@ -19,7 +19,7 @@ AT_ONCE = 4
 
 
 async def test_every_turn_of_a_conversation_meets_its_prefix(stack: Stack) -> None:
-    conversations = [Conversation(1_000 + number) for number in range(CONVERSATIONS)]
+    conversations = [Chat(1_000 + number) for number in range(CONVERSATIONS)]
     order, rng = list(conversations), random.Random(1)
     async with connect(stack.url) as session:
         for _ in range(TURNS):
@@ -43,9 +43,7 @@ async def test_round_robin_scatters_and_no_request_fails_while_strategies_change
 ) -> None:
     """1. Turns meet endpoint after endpoint. 2. Under load the strategy becomes prefix_hash. 3. They stay."""
     stack.use(pool(stack.addresses, {"name": "round_robin"}))
-    before, during, after = (
-        [Conversation(first + n) for n in range(3)] for first in (2_000, 3_000, 4_000)
-    )
+    before, during, after = ([Chat(first + n) for n in range(3)] for first in (2_000, 3_000, 4_000))
     async with connect(stack.url) as session:
         for _ in range(3):
             for one in before:
@@ -66,5 +64,5 @@ async def test_round_robin_scatters_and_no_request_fails_while_strategies_change
     assert [len(one.endpoints) for one in after] == [1] * 3
 
 
-async def _take_turns(session: aiohttp.ClientSession, conversations: list[Conversation]) -> None:
+async def _take_turns(session: aiohttp.ClientSession, conversations: list[Chat]) -> None:
     await asyncio.gather(*(one.take_turn(session) for one in conversations))

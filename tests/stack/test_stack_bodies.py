@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 import xxhash
 
-from tests.stack.client import CHAT, Answer, ask, chat_body, connect, send
+from tests.stack.client import CHAT, Answer, chat_about, chat_body, connect, send
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.stack.upstream import serve
@@ -39,7 +39,7 @@ BAD_BODIES: Mapping[str, bytes] = MappingProxyType(
     }
 )
 GOOD_BODIES = (
-    ask("as a library writes it"),
+    chat_about("as a library writes it"),
     # Spaces, escapes and a number that a parser would rewrite.
     b' {"messages" :[{"role":"user","content":"a\\u0041\xc3\xa9"}],\n "n":1.0}\n',
     b'{"messages":[{"role":"user","content":"x"}],"max_tokens":7,"max_tokens":1,"unknown":{"a":[1e400]}}',
@@ -47,7 +47,7 @@ GOOD_BODIES = (
 COUNTED = ("streams_started", "stream_msgs_sent", "stream_msgs_received", "streams_closed")
 
 
-def arrived(answers: Sequence[Answer], bodies: Sequence[bytes]) -> bool:
+def arrived_whole(answers: Sequence[Answer], bodies: Sequence[bytes]) -> bool:
     """Whether the endpoints got the bodies byte for byte, and the service chose them."""
     headers = [each.headers for each in answers]
     got = [(each.get("x-simulated-body-xxh3"), each.get("x-extproc-pool")) for each in headers]
@@ -56,11 +56,11 @@ def arrived(answers: Sequence[Answer], bodies: Sequence[bytes]) -> bool:
 
 async def test_one_pool_passes_every_body_on_unchanged(stack: Stack) -> None:
     """With one catch-all pool it is the endpoint that judges the body."""
-    bodies = [*BAD_BODIES.values(), *GOOD_BODIES, ask("m" * 1_000_000)]
+    bodies = [*BAD_BODIES.values(), *GOOD_BODIES, chat_about("m" * 1_000_000)]
     async with connect(stack.url) as session:
         answers = [await send(session, body) for body in bodies]
 
-    assert arrived(answers, bodies)
+    assert arrived_whole(answers, bodies)
     assert SECRET not in stack.service.log.read_text() + stack.gateway.log.read_text()
 
 
@@ -68,12 +68,12 @@ async def test_one_pool_passes_every_body_on_unchanged(stack: Stack) -> None:
 async def test_bodies_arrive_unchanged_in_every_mode(stack: Stack, mode: str) -> None:
     """And a conversation stays, but where the body comes after the decision."""
     other = stack.through(mode)
-    bodies = [b"1", *(ask("m" * size) for size in (61_000, 62_000, 1_000_000))]
+    bodies = [b"1", *(chat_about("m" * size) for size in (61_000, 62_000, 1_000_000))]
     async with connect(other.url) as session:
         answers = [await send(session, body) for body in bodies]
-        again = [await send(session, ask("stay")) for _ in range(8)]
+        again = [await send(session, chat_about("stay")) for _ in range(8)]
 
-    assert arrived(answers, bodies)
+    assert arrived_whole(answers, bodies)
     assert (len({answer.served_by for answer in again}) == 1) is (mode != "streamed")
     assert (
         other.gateway.ext_proc()["failure_mode_allowed"]
@@ -84,7 +84,7 @@ async def test_bodies_arrive_unchanged_in_every_mode(stack: Stack, mode: str) ->
 
 async def test_body_sent_in_pieces_arrives_byte_for_byte(stack: Stack) -> None:
     """An upload without a content-length."""
-    body = ask("chunked " * 2_000)
+    body = chat_about("chunked " * 2_000)
 
     async def pieces() -> AsyncGenerator[bytes]:
         for start in range(0, len(body), 1_000):
@@ -118,7 +118,7 @@ async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
         serve(stack.spare) as endpoints,
         connect(stack.url) as session,
         session.post(
-            CHAT, data=ask("held"), headers={"content-type": "application/json"}
+            CHAT, data=chat_about("held"), headers={"content-type": "application/json"}
         ) as answer,
     ):
         first = await answer.content.readany()
@@ -138,7 +138,9 @@ async def test_request_costs_two_messages_at_most(
 ) -> None:
     """Headers and body; with round_robin the service's reply says not to send the body."""
     stack.use(pool(stack.addresses, {"name": strategy}))
-    bodies = [ask(f"cost {n}", max_tokens=n, stream=s) for n in (1, 60) for s in (False, True)]
+    bodies = [
+        chat_about(f"cost {n}", max_tokens=n, stream=s) for n in (1, 60) for s in (False, True)
+    ]
     before = stack.gateway.ext_proc()
 
     def used() -> list[int]:
@@ -152,7 +154,7 @@ async def test_request_costs_two_messages_at_most(
 
     sent = 4 * messages + 1
     assert used() == [5, sent, sent, 5]
-    assert arrived(answers, bodies)
+    assert arrived_whole(answers, bodies)
     assert listed.status == 200
 
 
@@ -171,10 +173,12 @@ class TestSeveralPools:
         models = {"llama-3": "llama", "sql-lora": "llama", "qwen-2": "qwen", "qwen-": "qwen"}
         async with connect(two_pools.url) as session:
             answers = [
-                await send(session, ask("hello", model=model), headers={"x-extproc-pool": "qwen"})
+                await send(
+                    session, chat_about("hello", model=model), headers={"x-extproc-pool": "qwen"}
+                )
                 for model in models
             ]
-            unknown = await send(session, ask("hello", model="gpt-9"))
+            unknown = await send(session, chat_about("hello", model="gpt-9"))
             listed = await send(session, b"", method="GET", path="/v1/models")
 
         assert [answer.headers["x-extproc-pool"] for answer in answers] == [*models.values()]

@@ -7,7 +7,7 @@ import pytest
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, TTL
 from extproc.router.stream.names import GUARDED
 from tests.stack import gateway
-from tests.stack.gateway import SHIPPED, Tree, cluster, find, load
+from tests.stack.gateway import SHIPPED, Tree, cluster_named, find, load
 from tests.tables import table
 
 pytestmark = pytest.mark.envoy
@@ -32,12 +32,6 @@ def test_envoy_accepts_configuration(name: str) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip().splitlines()[-1:] == [f"configuration '{SHIPPED / name}' OK"]
     assert "deprecated" not in result.stderr.lower()
-
-
-@table("name", EVERY)
-def test_no_client_is_told_why_it_was_picked(name: str) -> None:
-    """The reason says whose prompt is cached."""
-    assert "extproc" not in str([*find(load(name), "response_headers_to_add")])
 
 
 @table("name", EVERY)
@@ -69,7 +63,9 @@ def test_priorities_and_clients_are_kept_from_the_endpoints() -> None:
 
 def test_the_largest_body_is_the_services_and_breakers_are_raised() -> None:
     listener = STANDALONE["static_resources"]["listeners"][0]
-    breakers = [cluster(STANDALONE, which)["circuit_breakers"] for which in ("extproc", "vllm")]
+    breakers = [
+        cluster_named(STANDALONE, which)["circuit_breakers"] for which in ("extproc", "vllm")
+    ]
 
     assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
     assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
@@ -104,7 +100,7 @@ def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
 
 
 def _without_addresses(tree: Tree) -> Tree:
-    gateway.tell_addresses(tree)
+    gateway.show_addresses(tree)
     del tree["admin"]
     resources = tree["static_resources"]
     resources["listeners"] = [one for one in resources["listeners"] if one["name"] == "clients"]
@@ -120,18 +116,18 @@ def _without_addresses(tree: Tree) -> Tree:
 
 
 @table("name", BOOTSTRAPS)
-def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
+def test_access_logs_go_to_the_service(name: str) -> None:
     """On the listener for clients, at once, with the one header that the verdict needs."""
     listener = load(name)["static_resources"]["listeners"][0]
     (logs,) = find(listener, "access_log")
-    [told] = [
+    [log_config] = [
         log["typed_config"] for log in logs if log["name"] == "envoy.access_loggers.http_grpc"
     ]
 
-    assert told["common_config"] == {
+    assert log_config["common_config"] == {
         "log_name": "extproc",
         "transport_api_version": "V3",
         "grpc_service": {"envoy_grpc": {"cluster_name": "extproc"}},
         "buffer_flush_interval": "0.02s",
     }
-    assert told["additional_response_headers_to_log"] == ["retry-after"]
+    assert log_config["additional_response_headers_to_log"] == ["retry-after"]

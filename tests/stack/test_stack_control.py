@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.stack.client import Answer, ask, connect, send, statuses
+from tests.stack.client import Answer, chat_about, connect, send, send_all, statuses
 from tests.stack.gateway import Tree
 from tests.stack.service import pool
 from tests.stack.stack import Stack
@@ -51,11 +51,11 @@ ORDERS = {
 TEXTS = [f"mine {number}" for number in range(16)]
 
 
-async def ask_all(stack: Stack, claimed: str = "") -> list[Answer]:
+async def ask_each(stack: Stack, claimed: str = "") -> list[Answer]:
     """Asks once per text, one after the other, with control headers that name an address."""
     headers = dict.fromkeys(CONTROL, claimed) if claimed else {}
     async with connect(stack.url) as session:
-        answers = [await send(session, ask(text), headers=headers) for text in TEXTS]
+        answers = [await send(session, chat_about(text), headers=headers) for text in TEXTS]
     assert statuses(answers) == {200: len(TEXTS)}
     return answers
 
@@ -65,8 +65,8 @@ def homes_of(answers: Sequence[Answer]) -> list[str]:
 
 
 async def test_control_headers_of_clients_change_nothing(stack: Stack) -> None:
-    homes = homes_of(await ask_all(stack))
-    claimed = [homes_of(await ask_all(stack, address)) for address in stack.addresses[:2]]
+    homes = homes_of(await ask_each(stack))
+    claimed = [homes_of(await ask_each(stack, address)) for address in stack.addresses[:2]]
 
     assert claimed == [homes, homes]
 
@@ -76,9 +76,9 @@ async def test_address_outside_the_pool_cannot_be_reached(stack: Stack) -> None:
     *known, outside = stack.spare
     stack.use(pool(stack.spare, probe=False), endpoints=known)
     async with serve(known), serve([outside]) as decoy:
-        served = {*homes_of(await ask_all(stack, outside))}
+        served = {*homes_of(await ask_each(stack, outside))}
         stack.use(pool([outside], probe=False), endpoints=known)
-        served |= {*homes_of(await ask_all(stack, outside))}
+        served |= {*homes_of(await ask_each(stack, outside))}
 
     assert decoy.requests == []
     assert served <= {*known}
@@ -88,7 +88,9 @@ async def test_endpoints_get_no_header_that_only_gateways_say(stack: Stack) -> N
     """Nor what is said about priorities and clients; and no claim of a client is in its answer."""
     stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
     async with serve(stack.spare) as endpoints, connect(stack.url) as session:
-        answer = await send(session, ask("hello"), headers={**CLAIMS, **ORDERS, "x-mine": "kept"})
+        answer = await send(
+            session, chat_about("hello"), headers={**CLAIMS, **ORDERS, "x-mine": "kept"}
+        )
 
     [request] = endpoints.requests
     assert (answer.status, request.headers["x-mine"]) == (200, "kept")
@@ -102,7 +104,7 @@ async def test_endpoints_get_no_header_that_only_gateways_say(stack: Stack) -> N
 
 async def test_decision_is_in_the_response_and_in_the_access_log(stack: Stack) -> None:
     async with connect(stack.url) as session:
-        answer = await send(session, ask("who"), headers={"x-request-id": "seen-in-the-log"})
+        answer = await send(session, chat_about("who"), headers={"x-request-id": "seen-in-the-log"})
     lines: list[Tree] = []
 
     def is_logged() -> bool:
@@ -135,17 +137,17 @@ async def test_service_is_killed_and_comes_back(stack: Stack) -> None:
         serve(stack.spare[3:]) as decoy,
         connect(stack.url) as session,
     ):
-        homes = homes_of(await ask_all(stack))
-        streams = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(8)]
+        homes = homes_of(await ask_each(stack))
+        streams = send_all(session, "held", 8)
         await until(lambda: sum(stream.done() for stream in streams) + endpoints.held == 8)
         stack.service.kill()
-        without = await ask_all(stack, stack.spare[3])
-        claiming = await send(session, ask("claims"), headers={**CLAIMS, **ORDERS})
+        without = await ask_each(stack, stack.spare[3])
+        claiming = await send(session, chat_about("claims"), headers={**CLAIMS, **ORDERS})
         health = await send(session, b"", path="/health", method="GET")
         endpoints.release()
         streamed = await asyncio.gather(*streams)
         await asyncio.to_thread(stack.restart_service)
-        back = homes_of(await ask_all(stack))
+        back = homes_of(await ask_each(stack))
 
     assert {*homes_of(without)} <= {*addresses}
     assert len({*homes_of(without)}) > 1
@@ -167,11 +169,11 @@ async def test_service_drains(stack: Stack) -> None:
     """SIGTERM: open streams end whole, new requests pass it by; status 0: none was cut."""
     stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
     async with serve(stack.spare) as endpoints, connect(stack.url) as session:
-        streams = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(8)]
+        streams = send_all(session, "held", 8)
         await until(lambda: endpoints.held == 8)
         stack.service.send(signal.SIGTERM)
         await until(lambda: not stack.gateway.sees_service())
-        meanwhile = await ask_all(stack)
+        meanwhile = await ask_each(stack)
         is_draining = stack.service.is_running
         endpoints.release()
         answers = await asyncio.gather(*streams)

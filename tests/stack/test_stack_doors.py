@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extproc.router.routing.prompt.apis import APIS, api_of
-from tests.stack.client import CHAT, Answer, ask
+from tests.stack.client import CHAT, Answer, chat_about
 from tests.stack.gateway import SHIPPED, doors, find, load
 from tests.stack.service import pool
 from tests.stack.stack import Stack
@@ -178,7 +178,7 @@ def test_anthropics_clients_are_refused_in_anthropics_words(stack: Stack) -> Non
     stack.use(pool(stack.addresses, models=["llama"]))
     answers = [
         ask_plainly(stack, "/v1/messages/batches", "POST"),
-        ask_plainly(stack, "/v1/messages?beta=true", "POST", ask("hello", model="none")),
+        ask_plainly(stack, "/v1/messages?beta=true", "POST", chat_about("hello", model="none")),
     ]
 
     assert "`none`" in json.loads(answers[1].body)["error"]["message"]
@@ -186,11 +186,11 @@ def test_anthropics_clients_are_refused_in_anthropics_words(stack: Stack) -> Non
         check_anthropics(answer, 404)
 
 
-def test_without_an_endpoint_each_client_is_told_in_its_words(stack: Stack) -> None:
+def test_without_an_endpoint_each_client_gets_an_error_of_its_api(stack: Stack) -> None:
     """Every endpoint's port is closed: Envoy's own 503, with a hint when to come again."""
     stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
-    anthropic = ask_plainly(stack, "/v1/messages?beta=true", "POST", ask("nobody there"))
-    plain = ask_plainly(stack, CHAT, "POST", ask("nobody there"))
+    anthropic = ask_plainly(stack, "/v1/messages?beta=true", "POST", chat_about("nobody there"))
+    plain = ask_plainly(stack, CHAT, "POST", chat_about("nobody there"))
 
     check_anthropics(anthropic, 503)
     assert (plain.status, plain.headers["content-type"]) == (503, "application/json")
@@ -220,7 +220,7 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
     for how in OLD.values():
         request, posts = how.encode(), how.startswith("POST")
         if posts:
-            body = ask("an old client", stream=stream)
+            body = chat_about("an old client", stream=stream)
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             request += head.encode() + body
         with socket.create_connection(
@@ -245,7 +245,7 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
         )
 
 
-def test_clients_are_told_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
+def test_clients_see_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
     """A reason, `prefix` or `cold`, shows one tenant whether another's prompt is cached."""
     overlays = SHIPPED.parent / "manifests/overlays"
     files = [

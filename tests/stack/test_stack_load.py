@@ -9,7 +9,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.stack.client import CHAT, Answer, ask, connect, send, served, statuses
+from tests.stack.client import (
+    CHAT,
+    Answer,
+    chat_about,
+    connect,
+    send,
+    send_all,
+    servers_by_text,
+    statuses,
+)
 from tests.stack.service import pool
 from tests.stack.stack import Stack, ends_of_holds, in_flight, states
 from tests.stack.upstream import Endpoints, serve
@@ -26,7 +35,7 @@ JSON = {"content-type": "application/json"}
 
 
 @asynccontextmanager
-async def scripted(
+async def scripted_chat(
     stack: Stack, **settings: Any
 ) -> AsyncGenerator[tuple[Endpoints, aiohttp.ClientSession]]:
     """Has a pool of four endpoints that hold their answers; nobody probes them."""
@@ -35,13 +44,13 @@ async def scripted(
         yield endpoints, session
 
 
-async def fill(
+async def fill_endpoints(
     session: aiohttp.ClientSession, endpoints: Endpoints, headers: dict[str, str], count: int = 4
 ) -> list[asyncio.Task[Answer]]:
     """Sends so many requests and waits until each is at an endpoint."""
     before = endpoints.arrived
     sent = [
-        asyncio.create_task(send(session, ask(f"{headers} {n}"), headers=headers))
+        asyncio.create_task(send(session, chat_about(f"{headers} {n}"), headers=headers))
         for n in range(count)
     ]
     await endpoints.until_arrived(before + count)
@@ -62,7 +71,7 @@ async def go_away(session: aiohttp.ClientSession, number: int) -> None:
     patience_s = 30 if number % 2 else 0.001 * (1 + number % 16)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
-            body = ask(f"gone {number}", max_tokens=2_000, stream=True)
+            body = chat_about(f"gone {number}", max_tokens=2_000, stream=True)
             async with session.post(CHAT, data=body, headers=JSON) as answer:
                 await answer.content.readany()
                 answer.close()
@@ -76,8 +85,8 @@ async def test_clients_that_go_away_leave_nothing_in_flight(stack: Stack) -> Non
 
 
 async def test_requests_are_in_flight_until_their_last_byte(stack: Stack) -> None:
-    async with scripted(stack) as (endpoints, session):
-        requests = await fill(session, endpoints, {}, 40)
+    async with scripted_chat(stack) as (endpoints, session):
+        requests = await fill_endpoints(session, endpoints, {}, 40)
         counted = in_flight(stack)
         endpoints.release()
         answers = await asyncio.gather(*requests)
@@ -93,12 +102,12 @@ async def test_a_pool_full_of_batch_refuses_batch_and_lets_others_in(stack: Stac
             stack.service.metric("extproc_requests_total", outcome=outcome) for outcome in outcomes
         ]
 
-    async with scripted(stack, **FAIR) as (endpoints, session):
+    async with scripted_chat(stack, **FAIR) as (endpoints, session):
         before = counted()
-        held = await fill(session, endpoints, {OBJECTIVE: "batch"})
-        refused = await send(session, ask("one more"), headers={OBJECTIVE: "batch"})
-        held += await fill(session, endpoints, {OBJECTIVE: "no-such-objective"}, 1)
-        full = await send(session, ask("premium"), headers={OBJECTIVE: "premium"})
+        held = await fill_endpoints(session, endpoints, {OBJECTIVE: "batch"})
+        refused = await send(session, chat_about("one more"), headers={OBJECTIVE: "batch"})
+        held += await fill_endpoints(session, endpoints, {OBJECTIVE: "no-such-objective"}, 1)
+        full = await send(session, chat_about("premium"), headers={OBJECTIVE: "premium"})
         endpoints.release()
         answers = await asyncio.gather(*held)
 
@@ -117,10 +126,10 @@ async def test_a_pool_full_of_batch_refuses_batch_and_lets_others_in(stack: Stac
 
 
 async def test_a_client_with_the_whole_pool_makes_room_for_another(stack: Stack) -> None:
-    async with scripted(stack, **FAIR) as (endpoints, session):
-        held = await fill(session, endpoints, {CLIENT: "greedy"})
-        held += await fill(session, endpoints, {CLIENT: "modest"}, 1)
-        greedy = await send(session, ask("more"), headers={CLIENT: "greedy"})
+    async with scripted_chat(stack, **FAIR) as (endpoints, session):
+        held = await fill_endpoints(session, endpoints, {CLIENT: "greedy"})
+        held += await fill_endpoints(session, endpoints, {CLIENT: "modest"}, 1)
+        greedy = await send(session, chat_about("more"), headers={CLIENT: "greedy"})
         endpoints.release()
         answers = await asyncio.gather(*held)
 
@@ -134,12 +143,10 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
     async def until_held(count: int) -> None:
         await until(lambda: stack.service.metric("extproc_held_requests", pool="vllm") == count)
 
-    async with scripted(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
+    async with scripted_chat(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
         before = ends_of_holds(stack)
-        requests = await fill(session, endpoints, {})
-        gone, *stay = [
-            asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(3)
-        ]
+        requests = await fill_endpoints(session, endpoints, {})
+        gone, *stay = send_all(session, "held", 3)
         await until_held(3)
         gone.cancel()
         await until_held(2)
@@ -152,29 +159,31 @@ async def test_a_request_is_held_until_there_is_room_or_its_client_leaves(stack:
 
     assert statuses(answers) == {200: 6}
     assert endpoints.arrived == 6
-    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
+    assert ends_of_holds(stack, since=before) == [
         2,
         0,
         1,
     ]
 
 
-async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(stack: Stack) -> None:
+async def test_who_waited_in_vain_gets_the_answer_that_others_get_at_once(stack: Stack) -> None:
     """A pool that is full, and one that is empty, by requests that do not wait as long as they may."""
     hurried = {"x-llm-d-inference-ttl": "300ms"}
-    async with scripted(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
+    async with scripted_chat(stack, hold={"wait_s": 300}, **FULL) as (endpoints, session):
         before = ends_of_holds(stack)
-        requests = await fill(session, endpoints, {})
-        full = await send(session, ask("in vain"), headers=hurried)
+        requests = await fill_endpoints(session, endpoints, {})
+        full = await send(session, chat_about("in vain"), headers=hurried)
         stack.use(pool([], hold={"wait_s": 300}, probe=False, **FULL), endpoints=stack.spare)
-        empty = await send(session, ask("in vain"), headers=hurried)
+        empty = await send(session, chat_about("in vain"), headers=hurried)
         endpoints.release()
         await asyncio.gather(*requests)
 
-    told = [(one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)]
-    assert told == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
+    answers_given = [
+        (one.status, one.error["code"], one.headers["retry-after"]) for one in (full, empty)
+    ]
+    assert answers_given == [(429, "overloaded", "1"), (503, "no_endpoint", "1")]
     assert {one.headers[DROPPED] for one in (full, empty)} == {"rejected-ttl-expired"}
-    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
+    assert ends_of_holds(stack, since=before) == [
         0,
         2,
         0,
@@ -187,9 +196,9 @@ async def test_conversations_of_a_closed_endpoint_move_to_the_next(stack: Stack)
     stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
     async with serve(stack.spare[:3]), connect(stack.url) as session:
         async with serve([gone]):
-            homes = await served(session, texts)
-        moved = await served(session, texts)
-        again = await served(session, texts)
+            homes = await servers_by_text(session, texts)
+        moved = await servers_by_text(session, texts)
+        again = await servers_by_text(session, texts)
 
     homeless = {text for text in texts if homes[text] == gone}
     assert homeless
@@ -207,13 +216,13 @@ async def test_endpoint_that_fails_at_once_is_left_out_and_comes_back(stack: Sta
         failures = 0
         async with asyncio.timeout(60):
             while states(stack)[bad] != "cooling":
-                failures += (await send(session, ask("fails"))).status == 500
+                failures += (await send(session, chat_about("fails"))).status == 500
         failed = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "5xx"})
         stack.fault(bad)
         async with asyncio.timeout(60):
             while states(stack)[bad] != "ready":
-                await send(session, ask("works again"))
-        back = await served(session, [f"back {number}" for number in range(8)])
+                await send(session, chat_about("works again"))
+        back = await servers_by_text(session, [f"back {number}" for number in range(8)])
 
     assert 1 <= failed <= failures < 50
     assert bad in back.values()
@@ -226,7 +235,7 @@ async def test_endpoint_that_is_not_healthy_is_known_without_a_request(stack: St
     stack.fault(sick, is_sick=True)
     await until(lambda: states(stack)[sick] == "unhealthy")
     async with connect(stack.url) as session:
-        meanwhile = await served(session, [f"well {number}" for number in range(8)])
+        meanwhile = await servers_by_text(session, [f"well {number}" for number in range(8)])
     stack.fault(sick)
     await until(lambda: states(stack)[sick] == "ready")
 

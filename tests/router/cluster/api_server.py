@@ -40,15 +40,17 @@ class Watcher:
     query: Mapping[str, str]
     lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
-    def tell(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """What leaves a selector is deleted for who watches by it, as what enters is added."""
         _, before, after = change
-        was, is_ = (entry is not None and matches(entry, self.query) for entry in (before, after))
+        was, is_ = (
+            entry is not None and matches_selectors(entry, self.query) for entry in (before, after)
+        )
         kind = {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get(
             (was, is_)
         )
         if kind:
-            self.lines.put_nowait(line(kind, after or before or {}))
+            self.lines.put_nowait(event_line(kind, after or before or {}))
 
 
 class Collection:
@@ -121,15 +123,17 @@ class ApiServer:
         name = object_["metadata"]["name"]
         before = collection.objects.get(name)
         collection.objects[name] = self._stamped(object_)
-        self._tell(collection, before, collection.objects[name])
+        self._notify(collection, before, collection.objects[name])
 
     def delete(self, name: str, kind: str = SLICES) -> None:
         collection = self.of(kind)
-        self._tell(collection, self._stamped(collection.objects.pop(name)), None)
+        self._notify(collection, self._stamped(collection.objects.pop(name)), None)
 
     def bookmark(self, kind: str = SLICES) -> None:
         """Sends every watch the current version, which others' objects may have moved on."""
-        self.of(kind).send(line("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}))
+        self.of(kind).send(
+            event_line("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
+        )
 
     def compact(self) -> None:
         """Forgets the history, as etcd does after five minutes."""
@@ -164,7 +168,9 @@ class ApiServer:
         token = query.get("continue")
         if token is not None and token not in collection.rests:
             return status(410, "The provided continue parameter is too old")
-        items = [object_ for object_ in collection.objects.values() if matches(object_, query)]
+        items = [
+            object_ for object_ in collection.objects.values() if matches_selectors(object_, query)
+        ]
         version = str(self.version)
         if token is not None:
             version, items = token.partition("/")[0], collection.rests.pop(token)
@@ -184,7 +190,7 @@ class ApiServer:
         watcher = Watcher(request.query)
         for change in collection.history:
             if change[0] > version:
-                watcher.tell(change)
+                watcher.notify(change)
         collection.watchers.append(watcher)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
@@ -202,18 +208,18 @@ class ApiServer:
         self.version += 1
         return object_ | {"metadata": object_["metadata"] | {"resourceVersion": str(self.version)}}
 
-    def _tell(self, collection: Collection, before: Object | None, after: Object | None) -> None:
+    def _notify(self, collection: Collection, before: Object | None, after: Object | None) -> None:
         change = (self.version, before, after)
         collection.history.append(change)
         for watcher in collection.watchers:
-            watcher.tell(change)
+            watcher.notify(change)
 
 
 def kind_of(object_: Object) -> str:
     return f"{object_['apiVersion']}/{PLURALS[object_['kind']]}"
 
 
-def matches(object_: Object, query: Mapping[str, str]) -> bool:
+def matches_selectors(object_: Object, query: Mapping[str, str]) -> bool:
     """Whether the object is of the selectors `labelSelector` and `fieldSelector`."""
     labels = object_["metadata"].get("labels", {})
     wanted = [term.partition("=") for term in query.get("labelSelector", "").split(",") if term]
@@ -225,7 +231,7 @@ def matches(object_: Object, query: Mapping[str, str]) -> bool:
     return is_selected and named in ("", object_["metadata"]["name"])
 
 
-def line(kind: str, object_: Object) -> bytes:
+def event_line(kind: str, object_: Object) -> bytes:
     return json.dumps({"type": kind, "object": object_}).encode() + b"\n"
 
 
@@ -257,7 +263,7 @@ def refuses(code: int, retry_after: str = "") -> Handler:
     return answer
 
 
-def streams(*chunks: bytes, then_cut: bool = False) -> Handler:
+def stream_chunks(*chunks: bytes, then_cut: bool = False) -> Handler:
     """Writes these chunks, one packet each, then ends the stream: cleanly, or in the middle."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -298,7 +304,7 @@ def drops() -> Handler:
 
 
 @asynccontextmanager
-async def serving(
+async def serving_api(
     server: ApiServer, port: int = 0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[ApiServer]:
     """Serves on 127.0.0.1; leaving the block is an outage, entering it again with its port a return."""

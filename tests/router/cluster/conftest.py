@@ -8,8 +8,8 @@ import pytest
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
-from tests.router.cluster.harness import PATIENT, BuildSource, Kube, RecordingSink
+from tests.router.cluster.api_server import ApiServer, serving_api, write_kubeconfig
+from tests.router.cluster.harness import PATIENT, Kube, RecordingSink
 from tests.router.cluster.objects import A, B, slice_object
 
 
@@ -20,7 +20,7 @@ def sink() -> RecordingSink:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as server:
+    async with serving_api(ApiServer()) as server:
         server.put(slice_object("s1", A, B))
         yield server
 
@@ -38,14 +38,12 @@ def delays() -> list[float]:
 
 
 @pytest.fixture
-def access(
-    server: ApiServer, token: Path, tmp_path: Path, delays: list[float]
-) -> Callable[..., KubeAccess]:
+def access(token: Path, tmp_path: Path, delays: list[float]) -> Callable[..., KubeAccess]:
     async def nap(delay_s: float) -> None:
         delays.append(delay_s)
         await asyncio.sleep(0.001)
 
-    def access(**options: object) -> KubeAccess:
+    def access(server: ApiServer, **options: object) -> KubeAccess:
         path = tmp_path / "kubeconfig"
         write_kubeconfig(path, server.url, token)
         arguments = {"sleep": nap, "rng": Random(7), "patience": PATIENT} | options
@@ -55,15 +53,16 @@ def access(
 
 
 @pytest.fixture
-def build(access: Callable[..., KubeAccess]) -> BuildSource:
-    def build(settle_s: float = 0.01, **options: object) -> KubernetesSource:
-        return KubernetesSource(access(**options), "default", "vllm", ("http",), settle_s=settle_s)
-
-    return build
-
-
-@pytest.fixture
 def kube(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float], token: Path
+    server: ApiServer,
+    access: Callable[..., KubeAccess],
+    sink: RecordingSink,
+    delays: list[float],
+    token: Path,
 ) -> Kube:
+    def build(settle_s: float = 0.01, **options: object) -> KubernetesSource:
+        return KubernetesSource(
+            access(server, **options), "default", "vllm", ("http",), settle_s=settle_s
+        )
+
     return Kube(server, build, sink, delays, token)

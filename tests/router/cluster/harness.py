@@ -55,7 +55,7 @@ class RecordingSink:
 
 
 @asynccontextmanager
-async def running(source: Source, sink: RecordingSink) -> AsyncIterator[asyncio.Task[None]]:
+async def running_source(source: Source, sink: RecordingSink) -> AsyncIterator[asyncio.Task[None]]:
     """Runs `source` in the background; a source that ends by itself fails the test."""
     task = asyncio.create_task(source.run(sink))
     try:
@@ -86,7 +86,7 @@ class Kube:
     token: Path
 
     def running(self, **options: object) -> AbstractAsyncContextManager[object]:
-        return running(self.build(**options), self.sink)
+        return running_source(self.build(**options), self.sink)
 
     @asynccontextmanager
     async def watching(self, **options: object) -> AsyncIterator[None]:

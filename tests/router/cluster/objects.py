@@ -56,7 +56,7 @@ def slice_object(
     }
 
 
-def parsed(slice_: Object) -> EndpointSlice:
+def parsed_slice(slice_: Object) -> EndpointSlice:
     return msgspec.json.decode(msgspec.json.encode(slice_), type=EndpointSlice)
 
 

@@ -12,13 +12,13 @@ from dns.resolver import Answer, NoResolverConfiguration
 
 from extproc.router.cluster.dns import DnsSource
 from tests.router.cluster.dns_server import DnsServer, serving_dns
-from tests.router.cluster.harness import RecordingSink, running
+from tests.router.cluster.harness import RecordingSink, running_source
 
 NAME = "vllm.default.svc.cluster.local."
 
 
 @dataclass
-class Asked:
+class QueriedServer:
     """A server, the lists of a source that queries it, and its waits in between."""
 
     server: DnsServer
@@ -36,7 +36,7 @@ class Asked:
     def running(
         self, target: str = "vllm:8000", **options: object
     ) -> AbstractAsyncContextManager[object]:
-        return running(self.build(target, **options), self.sink)
+        return running_source(self.build(target, **options), self.sink)
 
     async def _nap(self, delay_s: float) -> None:
         self.delays.append(delay_s)
@@ -44,60 +44,66 @@ class Asked:
 
 
 @pytest.fixture
-async def at(sink: RecordingSink) -> AsyncIterator[Asked]:
+async def queried(sink: RecordingSink) -> AsyncIterator[QueriedServer]:
     async with serving_dns(DnsServer({(NAME, "A"): ["10.0.0.2", "10.0.0.1"]})) as server:
-        yield Asked(server, sink)
+        yield QueriedServer(server, sink)
 
 
 @pytest.mark.parametrize("target", ["vllm:8000", "vllm.default.svc.cluster.local:8000"])
 async def test_a_name_in_full_or_short_becomes_its_addresses_in_their_order(
-    at: Asked, target: str
+    queried: QueriedServer, target: str
 ) -> None:
-    async with at.running(target):
-        await at.sink.until(lambda sink: len(sink.lists) >= 2)
+    async with queried.running(target):
+        await queried.sink.until(lambda sink: len(sink.lists) >= 2)
 
-    assert [[e.name for e in listed] for listed in at.sink.lists[:2]] == [
+    assert [[e.name for e in listed] for listed in queried.sink.lists[:2]] == [
         ["10.0.0.1:8000", "10.0.0.2:8000"]
     ] * 2
-    assert at.sink.restarts == []
-    assert set(at.server.questions) == {f"{NAME} A"}
+    assert queried.sink.restarts == []
+    assert set(queried.server.questions) == {f"{NAME} A"}
 
 
-async def test_changed_addresses_replace_the_list_and_their_order_is_no_change(at: Asked) -> None:
-    async with at.running():
-        await at.sink.until(lambda sink: sink.lists)
-        at.server.records[NAME, "A"].reverse()
-        asked = len(at.server.questions)
-        await at.sink.until(lambda sink: len(sink.lists) > asked + 1)
-        assert all(listed == at.sink.lists[0] for listed in at.sink.lists)
-        at.server.records[NAME, "A"] = ["10.0.0.3"]
-        await at.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
+async def test_changed_addresses_replace_the_list_and_their_order_is_no_change(
+    queried: QueriedServer,
+) -> None:
+    async with queried.running():
+        await queried.sink.until(lambda sink: sink.lists)
+        queried.server.records[NAME, "A"].reverse()
+        asked = len(queried.server.questions)
+        await queried.sink.until(lambda sink: len(sink.lists) > asked + 1)
+        assert all(listed == queried.sink.lists[0] for listed in queried.sink.lists)
+        queried.server.records[NAME, "A"] = ["10.0.0.3"]
+        await queried.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
 
 
 @pytest.mark.parametrize(("ttl_s", "waits_s"), [(0, 1), (5, 5), (3600, 30)])
-async def test_the_ttl_decides_when_to_ask_again(at: Asked, *, ttl_s: int, waits_s: int) -> None:
-    at.server.ttl_s = ttl_s
-    async with at.running():
-        await at.sink.until(lambda _: len(at.delays) >= 5)
+async def test_the_ttl_decides_when_to_ask_again(
+    queried: QueriedServer, *, ttl_s: int, waits_s: int
+) -> None:
+    queried.server.ttl_s = ttl_s
+    async with queried.running():
+        await queried.sink.until(lambda _: len(queried.delays) >= 5)
 
-    assert all(waits_s <= delay <= 1.2 * waits_s for delay in at.delays)
-    assert len(set(at.delays)) == len(at.delays)
-
-
-async def test_ipv6_serves_where_there_is_no_ipv4(at: Asked) -> None:
-    at.server.records[NAME, "AAAA"] = ["fd00::1"]
-    async with at.running():
-        await at.sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
-    del at.server.records[NAME, "A"]
-    async with at.running():
-        await at.sink.until(lambda sink: sink.addresses == ["[fd00::1]:8000"])
+    assert all(waits_s <= delay <= 1.2 * waits_s for delay in queried.delays)
+    assert len(set(queried.delays)) == len(queried.delays)
 
 
-async def test_a_truncated_answer_is_fetched_over_tcp(at: Asked) -> None:
-    at.server.truncates = True
-    at.server.records[NAME, "A"] = [f"10.0.{number // 250}.{number % 250}" for number in range(500)]
-    async with at.running():
-        await at.sink.until(lambda sink: len(sink.addresses) == 500)
+async def test_ipv6_serves_where_there_is_no_ipv4(queried: QueriedServer) -> None:
+    queried.server.records[NAME, "AAAA"] = ["fd00::1"]
+    async with queried.running():
+        await queried.sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
+    del queried.server.records[NAME, "A"]
+    async with queried.running():
+        await queried.sink.until(lambda sink: sink.addresses == ["[fd00::1]:8000"])
+
+
+async def test_a_truncated_answer_is_fetched_over_tcp(queried: QueriedServer) -> None:
+    queried.server.truncates = True
+    queried.server.records[NAME, "A"] = [
+        f"10.0.{number // 250}.{number % 250}" for number in range(500)
+    ]
+    async with queried.running():
+        await queried.sink.until(lambda sink: len(sink.addresses) == 500)
 
 
 def fall_silent(server: DnsServer) -> None:
@@ -115,40 +121,48 @@ def fall_silent(server: DnsServer) -> None:
     ids=["no such name", "no address", "a failure", "silence"],
 )
 async def test_a_failure_keeps_the_list(
-    at: Asked, *, break_: Callable[[DnsServer], None], why: str
+    queried: QueriedServer, *, break_: Callable[[DnsServer], None], why: str
 ) -> None:
-    async with at.running():
-        await at.sink.until(lambda sink: sink.lists)
-        break_(at.server)
-        await at.sink.until(lambda sink: len(sink.restarts) >= 3)
-        delays_s = at.delays[-2:]
-        at.server.rcode, at.server.is_silent, at.server.patience_s = dns.rcode.NOERROR, False, 2.0
-        at.server.records[NAME, "A"] = ["10.0.0.3"]
-        await at.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
+    async with queried.running():
+        await queried.sink.until(lambda sink: sink.lists)
+        break_(queried.server)
+        await queried.sink.until(lambda sink: len(sink.restarts) >= 3)
+        delays_s = queried.delays[-2:]
+        queried.server.rcode, queried.server.is_silent, queried.server.patience_s = (
+            dns.rcode.NOERROR,
+            False,
+            2.0,
+        )
+        queried.server.records[NAME, "A"] = ["10.0.0.3"]
+        await queried.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
 
-    assert set(at.sink.restarts) == {why}
-    told_addresses = {tuple(endpoint.address for endpoint in listed) for listed in at.sink.lists}
-    assert told_addresses == {("10.0.0.1:8000", "10.0.0.2:8000"), ("10.0.0.3:8000",)}
+    assert set(queried.sink.restarts) == {why}
+    listed_addresses = {
+        tuple(endpoint.address for endpoint in listed) for listed in queried.sink.lists
+    }
+    assert listed_addresses == {("10.0.0.1:8000", "10.0.0.2:8000"), ("10.0.0.3:8000",)}
     assert max(delays_s) <= 4
-    assert all(at.sink.reasons)
+    assert all(queried.sink.reasons)
 
 
-async def test_a_missing_resolver_configuration_is_a_failure_like_others(at: Asked) -> None:
+async def test_a_missing_resolver_configuration_is_a_failure_like_others(
+    queried: QueriedServer,
+) -> None:
     answers = iter([False, False])
 
     def open_resolver() -> Resolver:
         if next(answers, True):
-            return at.server.resolver()
+            return queried.server.resolver()
         raise NoResolverConfiguration
 
-    async with at.running(open_resolver=open_resolver):
-        await at.sink.until(lambda sink: sink.lists)
+    async with queried.running(open_resolver=open_resolver):
+        await queried.sink.until(lambda sink: sink.lists)
 
-    assert at.sink.restarts == ["dns_failure", "dns_failure"]
+    assert queried.sink.restarts == ["dns_failure", "dns_failure"]
 
 
 async def test_a_cancellation_that_the_library_swallows_ends_the_source_all_the_same(
-    at: Asked,
+    queried: QueriedServer,
 ) -> None:
     """As `asyncio.wait_for` of Python 3.11 does where the answer comes at that moment."""
     asked = asyncio.Event()
@@ -158,10 +172,10 @@ async def test_a_cancellation_that_the_library_swallows_ends_the_source_all_the_
             asked.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
-            return await at.server.resolver().resolve(*arguments, **options)
+            return await queried.server.resolver().resolve(*arguments, **options)
 
     task = asyncio.create_task(
-        at.build(open_resolver=lambda: Swallowing(configure=False)).run(at.sink)
+        queried.build(open_resolver=lambda: Swallowing(configure=False)).run(queried.sink)
     )
     await asked.wait()
     task.cancel()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extproc.errors import SettingsError
 from extproc.router.cluster.file import FileSource, parse_endpoints
 from extproc.router.routing.endpoint import Endpoint
-from tests.router.cluster.harness import RecordingSink, running
+from tests.router.cluster.harness import RecordingSink, running_source
 from tests.tables import table
 
 ONE = b"- {address: 10.0.0.1, port: 8000}\n"
@@ -35,7 +35,7 @@ async def change_until_two(change: Callable[[], None], sink: RecordingSink) -> N
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def endpoints_file(tmp_path: Path) -> Path:
     path = tmp_path / "endpoints.yaml"
     path.write_bytes(ONE)
     return path
@@ -102,23 +102,25 @@ def test_any_bytes_parse_or_raise_settings_error(content: bytes) -> None:
     assert all(isinstance(endpoint, Endpoint) for endpoint in endpoints)
 
 
-async def test_a_change_of_the_file_replaces_the_list(path: Path, sink: RecordingSink) -> None:
-    async with running(FileSource(path, poll_s=NEVER_S), sink):
+async def test_a_change_of_the_file_replaces_the_list(
+    endpoints_file: Path, sink: RecordingSink
+) -> None:
+    async with running_source(FileSource(endpoints_file, poll_s=NEVER_S), sink):
         await sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000"])
-        await change_until_two(lambda: replace_file(path, TWO), sink)
+        await change_until_two(lambda: replace_file(endpoints_file, TWO), sink)
 
     assert sink.restarts == []
 
 
-async def test_a_half_written_file_is_not_taken(path: Path, sink: RecordingSink) -> None:
+async def test_a_half_written_file_is_not_taken(endpoints_file: Path, sink: RecordingSink) -> None:
     """`port: 80` is a good port, and the first half of 8000."""
 
     def write_on(text: bytes) -> None:
-        with path.open("ab") as file:
+        with endpoints_file.open("ab") as file:
             file.write(text)
 
-    replace_file(path, b"- address: 10.0.0.1\n  port: 80")
-    async with running(FileSource(path, poll_s=0.02, quiet_s=1.0), sink):
+    replace_file(endpoints_file, b"- address: 10.0.0.1\n  port: 80")
+    async with running_source(FileSource(endpoints_file, poll_s=0.02, quiet_s=1.0), sink):
         for end in (b"00\n- address: 10.0.0.2\n  port: 80", b"01\n"):
             await asyncio.sleep(0.1)
             write_on(end)
@@ -141,7 +143,7 @@ async def test_a_swapped_link_of_a_mounted_configmap_is_a_change(
         (tmp_path / "..data_tmp").symlink_to("v2")
         (tmp_path / "..data_tmp").rename(tmp_path / "..data")
 
-    async with running(FileSource(tmp_path / "endpoints.yaml", poll_s=NEVER_S), sink):
+    async with running_source(FileSource(tmp_path / "endpoints.yaml", poll_s=NEVER_S), sink):
         await sink.until(lambda sink: sink.lists)
         await change_until_two(swap, sink)
 
@@ -156,18 +158,18 @@ async def test_polling_finds_what_the_directory_does_not_show(
     (elsewhere / "list").write_bytes(ONE)
     (here / "endpoints.yaml").symlink_to(elsewhere / "list")
 
-    async with running(FileSource(here / "endpoints.yaml", poll_s=0.05), sink):
+    async with running_source(FileSource(here / "endpoints.yaml", poll_s=0.05), sink):
         await sink.until(lambda sink: sink.lists)
         (elsewhere / "list").write_bytes(TWO)
         await sink.until(lambda sink: len(sink.addresses) == 2)
 
 
 async def test_a_bad_or_deleted_file_leaves_the_list_and_counts_once(
-    path: Path, sink: RecordingSink
+    endpoints_file: Path, sink: RecordingSink
 ) -> None:
-    async with running(FileSource(path, poll_s=0.02), sink):
+    async with running_source(FileSource(endpoints_file, poll_s=0.02), sink):
         await sink.until(lambda sink: sink.lists)
-        replace_file(path, b"- {address: 10.0.0.1, po")
+        replace_file(endpoints_file, b"- {address: 10.0.0.1, po")
         await sink.until(lambda sink: sink.restarts)
         confirmed_total = sink.confirmed_total
         await sink.until(lambda sink: len(sink.lacking) > 2)
@@ -176,20 +178,20 @@ async def test_a_bad_or_deleted_file_leaves_the_list_and_counts_once(
         assert confirmed_total == sink.confirmed_total
         assert len(sink.lists) == 1
 
-        replace_file(path, TWO)
+        replace_file(endpoints_file, TWO)
         await sink.until(lambda sink: len(sink.addresses) == 2)
-        await asyncio.to_thread(path.unlink)
+        await asyncio.to_thread(endpoints_file.unlink)
         await sink.until(lambda sink: len(sink.restarts) == 2)
 
     assert [len(listed) for listed in sink.lists] == [1, 2]
-    assert f"{path}:1: not YAML" in str(sink.reasons[0])
+    assert f"{endpoints_file}:1: not YAML" in str(sink.reasons[0])
 
 
 async def test_a_missing_file_is_waited_for_and_then_confirmed(
     tmp_path: Path, sink: RecordingSink
 ) -> None:
     path = tmp_path / "later" / "endpoints.yaml"
-    async with running(FileSource(path, poll_s=0.02), sink):
+    async with running_source(FileSource(path, poll_s=0.02), sink):
         await sink.until(lambda sink: sink.restarts)
         path.parent.mkdir()
         replace_file(path, ONE)

@@ -2,13 +2,21 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from extproc.router.cluster.inference_pool_source import InferencePoolSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import PODS, POOLS, ApiServer, refuses, serving, streams
-from tests.router.cluster.harness import BuildSource, Kube, has, running
+from tests.router.cluster.api_server import (
+    PODS,
+    POOLS,
+    ApiServer,
+    refuses,
+    serving_api,
+    stream_chunks,
+)
+from tests.router.cluster.harness import Kube, RecordingSink, has, running_source
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.waiting import until
 
@@ -17,8 +25,8 @@ KINDS = [POOLS, PODS]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as server:
+async def pool_server() -> AsyncIterator[ApiServer]:
+    async with serving_api(ApiServer()) as server:
         server.put(pool_object())
         server.put(running_pod("a", "10.0.0.1"))
         server.put(running_pod("b", "10.0.0.2"))
@@ -27,248 +35,270 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-def build(access: Callable[..., KubeAccess]) -> BuildSource:
+def pool_kube(
+    pool_server: ApiServer,
+    access: Callable[..., KubeAccess],
+    sink: RecordingSink,
+    delays: list[float],
+    token: Path,
+) -> Kube:
     def build(settle_s: float = 0.01) -> InferencePoolSource:
-        return InferencePoolSource(access(), "default", "vllm", settle_s=settle_s)
+        return InferencePoolSource(access(pool_server), "default", "vllm", settle_s=settle_s)
 
-    return build
+    return Kube(pool_server, build, sink, delays, token)
 
 
-async def test_the_pool_is_asked_for_by_name_and_its_pods_by_their_labels(kube: Kube) -> None:
-    async with kube.running():
-        await kube.until(has("a", "b"))
-        await kube.until_watched()
+async def test_the_pool_is_asked_for_by_name_and_its_pods_by_their_labels(pool_kube: Kube) -> None:
+    async with pool_kube.running():
+        await pool_kube.until(has("a", "b"))
+        await pool_kube.until_watched()
 
-    [pool], [pods] = kube.server.of(POOLS).lists, kube.server.of(PODS).lists
+    [pool], [pods] = pool_kube.server.of(POOLS).lists, pool_kube.server.of(PODS).lists
     assert pool == {"fieldSelector": "metadata.name=vllm", "limit": "100"}
     assert pods == {"labelSelector": "app=vllm,model=llama", "limit": "100"}
     for kind, version, selector in ((POOLS, "104", pool), (PODS, "104", pods)):
-        [watch] = kube.server.of(kind).watches
+        [watch] = pool_kube.server.of(kind).watches
         assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == (version, "true")
         assert selector.items() - watch.items() == {("limit", "100")}
-    assert len(kube.sink.lists) == 1
-    assert kube.sink.restarts == []
+    assert len(pool_kube.sink.lists) == 1
+    assert pool_kube.sink.restarts == []
 
 
-async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(kube: Kube) -> None:
+async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(
+    pool_kube: Kube,
+) -> None:
     """Pods of no pool, or of another, change nothing; other ports need no new list."""
-    async with kube.watching():
-        kube.server.put(running_pod("c", phase="Pending", ready=None))
-        kube.server.put(running_pod("c", "10.0.0.3", ready="False"))
-        kube.server.put(running_pod("c", "10.0.0.3"))
-        await kube.until(has("a", "b", "c"))
-        kube.server.put(running_pod("a", "10.0.0.1", deleted=True))
-        await kube.until(lambda sink: [e.is_ready for e in sink.lists[-1]] == [False, True, True])
-        kube.server.delete("a", PODS)
-        await kube.until(has("b", "c"))
-        kube.server.put(
+    async with pool_kube.watching():
+        pool_kube.server.put(running_pod("c", phase="Pending", ready=None))
+        pool_kube.server.put(running_pod("c", "10.0.0.3", ready="False"))
+        pool_kube.server.put(running_pod("c", "10.0.0.3"))
+        await pool_kube.until(has("a", "b", "c"))
+        pool_kube.server.put(running_pod("a", "10.0.0.1", deleted=True))
+        await pool_kube.until(
+            lambda sink: [e.is_ready for e in sink.lists[-1]] == [False, True, True]
+        )
+        pool_kube.server.delete("a", PODS)
+        await pool_kube.until(has("b", "c"))
+        pool_kube.server.put(
             running_pod("b", "10.0.0.2", labels=OTHERS)
         )  # taken out of the pool by its labels
-        await kube.until(has("c"))
-        kube.server.put(running_pod("y", "10.0.9.2", labels=OTHERS))
-        kube.server.put(pool_object("another", labels=OTHERS))
-        kube.server.put(running_pod("d", "10.0.0.4"))
-        await kube.until(has("c", "d"))
-        kube.server.put(pool_object(ports=[8000, 8001]))
-        await kube.until(has("c:8000", "c:8001", "d:8000", "d:8001"))
-        kube.server.put(pool_object(ports=[9000]))
-        await kube.until(lambda sink: sink.addresses == ["10.0.0.3:9000", "10.0.0.4:9000"])
+        await pool_kube.until(has("c"))
+        pool_kube.server.put(running_pod("y", "10.0.9.2", labels=OTHERS))
+        pool_kube.server.put(pool_object("another", labels=OTHERS))
+        pool_kube.server.put(running_pod("d", "10.0.0.4"))
+        await pool_kube.until(has("c", "d"))
+        pool_kube.server.put(pool_object(ports=[8000, 8001]))
+        await pool_kube.until(has("c:8000", "c:8001", "d:8000", "d:8001"))
+        pool_kube.server.put(pool_object(ports=[9000]))
+        await pool_kube.until(lambda sink: sink.addresses == ["10.0.0.3:9000", "10.0.0.4:9000"])
 
     assert not {"default/x", "default/y"} & {
-        each.name for listed in kube.sink.lists for each in listed
+        each.name for listed in pool_kube.sink.lists for each in listed
     }
-    assert len(kube.server.of(PODS).lists) == 1
+    assert len(pool_kube.server.of(PODS).lists) == 1
 
 
 async def test_many_pods_come_in_pages_of_one_version_and_one_that_is_late_begins_anew(
-    kube: Kube,
+    pool_kube: Kube,
 ) -> None:
     for number in range(230):
-        kube.server.put(running_pod(f"p{number}", f"10.1.{number}.1"))
-    listed = kube.server.list_objects
+        pool_kube.server.put(running_pod(f"p{number}", f"10.1.{number}.1"))
+    listed = pool_kube.server.list_objects
 
     async def too_late(request: object) -> object:
         await until(
-            lambda: kube.server.of(POOLS).watchers
+            lambda: pool_kube.server.of(POOLS).watchers
         )  # else the pool's watch would be late, too
-        kube.server.compact()
+        pool_kube.server.compact()
         return await listed(request)  # type: ignore[arg-type]  # the scripted form of an answer
 
-    kube.server.of(PODS).answer_next("list", listed, too_late)  # type: ignore[arg-type]
-    async with kube.running():
-        await kube.until(lambda sink: len(sink.names) == 232)
-        await kube.until_watched()
+    pool_kube.server.of(PODS).answer_next("list", listed, too_late)  # type: ignore[arg-type]
+    async with pool_kube.running():
+        await pool_kube.until(lambda sink: len(sink.names) == 232)
+        await pool_kube.until_watched()
 
-    pods = kube.server.of(PODS)
+    pods = pool_kube.server.of(PODS)
     assert ["continue" in query for query in pods.lists] == [False, True, False, True, True]
-    assert pods.watches[0]["resourceVersion"] == str(kube.server.version)
-    assert (len(kube.sink.lists), kube.sink.restarts, kube.delays) == (1, ["expired"], [0])
+    assert pods.watches[0]["resourceVersion"] == str(pool_kube.server.version)
+    assert (len(pool_kube.sink.lists), pool_kube.sink.restarts, pool_kube.delays) == (
+        1,
+        ["expired"],
+        [0],
+    )
 
 
 async def test_another_selector_lists_its_pods_and_keeps_what_is_known_meanwhile(
-    kube: Kube,
+    pool_kube: Kube,
 ) -> None:
-    async with kube.watching():
-        kube.server.of(PODS).answer_next("list", refuses(500), refuses(500))
-        kube.server.put(pool_object(labels=OTHERS, ports=[9000]))
-        await kube.until(lambda sink: sink.restarts == ["server_error", "server_error"])
-        before = kube.sink.addresses
-        await kube.until(has("x"))
-        await kube.until(lambda _: len(kube.server.of(PODS).watchers) == 1)
-        kube.server.put(running_pod("a", "10.0.0.7"))  # of the selector before
-        kube.server.put(running_pod("y", "10.0.9.2", labels=OTHERS))
-        await kube.until(has("x", "y"))
+    async with pool_kube.watching():
+        pool_kube.server.of(PODS).answer_next("list", refuses(500), refuses(500))
+        pool_kube.server.put(pool_object(labels=OTHERS, ports=[9000]))
+        await pool_kube.until(lambda sink: sink.restarts == ["server_error", "server_error"])
+        before = pool_kube.sink.addresses
+        await pool_kube.until(has("x"))
+        await pool_kube.until(lambda _: len(pool_kube.server.of(PODS).watchers) == 1)
+        pool_kube.server.put(running_pod("a", "10.0.0.7"))  # of the selector before
+        pool_kube.server.put(running_pod("y", "10.0.9.2", labels=OTHERS))
+        await pool_kube.until(has("x", "y"))
 
     assert before == ["10.0.0.1:8000", "10.0.0.2:8000"]
-    assert [query["labelSelector"] for query in kube.server.of(PODS).lists] == [
+    assert [query["labelSelector"] for query in pool_kube.server.of(PODS).lists] == [
         "app=vllm,model=llama",
         *["app=others"] * 3,
     ]
-    assert all(listed for listed in kube.sink.lists)
+    assert all(listed for listed in pool_kube.sink.lists)
 
 
 async def test_a_deleted_pool_has_no_endpoints_and_comes_back_when_it_is_made_again(
-    kube: Kube,
+    pool_kube: Kube,
 ) -> None:
-    async with kube.watching():
-        kube.server.delete("vllm", POOLS)
-        await kube.until(lambda sink: sink.lacking)
-        assert kube.sink.lists[-1] == []
-        await kube.until(lambda _: not kube.server.of(PODS).watchers)
-        kube.server.put(running_pod("c", "10.0.0.3"))
-        kube.server.put(pool_object())
-        await kube.until(has("a", "b", "c"))
+    async with pool_kube.watching():
+        pool_kube.server.delete("vllm", POOLS)
+        await pool_kube.until(lambda sink: sink.lacking)
+        assert pool_kube.sink.lists[-1] == []
+        await pool_kube.until(lambda _: not pool_kube.server.of(PODS).watchers)
+        pool_kube.server.put(running_pod("c", "10.0.0.3"))
+        pool_kube.server.put(pool_object())
+        await pool_kube.until(has("a", "b", "c"))
 
-    assert set(kube.sink.lacking) == {("no_pool", "there is no InferencePool default/vllm")}
-    assert [len(listed) for listed in kube.sink.lists] == [2, 0, 3]
-    assert kube.sink.restarts == []
+    assert set(pool_kube.sink.lacking) == {("no_pool", "there is no InferencePool default/vllm")}
+    assert [len(listed) for listed in pool_kube.sink.lists] == [2, 0, 3]
+    assert pool_kube.sink.restarts == []
 
 
-async def test_a_pool_that_was_never_there_is_lacking_and_not_empty(kube: Kube) -> None:
-    kube.server.delete("vllm", POOLS)
-    async with kube.running():
-        await kube.until(lambda sink: sink.lacking)
-        await kube.until_watched(POOLS)
-        said = len(kube.sink.lacking)
-        kube.server.bookmark(POOLS)
-        await kube.until(lambda sink: len(sink.lacking) > said)
-        assert (kube.sink.lists, kube.sink.confirmed_total) == ([], 0)
-        said = len(kube.sink.lacking)
-        kube.server.put(pool_object(labels={"app": "nobody"}))
-        await kube.until(lambda sink: sink.lists == [[]])  # without pods: empty, and not lacking
-        kube.server.put(running_pod("n", "10.0.0.9", labels={"app": "nobody"}))
-        await kube.until(has("n"))
+async def test_a_pool_that_was_never_there_is_lacking_and_not_empty(pool_kube: Kube) -> None:
+    pool_kube.server.delete("vllm", POOLS)
+    async with pool_kube.running():
+        await pool_kube.until(lambda sink: sink.lacking)
+        await pool_kube.until_watched(POOLS)
+        count = len(pool_kube.sink.lacking)
+        pool_kube.server.bookmark(POOLS)
+        await pool_kube.until(lambda sink: len(sink.lacking) > count)
+        assert (pool_kube.sink.lists, pool_kube.sink.confirmed_total) == ([], 0)
+        count = len(pool_kube.sink.lacking)
+        pool_kube.server.put(pool_object(labels={"app": "nobody"}))
+        await pool_kube.until(
+            lambda sink: sink.lists == [[]]
+        )  # without pods: empty, and not lacking
+        pool_kube.server.put(running_pod("n", "10.0.0.9", labels={"app": "nobody"}))
+        await pool_kube.until(has("n"))
 
-    assert len(kube.sink.lacking) == said
+    assert len(pool_kube.sink.lacking) == count
 
 
 @pytest.mark.parametrize(
     ("pool", "why"), [(pool_object(labels={}), "no_selector"), (pool_object(ports=[]), "no_port")]
 )
 async def test_a_pool_that_selects_nothing_is_lacking(
-    kube: Kube, pool: dict[str, object], why: str
+    pool_kube: Kube, pool: dict[str, object], why: str
 ) -> None:
-    async with kube.watching():
-        kube.server.put(pool)
-        await kube.until(lambda sink: sink.lacking)
-        assert kube.sink.lists[-1] == []
-        kube.server.put(pool_object())
-        await kube.until(has("a", "b"))
+    async with pool_kube.watching():
+        pool_kube.server.put(pool)
+        await pool_kube.until(lambda sink: sink.lacking)
+        assert pool_kube.sink.lists[-1] == []
+        pool_kube.server.put(pool_object())
+        await pool_kube.until(has("a", "b"))
 
-    assert {told_why for told_why, _ in kube.sink.lacking} == {why}
+    assert {lacking_why for lacking_why, _ in pool_kube.sink.lacking} == {why}
 
 
-async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(kube: Kube) -> None:
-    kube.server.of(POOLS).refusal = 404
-    async with kube.running():
-        await kube.until(lambda sink: len(sink.lacking) >= 4)
-        assert (kube.sink.lists, kube.sink.restarts) == ([], [])
+async def test_a_server_that_knows_no_pools_is_logged_once_more_at_each_try(
+    pool_kube: Kube,
+) -> None:
+    pool_kube.server.of(POOLS).refusal = 404
+    async with pool_kube.running():
+        await pool_kube.until(lambda sink: len(sink.lacking) >= 4)
+        assert (pool_kube.sink.lists, pool_kube.sink.restarts) == ([], [])
         reason = "the API server has no InferencePools: are their CRDs installed?"
-        assert set(kube.sink.lacking) == {("no_crd", reason)}
-        assert all(kube.delays[:4])
-        kube.server.of(POOLS).refusal = None
-        await kube.until(has("a", "b"))
+        assert set(pool_kube.sink.lacking) == {("no_crd", reason)}
+        assert all(pool_kube.delays[:4])
+        pool_kube.server.of(POOLS).refusal = None
+        await pool_kube.until(has("a", "b"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_list_or_watch_that_fails_is_tried_again_and_takes_nothing(
-    kube: Kube, kind: str
+    pool_kube: Kube, kind: str
 ) -> None:
     """What may fail of them, and how they start again, is in `test_cluster_watch_faults`."""
-    fault = streams(b'{"metadata": {"resourceVersion": "1"}, "items": [7]}')
-    kube.server.of(kind).answer_next("list", fault, fault)
-    kube.server.of(kind).answer_next("watch", refuses(410))
-    async with kube.running():
-        await kube.until(lambda sink: sink.restarts)
-        assert kube.sink.lists == []
-        await kube.until(lambda sink: "expired" in sink.restarts)
-        await kube.until_watched(kind)
-        kube.server.put(running_pod("c", "10.0.0.3"))
-        kube.server.put(pool_object(ports=[9000]))
-        await kube.until(lambda sink: sink.addresses == [f"10.0.0.{n}:9000" for n in (1, 2, 3)])
+    fault = stream_chunks(b'{"metadata": {"resourceVersion": "1"}, "items": [7]}')
+    pool_kube.server.of(kind).answer_next("list", fault, fault)
+    pool_kube.server.of(kind).answer_next("watch", refuses(410))
+    async with pool_kube.running():
+        await pool_kube.until(lambda sink: sink.restarts)
+        assert pool_kube.sink.lists == []
+        await pool_kube.until(lambda sink: "expired" in sink.restarts)
+        await pool_kube.until_watched(kind)
+        pool_kube.server.put(running_pod("c", "10.0.0.3"))
+        pool_kube.server.put(pool_object(ports=[9000]))
+        await pool_kube.until(
+            lambda sink: sink.addresses == [f"10.0.0.{n}:9000" for n in (1, 2, 3)]
+        )
 
-    assert set(kube.sink.restarts) == {"garbled", "expired"}
-    assert all(len(listed) >= 2 for listed in kube.sink.lists)
-    assert kube.sink.lacking == []
+    assert set(pool_kube.sink.restarts) == {"garbled", "expired"}
+    assert all(len(listed) >= 2 for listed in pool_kube.sink.lists)
+    assert pool_kube.sink.lacking == []
 
 
-async def test_pods_bookmarks_confirm_the_list_and_the_pools_do_not(kube: Kube) -> None:
-    async with kube.watching():
-        kube.server.bookmark(POOLS)
-        kube.server.version = 500
-        kube.server.bookmark(PODS)
-        await kube.until(lambda sink: sink.confirmed_total >= 1)
-        by_bookmarks = kube.sink.confirmed_total
-        kube.server.end_watches(PODS)
-        await kube.until(lambda sink: sink.confirmed_total >= 2)  # the watch is taken again
+async def test_pods_bookmarks_confirm_the_list_and_the_pools_do_not(pool_kube: Kube) -> None:
+    async with pool_kube.watching():
+        pool_kube.server.bookmark(POOLS)
+        pool_kube.server.version = 500
+        pool_kube.server.bookmark(PODS)
+        await pool_kube.until(lambda sink: sink.confirmed_total >= 1)
+        by_bookmarks = pool_kube.sink.confirmed_total
+        pool_kube.server.end_watches(PODS)
+        await pool_kube.until(lambda sink: sink.confirmed_total >= 2)  # the watch is taken again
 
-    assert kube.server.of(PODS).watches[1]["resourceVersion"] == "500"
+    assert pool_kube.server.of(PODS).watches[1]["resourceVersion"] == "500"
     assert by_bookmarks == 1
 
 
-async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(kube: Kube) -> None:
+async def test_a_list_is_not_confirmed_while_the_pool_is_not_watched(pool_kube: Kube) -> None:
     """Its pods may be others by now; a list that grows old says so."""
-    async with kube.watching():
-        kube.server.of(POOLS).refusal = 403
-        kube.server.end_watches(POOLS)
-        await kube.until(lambda sink: sink.restarts.count("forbidden") >= 2)
-        kube.server.bookmark(PODS)
-        kube.server.put(running_pod("c", "10.0.0.3"))
-        await kube.until(has("a", "b", "c"))
-        assert kube.sink.confirmed_total == 0
-        kube.server.of(POOLS).refusal = None
-        await kube.until_watched()
-        kube.server.bookmark(PODS)
-        await kube.until(lambda sink: sink.confirmed_total >= 1)
+    async with pool_kube.watching():
+        pool_kube.server.of(POOLS).refusal = 403
+        pool_kube.server.end_watches(POOLS)
+        await pool_kube.until(lambda sink: sink.restarts.count("forbidden") >= 2)
+        pool_kube.server.bookmark(PODS)
+        pool_kube.server.put(running_pod("c", "10.0.0.3"))
+        await pool_kube.until(has("a", "b", "c"))
+        assert pool_kube.sink.confirmed_total == 0
+        pool_kube.server.of(POOLS).refusal = None
+        await pool_kube.until_watched()
+        pool_kube.server.bookmark(PODS)
+        await pool_kube.until(lambda sink: sink.confirmed_total >= 1)
 
 
-async def test_a_pod_with_a_wrong_address_is_said_once(
-    kube: Kube, caplog: pytest.LogCaptureFixture
+async def test_a_pod_with_a_wrong_address_is_logged_once(
+    pool_kube: Kube, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    kube.server.put(running_pod("c", "10.0.0"))
-    async with kube.watching():
-        kube.server.put(running_pod("d", "10.0.0.4"))
-        await kube.until(has("a", "b", "d"))
+    pool_kube.server.put(running_pod("c", "10.0.0"))
+    async with pool_kube.watching():
+        pool_kube.server.put(running_pod("d", "10.0.0.4"))
+        await pool_kube.until(has("a", "b", "d"))
 
     assert caplog.messages == ["Pod default/c is left out: '10.0.0' is not an IP address"]
 
 
-async def test_it_may_be_run_again(kube: Kube) -> None:
-    source = kube.build()
+async def test_it_may_be_run_again(pool_kube: Kube) -> None:
+    source = pool_kube.build()
     for _ in range(2):
-        async with running(source, kube.sink):
-            await kube.until(has("a", "b"))
-            await kube.until_watched()
-        await kube.until(lambda _: not kube.server.of(PODS).watchers)
-        kube.sink.lists.clear()
+        async with running_source(source, pool_kube.sink):
+            await pool_kube.until(has("a", "b"))
+            await pool_kube.until_watched()
+        await pool_kube.until(lambda _: not pool_kube.server.of(PODS).watchers)
+        pool_kube.sink.lists.clear()
 
 
-async def test_pods_that_all_turn_not_ready_at_once_are_picked_all_the_same(kube: Kube) -> None:
-    async with kube.watching(settle_s=0.1):
+async def test_pods_that_all_turn_not_ready_at_once_are_picked_all_the_same(
+    pool_kube: Kube,
+) -> None:
+    async with pool_kube.watching(settle_s=0.1):
         for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
-            kube.server.put(running_pod(name, address, ready="False"))
-        await kube.until(lambda sink: sink.lacking)
+            pool_kube.server.put(running_pod(name, address, ready="False"))
+        await pool_kube.until(lambda sink: sink.lacking)
 
-    assert [why for why, _ in kube.sink.lacking] == ["not_ready"]
-    assert len(kube.sink.lists) == 1
+    assert [why for why, _ in pool_kube.sink.lacking] == ["not_ready"]
+    assert len(pool_kube.sink.lists) == 1

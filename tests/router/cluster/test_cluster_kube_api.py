@@ -9,17 +9,17 @@ from extproc.router.cluster.kube_api import KubeObject, Unreadable, WatchLost, r
 from extproc.router.cluster.objectives import InferenceObjective
 from extproc.router.cluster.pods import Pod, read_pod
 from extproc.router.cluster.slices import EndpointSlice
-from tests.router.cluster.api_server import line, status_object
-from tests.router.cluster.objects import parsed, pod, slice_object
+from tests.router.cluster.api_server import event_line, status_object
+from tests.router.cluster.objects import parsed_slice, pod, slice_object
 from tests.tables import table
 
 
 def test_an_event_is_its_type_and_its_slice_and_a_bookmark_a_version_alone() -> None:
     slice_ = slice_object("s1", pod("a", "10.0.0.1", ready=True))
-    mark = line("BOOKMARK", {"metadata": {"resourceVersion": "7"}, "endpoints": None})
+    mark = event_line("BOOKMARK", {"metadata": {"resourceVersion": "7"}, "endpoints": None})
     kind, marked = read_event(mark, EndpointSlice)
 
-    assert read_event(line("ADDED", slice_), EndpointSlice) == ("ADDED", parsed(slice_))
+    assert read_event(event_line("ADDED", slice_), EndpointSlice) == ("ADDED", parsed_slice(slice_))
     assert (kind, marked.metadata.resource_version) == ("BOOKMARK", "7")
 
 
@@ -30,9 +30,9 @@ def test_an_event_is_its_type_and_its_slice_and_a_bookmark_a_version_alone() -> 
         *((429, "throttled"), (500, "server_error"), (504, "server_error")),
     ],
 )
-def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> None:
+def test_an_error_event_has_one_of_a_few_reasons(code: int, why: str) -> None:
     with pytest.raises(WatchLost, match=f"{code}: no luck") as caught:
-        read_event(line("ERROR", status_object(code, "no luck")), EndpointSlice)
+        read_event(event_line("ERROR", status_object(code, "no luck")), EndpointSlice)
 
     assert (caught.value.why, caught.value.keeps_version) == (why, False)
 
@@ -94,7 +94,7 @@ OBJECTS = st.dictionaries(
 def test_whatever_an_object_holds_it_is_read_or_unreadable(spec: object, status: object) -> None:
     """What the API server's schemas forbid may come all the same, from one that has others."""
     object_ = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": status}
-    event = line("ADDED", object_)
+    event = event_line("ADDED", object_)
     with suppress(Unreadable):
         assert isinstance(read_event(event, InferencePool)[1].terms, PoolTerms)
     with suppress(Unreadable):

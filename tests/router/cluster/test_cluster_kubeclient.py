@@ -12,8 +12,8 @@ from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
-from tests.router.cluster.harness import RecordingSink, running
+from tests.router.cluster.api_server import ApiServer, serving_api, write_kubeconfig
+from tests.router.cluster.harness import RecordingSink, running_source
 from tests.router.cluster.objects import pod, slice_object
 
 
@@ -23,10 +23,10 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-async def server(authority: trustme.CA) -> AsyncIterator[ApiServer]:
+async def tls_server(authority: trustme.CA) -> AsyncIterator[ApiServer]:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
-    async with serving(ApiServer(), tls=tls) as server:
+    async with serving_api(ApiServer(), tls=tls) as server:
         server.put(slice_object("s1", pod("a", "10.0.0.1")))
         yield server
 
@@ -39,14 +39,14 @@ def service_account(tmp_path: Path, authority: trustme.CA) -> Path:
     return tmp_path
 
 
-def environment(server: ApiServer) -> dict[str, str]:
+def pod_environment(server: ApiServer) -> dict[str, str]:
     _, _, port = server.url.rpartition(":")
     return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
 
 
 @pytest.fixture
-def clients(server: ApiServer, service_account: Path) -> KubeClients:
-    return KubeClients(environment=environment(server), service_account=service_account)
+def clients(tls_server: ApiServer, service_account: Path) -> KubeClients:
+    return KubeClients(environment=pod_environment(tls_server), service_account=service_account)
 
 
 def following(clients: KubeClients, sink: RecordingSink) -> AbstractAsyncContextManager[object]:
@@ -54,33 +54,33 @@ def following(clients: KubeClients, sink: RecordingSink) -> AbstractAsyncContext
         await asyncio.sleep(0.005)
 
     access = KubeAccess(clients.open, Random(7), sleep=nap)
-    return running(KubernetesSource(access, "default", "vllm", ("http",)), sink)
+    return running_source(KubernetesSource(access, "default", "vllm", ("http",)), sink)
 
 
 async def test_a_pod_uses_its_service_account_and_a_rotated_token_at_once(
-    clients: KubeClients, server: ApiServer, service_account: Path, sink: RecordingSink
+    clients: KubeClients, tls_server: ApiServer, service_account: Path, sink: RecordingSink
 ) -> None:
     """Whose token may end in a newline."""
     async with following(clients, sink):
         await sink.until(lambda sink: sink.names == ["default/a"])
-        await sink.until(lambda _: server.watchers)
-        server.tokens = {"token-2"}
+        await sink.until(lambda _: tls_server.watchers)
+        tls_server.tokens = {"token-2"}
         await asyncio.to_thread((service_account / "token").write_text, "token-2\n")
-        server.end_watches()
-        await sink.until(lambda _: len(server.watches) >= 2 and server.watchers)
+        tls_server.end_watches()
+        await sink.until(lambda _: len(tls_server.watches) >= 2 and tls_server.watchers)
 
     assert sink.restarts == ["closed"]
 
 
 async def test_a_server_of_another_authority_is_not_talked_to(
-    clients: KubeClients, server: ApiServer, service_account: Path, sink: RecordingSink
+    clients: KubeClients, tls_server: ApiServer, service_account: Path, sink: RecordingSink
 ) -> None:
     trustme.CA().cert_pem.write_to_path(str(service_account / "ca.crt"))
     async with following(clients, sink):
         await sink.until(lambda sink: len(sink.restarts) >= 2)
 
     assert set(sink.restarts) == {"connection"}
-    assert server.lists == server.watches == []
+    assert tls_server.lists == tls_server.watches == []
 
 
 async def test_an_empty_token_is_no_credential(clients: KubeClients, service_account: Path) -> None:
@@ -111,11 +111,11 @@ async def test_a_kubeconfig_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> Non
 
 
 async def test_a_kubeconfig_goes_before_the_service_account(
-    tmp_path: Path, server: ApiServer
+    tmp_path: Path, tls_server: ApiServer
 ) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", "https://red.example", tmp_path / "token")
     (tmp_path / "token").write_text("token-red")
-    clients = KubeClients(str(tmp_path / "kubeconfig"), environment=environment(server))
+    clients = KubeClients(str(tmp_path / "kubeconfig"), environment=pod_environment(tls_server))
 
     async with await clients.open() as client:
         assert client.configuration.host == "https://red.example"

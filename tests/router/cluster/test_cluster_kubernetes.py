@@ -48,7 +48,7 @@ NO_SERVICE = "Service default/vllm has no EndpointSlice: is there such a Service
     ("before", "why", "reason"),
     [(None, "no_service", NO_SERVICE), (OTHER_PORT, "no_port", NO_PORT)],
 )
-async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as_empty(
+async def test_a_service_or_port_that_is_not_there_is_reported_as_lacking_and_not_as_empty(
     kube: Kube, *, before: Object | None, why: str, reason: str
 ) -> None:
     if before:
@@ -96,7 +96,7 @@ async def test_those_that_all_turn_not_ready_at_once_are_picked_all_the_same(kub
     ]
 
 
-async def test_a_burst_is_told_once_and_a_pod_that_moves_between_slices_never_goes(
+async def test_a_burst_makes_one_list_and_a_pod_that_moves_between_slices_never_goes(
     kube: Kube,
 ) -> None:
     async with kube.watching(settle_s=0.5):

@@ -14,7 +14,7 @@ from extproc.router.share.mesh import Mesh
 from tests.router.cluster.dns_server import DnsServer, serving_dns
 from tests.router.cluster.harness import Kube
 from tests.router.cluster.objects import pod, slice_object
-from tests.router.share.gateways import Gateway
+from tests.router.share.gateways import ShareGateway
 from tests.stack.ports import free_ports
 from tests.waiting import until
 
@@ -40,11 +40,11 @@ async def test_gateways_find_each_other_by_their_service_or_its_name(kube: Kube,
             return kube.build()
         return DnsSource(f"{way}:{port}", rng=random.Random(1), open_resolver=dns.resolver)
 
-    def gateway(me: int, ip: str) -> Gateway:
+    def gateway(me: int, ip: str) -> ShareGateway:
         def carrier(tally: LetterCounts) -> Mesh:
             return Mesh(f"{ip}:{port}", build(), tally, rng=random.Random(me), clock=monotonic)
 
-        return Gateway(me, carrier)
+        return ShareGateway(me, carrier)
 
     async with serving_dns(dns), AsyncExitStack() as stack:
         find(IPS[:2])

@@ -5,7 +5,7 @@ from functools import partial
 from extproc.router.cluster.pods import ZONE_LABEL, PodBook, read_pod
 from extproc.router.cluster.slices import AddressFamily, read_slice
 from extproc.router.routing.endpoint import Endpoint
-from tests.router.cluster.objects import Object, parsed, pod, slice_object
+from tests.router.cluster.objects import Object, parsed_slice, pod, slice_object
 from tests.router.cluster.pool_objects import (
     LABELS,
     parsed_pod,
@@ -21,11 +21,11 @@ READY = [("default/a", "10.0.0.1:8000", True)]
 DRAINING = [("default/a", "10.0.0.1:8000", False)]
 
 
-def brief(endpoints: tuple[Endpoint, ...] | list[Endpoint]) -> list[tuple[str, str, bool]]:
+def shown(endpoints: tuple[Endpoint, ...] | list[Endpoint]) -> list[tuple[str, str, bool]]:
     return [(endpoint.name, endpoint.address, endpoint.is_ready) for endpoint in endpoints]
 
 
-def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
+def pod_book(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
     book = PodBook(ports)
     book.replace(map(parsed_pod, pods))
     return book
@@ -51,7 +51,7 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
 def test_a_running_ready_pod_is_an_endpoint(
     pod_: Object, endpoints: list[tuple[str, str, bool]]
 ) -> None:
-    assert brief(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
+    assert shown(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
 
 
 @table(
@@ -72,16 +72,16 @@ def test_the_preferred_family_is_used_and_the_other_serves_where_it_is_missing(
 
 
 def test_each_port_of_a_pod_is_an_endpoint_with_a_name_of_its_own() -> None:
-    book = book_of(running_pod("b", "10.0.0.2"), running_pod("a", "10.0.0.1"), ports=(8000, 8001))
+    book = pod_book(running_pod("b", "10.0.0.2"), running_pod("a", "10.0.0.1"), ports=(8000, 8001))
 
-    assert brief(book.endpoints()) == [
+    assert shown(book.endpoints()) == [
         ("default/a:8000", "10.0.0.1:8000", True),
         ("default/a:8001", "10.0.0.1:8001", True),
         ("default/b:8000", "10.0.0.2:8000", True),
         ("default/b:8001", "10.0.0.2:8001", True),
     ]
     book.use_ports((9000,))
-    assert [address for _, address, _ in brief(book.endpoints())] == [
+    assert [address for _, address, _ in shown(book.endpoints())] == [
         "10.0.0.1:9000",
         "10.0.0.2:9000",
     ]
@@ -94,14 +94,14 @@ def test_a_pod_is_called_as_its_endpoint_slice_calls_it(ports: tuple[int, ...]) 
     slice_ = slice_object("s1", pod("a", "10.0.0.1", zone="eu-1a"), ports=entries)
     labels = LABELS | {ZONE_LABEL: "eu-1a"}
 
-    by_pod = book_of(running_pod("a", "10.0.0.1", labels=labels), ports=ports).endpoints()
+    by_pod = pod_book(running_pod("a", "10.0.0.1", labels=labels), ports=ports).endpoints()
 
-    assert tuple(by_pod) == read_slice(parsed(slice_), ports).endpoints
+    assert tuple(by_pod) == read_slice(parsed_slice(slice_), ports).endpoints
     assert [endpoint.zone for endpoint in by_pod] == ["eu-1a"] * len(ports)
 
 
-def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
-    book = book_of(running_pod("a", "10.0.0"), running_pod("b", "10.0.0.2"))
+def test_a_pod_with_an_address_that_is_none_is_left_out_and_logged() -> None:
+    book = pod_book(running_pod("a", "10.0.0"), running_pod("b", "10.0.0.2"))
 
     assert [endpoint.name for endpoint in book.endpoints()] == ["default/b"]
     assert book.faults == {"a": "is left out: '10.0.0' is not an IP address"}

@@ -10,7 +10,7 @@ from extproc.errors import ExtprocError
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink, StaticSource
 from extproc.router.routing.endpoint import Endpoint
-from tests.router.cluster.harness import RecordingSink, running
+from tests.router.cluster.harness import RecordingSink, running_source
 
 
 class Source:
@@ -79,7 +79,9 @@ async def test_a_source_is_always_run_again(
     sink: RecordingSink, end: Callable[[], None], reason: str
 ) -> None:
     source, naps = Source(end, end), Naps()
-    async with running(Restarting(source, rng=Random(7), clock=naps.clock, sleep=naps.sleep), sink):
+    async with running_source(
+        Restarting(source, rng=Random(7), clock=naps.clock, sleep=naps.sleep), sink
+    ):
         await sink.until(lambda _: source.runs >= 3)
 
     assert sink.restarts == ["internal", "internal"]
@@ -97,7 +99,9 @@ async def test_a_source_that_fails_at_once_is_backed_off_from_not_one_that_lived
         raise ValueError
 
     source = Source(*[fails(ValueError())] * 20, *[lives] * 5)
-    async with running(Restarting(source, rng=Random(7), clock=naps.clock, sleep=naps.sleep), sink):
+    async with running_source(
+        Restarting(source, rng=Random(7), clock=naps.clock, sleep=naps.sleep), sink
+    ):
         await sink.until(lambda _: source.runs >= 26)
 
     assert max(naps.delays[:20]) > 10
@@ -115,11 +119,11 @@ async def test_cancelling_it_ends_it(sink: RecordingSink) -> None:
     assert sink.restarts == []
 
 
-async def test_a_static_source_tells_its_list_once_and_then_confirms_it(
+async def test_a_static_source_sends_its_list_once_and_then_confirms_it(
     sink: RecordingSink,
 ) -> None:
     endpoints = [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.2:8000")]
-    async with running(StaticSource(endpoints, confirm_s=0.001), sink):
+    async with running_source(StaticSource(endpoints, confirm_s=0.001), sink):
         await sink.until(lambda sink: sink.confirmed_total >= 3)
 
     assert (sink.lists, sink.restarts) == ([endpoints], [])

@@ -4,19 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.cluster.slices import AddressFamily, SliceBook
-from tests.router.cluster.objects import Object, draining_pod, parsed, pod, slice_object
+from tests.router.cluster.objects import Object, draining_pod, parsed_slice, pod, slice_object
 from tests.tables import table
 
 OLD, NEW = "10.0.0.1", "10.0.0.2"
 
 
-def book_of(*slices: Object, family: AddressFamily = "IPv4") -> SliceBook:
+def slice_book(*slices: Object, family: AddressFamily = "IPv4") -> SliceBook:
     book = SliceBook(("http",), family=family)
-    book.replace(map(parsed, slices))
+    book.replace(map(parsed_slice, slices))
     return book
 
 
-def listed(book: SliceBook) -> list[tuple[str, str, bool]]:
+def listed_endpoints(book: SliceBook) -> list[tuple[str, str, bool]]:
     return [
         (each.name.removeprefix("default/"), each.address.removesuffix(":8000"), each.is_ready)
         for each in book.endpoints()
@@ -54,21 +54,21 @@ SIX = ("six", "[fd00::6]", True)
     ],
 )
 def test_a_pod_is_listed_once(slices: list[Object], expected: list[tuple[str, str, bool]]) -> None:
-    assert listed(book_of(*slices)) == expected
-    addresses = [address for _, address, _ in listed(book_of(*DUAL, family="IPv6"))]
+    assert listed_endpoints(slice_book(*slices)) == expected
+    addresses = [address for _, address, _ in listed_endpoints(slice_book(*DUAL, family="IPv6"))]
     assert addresses == ["[fd00::1]", NEW, "[fd00::6]"], "where that is preferred"
 
 
 def test_a_deleted_slice_takes_its_endpoints_along_unless_they_moved() -> None:
-    book = book_of(slice_object("s1", pod("a", OLD)), slice_object("s2", pod("b", NEW)))
-    book.delete(parsed(slice_object("s2")))
-    book.delete(parsed(slice_object("never-seen")))
+    book = slice_book(slice_object("s1", pod("a", OLD)), slice_object("s2", pod("b", NEW)))
+    book.delete(parsed_slice(slice_object("s2")))
+    book.delete(parsed_slice(slice_object("never-seen")))
     before = book.endpoints()
-    book.put(parsed(slice_object("s3", pod("a", OLD))))
+    book.put(parsed_slice(slice_object("s3", pod("a", OLD))))
     between = book.endpoints()
-    book.delete(parsed(slice_object("s1")))
+    book.delete(parsed_slice(slice_object("s1")))
 
-    assert listed(book) == [("a", OLD, True)]
+    assert listed_endpoints(book) == [("a", OLD, True)]
     assert before == between == book.endpoints()
 
 
@@ -85,10 +85,10 @@ NONE, OTHER = "has no TCP port 'http', only none", "has no TCP port 'http', only
         ([], {}, None, True),
     ],
 )
-def test_what_a_service_lacks_is_told(
+def test_what_a_service_lacks_is_reported(
     slices: list[Object], faults: dict[str, str], portless: str | None, *, is_missing: bool
 ) -> None:
-    book = book_of(*slices)
+    book = slice_book(*slices)
 
     assert (book.faults, book.portless, book.is_missing) == (faults, portless, is_missing)
 
@@ -124,19 +124,19 @@ def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(
     for kind, slice_ in script:
         name = slice_["metadata"]["name"]
         if kind == "DELETED":
-            followed.delete(parsed(slice_))
+            followed.delete(parsed_slice(slice_))
             final.pop(name, None)
         else:
-            followed.put(parsed(slice_))
+            followed.put(parsed_slice(slice_))
             final[name] = slice_
 
-    assert followed.endpoints() == book_of(*reversed(final.values())).endpoints()
-    assert followed.faults == book_of(*final.values()).faults
+    assert followed.endpoints() == slice_book(*reversed(final.values())).endpoints()
+    assert followed.faults == slice_book(*final.values()).faults
 
 
 @given(st.lists(slices, max_size=6), st.sampled_from(["IPv4", "IPv6"]))
 def test_no_name_and_no_address_is_listed_twice(some: list[Object], family: AddressFamily) -> None:
-    endpoints = book_of(*some, family=family).endpoints()
+    endpoints = slice_book(*some, family=family).endpoints()
 
     assert len({endpoint.name for endpoint in endpoints}) == len(endpoints)
     assert len({endpoint.address for endpoint in endpoints}) == len(endpoints)

@@ -8,7 +8,7 @@ from extproc.router.cluster.slices import (
     read_slice,
 )
 from extproc.router.routing.endpoint import Endpoint
-from tests.router.cluster.objects import Object, parsed, pod, slice_object
+from tests.router.cluster.objects import Object, parsed_slice, pod, slice_object
 from tests.tables import table
 
 METRICS: Object = {"name": "metrics", "port": 9090, "protocol": "TCP"}
@@ -37,7 +37,7 @@ OTHER_PORT = [{"name": "http", "port": 9000}]
     ],
 )
 def test_a_pod_becomes_an_endpoint(slice_: Object, endpoint: Endpoint) -> None:
-    assert read_slice(parsed(slice_), ("http",)).endpoints == (endpoint,)
+    assert read_slice(parsed_slice(slice_), ("http",)).endpoints == (endpoint,)
 
 
 @table(
@@ -67,7 +67,7 @@ def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:
     bare = {"addresses": [IP], "conditions": None}
     dying = pod("dying", "10.0.0.2", ready=False, serving=True, terminating=True)
     dead = pod("dead", "10.0.0.3", ready=False, serving=False)
-    slice_ = parsed(one(bare, dying, dead))
+    slice_ = parsed_slice(one(bare, dying, dead))
 
     assert [(e.name, e.is_ready) for e in read_slice(slice_, ("http",)).endpoints] == [
         ("10.0.0.1:8000", True),
@@ -105,14 +105,14 @@ def test_port_is_found_however_named(
     ],
 )
 def test_a_slice_of_no_use_says_why(slice_: Object, fault: str) -> None:
-    reading = read_slice(parsed(slice_), ("http",))
+    reading = read_slice(parsed_slice(slice_), ("http",))
 
     assert reading.endpoints == ()
     assert fault in str(reading.fault)
 
 
 def test_one_bad_address_costs_that_endpoint_alone() -> None:
-    reading = read_slice(parsed(one(pod("a", "10.0.0"), pod("b", "10.0.0.2"))), ("http",))
+    reading = read_slice(parsed_slice(one(pod("a", "10.0.0"), pod("b", "10.0.0.2"))), ("http",))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/b"]
     assert reading.fault == "'10.0.0' is not an IP address"
@@ -120,7 +120,7 @@ def test_one_bad_address_costs_that_endpoint_alone() -> None:
 
 def test_null_lists_are_empty() -> None:
     for field in ("endpoints", "ports"):
-        assert read_slice(parsed(one() | {field: None}), (8000,)).endpoints == ()
+        assert read_slice(parsed_slice(one() | {field: None}), (8000,)).endpoints == ()
 
 
 RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for rank in range(2)]
@@ -129,7 +129,7 @@ RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for ra
 @table("ports", [(8000, 8001), ("rank-0", "rank-1"), ("rank-0", 8001)])
 def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None:
     slice_ = one(pod("a", IP, zone="eu-1a"), pod(None, "10.0.0.2"), ports=RANKS)
-    endpoints = read_slice(parsed(slice_), ports).endpoints
+    endpoints = read_slice(parsed_slice(slice_), ports).endpoints
 
     assert [(endpoint.name, endpoint.address) for endpoint in endpoints] == [
         ("default/a:8000", "10.0.0.1:8000"),
@@ -140,10 +140,10 @@ def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None
     assert [endpoint.zone for endpoint in endpoints] == ["eu-1a", "eu-1a", None, None]
 
 
-def test_a_port_that_is_missing_among_several_is_said_and_two_names_of_one_are_one_endpoint() -> (
+def test_a_port_that_is_missing_among_several_is_logged_and_two_names_of_one_are_one_endpoint() -> (
     None
 ):
-    slice_ = parsed(one(pod("a", IP), ports=RANKS[:1]))
+    slice_ = parsed_slice(one(pod("a", IP), ports=RANKS[:1]))
     reading = read_slice(slice_, ("rank-0", "rank-1"))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]

@@ -8,7 +8,7 @@ import pytest
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.kube_api import read_retry_after
 from tests.hosting import Handler
-from tests.router.cluster.api_server import ApiServer, refuses, serving, streams
+from tests.router.cluster.api_server import ApiServer, refuses, serving_api, stream_chunks
 from tests.router.cluster.harness import Kube, has
 from tests.router.cluster.objects import A, B, C, slice_object
 from tests.tables import table
@@ -17,7 +17,7 @@ from tests.tables import table
 @pytest.mark.slow
 async def test_an_outage_keeps_the_pool_and_backs_off(kube: Kube) -> None:
     second = ApiServer()
-    async with serving(second):
+    async with serving_api(second):
         port = int(second.url.rpartition(":")[2])
         second.put(slice_object("s1", A, B))
         kube.server.url = second.url
@@ -32,13 +32,13 @@ async def test_an_outage_keeps_the_pool_and_backs_off(kube: Kube) -> None:
     assert max(kube.delays[36:]) > 10
     assert all(delay <= 0.5 * 2**number for number, delay in enumerate(kube.delays))
 
-    async with serving(second, port):
+    async with serving_api(second, port):
         second.put(slice_object("s2", C))
         await kube.until(has("a", "b", "c"))
         task.cancel()
 
 
-async def test_back_off_starts_over_once_a_watch_has_said_something(kube: Kube) -> None:
+async def test_back_off_starts_over_once_a_watch_has_sent_something(kube: Kube) -> None:
     kube.server.answer_next("list", *[refuses(500)] * 10)
     async with kube.watching():
         kube.server.bookmark()
@@ -53,7 +53,7 @@ async def test_back_off_starts_over_once_a_watch_has_said_something(kube: Kube) 
 @pytest.mark.parametrize(
     ("answer", "lists", "waits_at_once", "reason"),
     [
-        (streams(), 1, True, None),
+        (stream_chunks(), 1, True, None),
         (refuses(403), 40, True, "403: scripted"),
         (refuses(410), 40, False, None),
     ],
@@ -115,7 +115,7 @@ def test_a_retry_after_is_whole_seconds_and_no_more_than_two_minutes(
 
 async def test_a_long_quiet_watch_counts_as_a_good_one_and_confirms_the_list(kube: Kube) -> None:
     now_s = iter(range(0, 100_000, 240))
-    kube.server.answer_next("watch", *[streams()] * 12)
+    kube.server.answer_next("watch", *[stream_chunks()] * 12)
     async with kube.running(clock=lambda: next(now_s)):
         await kube.until(lambda _: len(kube.delays) >= 12)
 

@@ -11,17 +11,24 @@ from aiohttp import web
 from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.restarting import Restarting
 from tests.hosting import Handler
-from tests.router.cluster.api_server import drops, line, refuses, stalls, status_object, streams
-from tests.router.cluster.harness import IMPATIENT, PATIENT, Kube, has, running
+from tests.router.cluster.api_server import (
+    drops,
+    event_line,
+    refuses,
+    stalls,
+    status_object,
+    stream_chunks,
+)
+from tests.router.cluster.harness import IMPATIENT, PATIENT, Kube, has, running_source
 from tests.router.cluster.objects import C, slice_object
 
-ADDED = line(
+ADDED = event_line(
     "ADDED", slice_object("s2", C) | {"metadata": {"name": "s2", "resourceVersion": "150"}}
 )
-MARK = line("BOOKMARK", {"metadata": {"resourceVersion": "160"}})
-RENAMED = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
-GONE = line("ERROR", status_object(410, "too old resource version"))
-FAILED = line("ERROR", status_object(500, "etcd"))
+MARK = event_line("BOOKMARK", {"metadata": {"resourceVersion": "160"}})
+RENAMED = event_line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
+GONE = event_line("ERROR", status_object(410, "too old resource version"))
+FAILED = event_line("ERROR", status_object(500, "etcd"))
 REFUSALS = ((429, "throttled"), (401, "unauthorized"), (403, "forbidden"))
 MIB = 2**20
 
@@ -54,7 +61,7 @@ async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(kube: Kube)
     ids=["one chunk", "pieces", "half lines", "empty lines", "bytes", "an unknown event"],
 )
 async def test_lines_are_read_however_they_are_cut(kube: Kube, chunks: tuple[bytes, ...]) -> None:
-    kube.server.answer_next("watch", streams(*chunks))
+    kube.server.answer_next("watch", stream_chunks(*chunks))
     kube.server.version = 160
     async with kube.running():
         await kube.until(has("a", "b", "c"))
@@ -90,28 +97,32 @@ async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(kube: Kube) 
     ("fault", "why", "lists_again"),
     [
         pytest.param(refuses(410), "expired", True, id="410 of a version too old"),
-        pytest.param(streams(GONE), "expired", True, id="410 in the stream"),
+        pytest.param(stream_chunks(GONE), "expired", True, id="410 in the stream"),
         pytest.param(refuses(500), "server_error", True, id="500"),
         pytest.param(refuses(502), "server_error", True, id="502 page of a proxy"),
         pytest.param(refuses(504), "server_error", True, id="504 of a version from the future"),
-        pytest.param(streams(FAILED), "server_error", True, id="500 in the stream"),
-        pytest.param(streams(line("ERROR", {})), "server_error", True, id="error without a code"),
+        pytest.param(stream_chunks(FAILED), "server_error", True, id="500 in the stream"),
+        pytest.param(
+            stream_chunks(event_line("ERROR", {})), "server_error", True, id="error without a code"
+        ),
         *(pytest.param(refuses(code), why, True, id=why) for code, why in REFUSALS),
-        pytest.param(streams(b"not json\n"), "garbled", True, id="not JSON"),
-        pytest.param(streams(b'{"type": "ADDED"}\n'), "garbled", True, id="no object"),
+        pytest.param(stream_chunks(b"not json\n"), "garbled", True, id="not JSON"),
+        pytest.param(stream_chunks(b'{"type": "ADDED"}\n'), "garbled", True, id="no object"),
         pytest.param(
-            streams(b'{"type": "ADDED", "object": 7}\n'), "garbled", True, id="wrong object"
+            stream_chunks(b'{"type": "ADDED", "object": 7}\n'), "garbled", True, id="wrong object"
         ),
-        pytest.param(streams(b"\xff\xfe\n"), "garbled", True, id="not UTF-8"),
-        pytest.param(streams(b'{"object":' + b"[" * 100_000 + b"\n"), "garbled", True, id="deep"),
-        pytest.param(streams(ADDED[:30]), "connection", False, id="ended within a line"),
+        pytest.param(stream_chunks(b"\xff\xfe\n"), "garbled", True, id="not UTF-8"),
         pytest.param(
-            streams(ADDED[:30], then_cut=True), "connection", False, id="cut within a line"
+            stream_chunks(b'{"object":' + b"[" * 100_000 + b"\n"), "garbled", True, id="deep"
         ),
-        pytest.param(streams(then_cut=True), "connection", False, id="cut"),
+        pytest.param(stream_chunks(ADDED[:30]), "connection", False, id="ended within a line"),
+        pytest.param(
+            stream_chunks(ADDED[:30], then_cut=True), "connection", False, id="cut within a line"
+        ),
+        pytest.param(stream_chunks(then_cut=True), "connection", False, id="cut"),
         pytest.param(stalls(after_headers=False), "stalled", False, id="no head"),
         pytest.param(stalls(after_headers=True), "silent", False, id="silent"),
-        pytest.param(streams(), "closed", False, id="ended"),
+        pytest.param(stream_chunks(), "closed", False, id="ended"),
     ],
 )
 async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
@@ -136,15 +147,15 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
             pytest.param(refuses(code), why, id=why)
             for code, why in (*REFUSALS, (500, "server_error"))
         ),
-        pytest.param(streams(b'{"items": [{"metadata"'), "garbled", id="half a list"),
-        pytest.param(streams(b"[]"), "garbled", id="wrong JSON"),
-        pytest.param(streams(b'{"items":' + b"[" * 100_000), "garbled", id="deep JSON"),
+        pytest.param(stream_chunks(b'{"items": [{"metadata"'), "garbled", id="half a list"),
+        pytest.param(stream_chunks(b"[]"), "garbled", id="wrong JSON"),
+        pytest.param(stream_chunks(b'{"items":' + b"[" * 100_000), "garbled", id="deep JSON"),
         pytest.param(drops(), "connection", id="dropped"),
         pytest.param(stalls(after_headers=False), "stalled", id="no head"),
         pytest.param(stalls(after_headers=True), "stalled", id="head alone"),
     ],
 )
-async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
+async def test_a_list_that_fails_is_tried_again_and_changes_nothing(
     kube: Kube, fault: Handler, why: str
 ) -> None:
     kube.server.answer_next("list", fault, fault)
@@ -174,7 +185,7 @@ async def test_what_no_client_should_raise_is_survived_and_names_no_credential(k
     async def nap(_: float) -> None:
         await asyncio.sleep(0.001)
 
-    async with running(Restarting(kube.build(), rng=Random(7), sleep=nap), kube.sink):
+    async with running_source(Restarting(kube.build(), rng=Random(7), sleep=nap), kube.sink):
         await kube.until(lambda sink: len(sink.restarts) > 2)
         # In one step, as the kubelet does it: a token half written would be refused for another
         # reason.
@@ -192,7 +203,7 @@ async def test_broken_credentials_are_tried_again(kube: Kube, tmp_path: Path) ->
     source = kube.build()
     good = await asyncio.to_thread((tmp_path / "kubeconfig").read_text)
     await asyncio.to_thread((tmp_path / "kubeconfig").write_text, "{}")
-    async with running(source, kube.sink):
+    async with running_source(source, kube.sink):
         await kube.until(lambda sink: sink.restarts[:2] == ["credentials", "credentials"])
         await asyncio.to_thread((tmp_path / "kubeconfig").write_text, good)
         await kube.until(has("a", "b"))
@@ -246,7 +257,7 @@ async def test_what_has_no_end_is_read_no_further_than_its_bound(
 async def test_a_page_as_large_as_its_bound_is_read(kube: Kube) -> None:
     page = b'{"metadata":{"resourceVersion":"102"},"items":[%s]}'
     listed = page % json.dumps(slice_object("s9", C)).encode()
-    kube.server.answer_next("list", streams(listed.ljust(64 * MIB)))
+    kube.server.answer_next("list", stream_chunks(listed.ljust(64 * MIB)))
     async with kube.running():
         await kube.until(has("c"))
 

@@ -70,7 +70,7 @@ class Publisher:
 
 
 @asynccontextmanager
-async def publishing(*, replays: bool = True) -> AsyncIterator[Publisher]:
+async def publishing_events(*, replays: bool = True) -> AsyncIterator[Publisher]:
     publisher, app = Publisher(free_ports(3), replays=replays), web.Application()
     app.router.add_get("/kv_event_sources", publisher.tell)
     runner, task = web.AppRunner(app, shutdown_timeout=0.1), asyncio.create_task(publisher.replay())

@@ -14,7 +14,7 @@ STORED_ROW = ["BlockStored", [1, b"2", "3"], None, [7] * 48, 16, None, "GPU"]
 CPU, GROUP = {"medium": "CPU"}, {"group_idx": 1}
 
 
-def told(*messages: tuple[int, bytes]) -> EventLog:
+def log_of(*messages: tuple[int, bytes]) -> EventLog:
     log = EventLog(0.0)
     for number, message in messages:
         log.receive(number, message, 1.0)
@@ -48,7 +48,7 @@ def told(*messages: tuple[int, bytes]) -> EventLog:
     ],
 )
 def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens: int) -> None:
-    assert told((0, payload(*events))).cached_tokens == tokens
+    assert log_of((0, payload(*events))).cached_tokens == tokens
 
 
 def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> None:
@@ -58,14 +58,14 @@ def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> Non
     )
     messages = [msgspec.msgpack.encode([clock, [blocks], 0]) for clock in clocks * 10]
 
-    assert told(*enumerate(messages)).cached_tokens == 10_000_000 * 16
+    assert log_of(*enumerate(messages)).cached_tokens == 10_000_000 * 16
 
 
 def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     log = EventLog(0.0)
-    said: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
+    story: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))
 
-    assert [log.receive(at, payload(*events), 1.0) for at, events in said] == [
+    assert [log.receive(at, payload(*events), 1.0) for at, events in story] == [
         False,
         True,
         False,
@@ -73,42 +73,42 @@ def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
         False,
     ]
     assert (log.emptied, log.cached_tokens, log.why) == (2, 32, "")
-    log = told((7, payload(stored(1))))
+    log = log_of((7, payload(stored(1))))
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 0)
     assert log.receive(3, payload(stored(1)), 2.0)
     assert (log.why, log.cached_tokens, log.emptied) == ("", None, 1)
 
 
-def test_a_gap_is_told_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> (
+def test_a_gap_is_reported_until_nothing_was_wrong_for_a_minute_and_a_clear_makes_the_count_known() -> (
     None
 ):
-    log = told((0, payload(stored(4))), (1, payload()))
+    log = log_of((0, payload(stored(4))), (1, payload()))
     assert [log.due(number) for number in (2, 5, 1, 0, -1)] == [None, 1, 0, None, None]
 
     log.receive(5, payload(stored(1)), 10.0)
-    said = describe_logs([log], 15.0, 1_600)
-    assert (said["state"], said["why"], said["for_s"], said["missed"]) == (
+    shown = describe_logs([log], 15.0, 1_600)
+    assert (shown["state"], shown["why"], shown["for_s"], shown["missed"]) == (
         "degraded",
         "gap",
         5.0,
         3,
     )
-    assert (said["cached_tokens"], said["cached_share"]) == (None, None)
+    assert (shown["cached_tokens"], shown["cached_share"]) == (None, None)
     log.receive(6, payload(CLEARED, stored(5)), 60.0)
     assert (log.why, log.cached_tokens) == ("gap", 80)
     log.receive(7, payload(), 70.0)
 
-    said = describe_logs([log], 71.0, 1_600)
-    assert (said["state"], said["cached_share"]) == ("confirmed", 0.05)
+    shown = describe_logs([log], 71.0, 1_600)
+    assert (shown["state"], shown["cached_share"]) == ("confirmed", 0.05)
 
 
-def test_ranks_are_one_endpoint_and_the_worst_of_them_is_told() -> None:
-    well, deaf = told((0, payload(stored(2)))), EventLog(0.5)
+def test_ranks_are_one_endpoint_and_the_worst_of_them_is_reported() -> None:
+    well, deaf = log_of((0, payload(stored(2)))), EventLog(0.5)
 
     assert describe_logs([], 9.0)["state"] == "inferred"
     assert describe_logs([well, well], 9.0)["cached_tokens"] == 64
-    said = describe_logs([well, deaf], 9.0)
-    found = said["state"], said["why"], said["for_s"], said["cached_tokens"]
+    shown = describe_logs([well, deaf], 9.0)
+    found = shown["state"], shown["why"], shown["for_s"], shown["cached_tokens"]
     assert found == ("degraded", "silent", 8.5, None)
 
 
@@ -139,7 +139,7 @@ BAD = [
 
 @table("message", BAD)
 def test_a_message_that_is_not_vllms_is_noted_and_the_next_one_counts(message: bytes) -> None:
-    log = told((0, message), (1, payload(CLEARED, stored(1))))
+    log = log_of((0, message), (1, payload(CLEARED, stored(1))))
 
     assert read_events(message) is None
     assert (log.why, log.cached_tokens, log.next) == ("garbled", 16, 2)

@@ -13,13 +13,13 @@ from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Clock
-from tests.router.events.publishing import CLEARED, Publisher, payload, publishing, stored
+from tests.router.events.publishing import CLEARED, Publisher, payload, publishing_events, stored
 from tests.waiting import until
 
-NOBODY = "127.0.0.1:9"
+NO_ADDRESS = "127.0.0.1:9"
 
 
-class Scene:
+class ReaderScene:
     """A pool with one endpoint at a time, `e` at first, and what is heard of it."""
 
     def __init__(self, address: str) -> None:
@@ -43,11 +43,11 @@ class Scene:
     async def join(self, publisher: Publisher) -> None:
         """Has it speak until it is heard: subscribing takes its time."""
 
-        async def is_heard() -> bool:
+        async def is_known() -> bool:
             await publisher.say()
             return bool(self.heard.get("e")) and self.log.next is not None
 
-        await until(is_heard)
+        await until(is_known)
         await self.catch_up(publisher)
 
     async def catch_up(self, publisher: Publisher) -> None:
@@ -55,8 +55,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def reading(address: str, port: int | None = None) -> AsyncIterator[Scene]:
-    scene = Scene(address)
+async def reading(address: str, port: int | None = None) -> AsyncIterator[ReaderScene]:
+    scene = ReaderScene(address)
     task = asyncio.create_task(EventReader(scene.pool, scene.heard, port, Clock()).run())
     try:
         yield scene
@@ -66,7 +66,7 @@ async def reading(address: str, port: int | None = None) -> AsyncIterator[Scene]
 
 
 async def test_a_cleared_and_a_new_engine_are_forgotten_but_for_what_it_answers_now() -> None:
-    async with publishing() as publisher, reading(publisher.address) as scene:
+    async with publishing_events() as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         scene.pick("old ").release()
         late = scene.pick("late ")
@@ -84,8 +84,8 @@ async def test_a_cleared_and_a_new_engine_are_forgotten_but_for_what_it_answers_
         assert (scene.log.emptied, scene.log.cached_tokens) == (2, 48)
 
 
-async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_told() -> None:
-    async with publishing() as publisher, reading(publisher.address) as scene:
+async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_reported() -> None:
+    async with publishing_events() as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         await publisher.say(CLEARED)
         for _ in range(3):
@@ -109,7 +109,7 @@ async def test_what_was_missed_is_asked_for_and_what_is_gone_for_good_is_told() 
 
 
 async def test_strange_frames_are_noted_and_who_has_no_replay_is_not_asked() -> None:
-    async with publishing(replays=False) as publisher, reading(publisher.address) as scene:
+    async with publishing_events(replays=False) as publisher, reading(publisher.address) as scene:
         await scene.join(publisher)
         for frames in ((b"kv",), (b"kv", b"123", b""), (b"kv", bytes(8), b"", b"")):
             await publisher.publishing.send_multipart(frames)
@@ -121,7 +121,7 @@ async def test_strange_frames_are_noted_and_who_has_no_replay_is_not_asked() -> 
 
 
 async def test_a_flood_is_left_alone() -> None:
-    async with publishing() as publisher, reading(NOBODY, publisher.ports[0]) as scene:
+    async with publishing_events() as publisher, reading(NO_ADDRESS, publisher.ports[0]) as scene:
         await scene.join(publisher)
         while scene.log.why != "flood":
             await publisher.say(stored(1))
@@ -130,7 +130,11 @@ async def test_a_flood_is_left_alone() -> None:
 
 
 async def test_another_engine_at_an_address_and_another_address_of_an_endpoint_begin_anew() -> None:
-    async with publishing() as first, publishing() as second, reading(first.address) as scene:
+    async with (
+        publishing_events() as first,
+        publishing_events() as second,
+        reading(first.address) as scene,
+    ):
         await scene.join(first)
         before = scene.log
         scene.move(second.address)
@@ -138,5 +142,5 @@ async def test_another_engine_at_an_address_and_another_address_of_an_endpoint_b
         await scene.join(second)
         scene.move(second.address, "f")
         await until(lambda: list(scene.heard) == ["f"])
-        scene.move(NOBODY, "f")
+        scene.move(NO_ADDRESS, "f")
         await until(lambda: scene.heard == {"f": []})

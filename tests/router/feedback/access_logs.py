@@ -68,7 +68,7 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
     )
 
 
-def message(*entries: HttpAccessLogEntry) -> bytes:
+def log_message(*entries: HttpAccessLogEntry) -> bytes:
     node = Node(id="envoy", locality=Locality(zone="a"))
     return bytes(
         StreamAccessLogsMessage(
@@ -86,7 +86,7 @@ def struct_of(**fields: str) -> Struct:
     return Struct(fields={key: Value(string_value=value) for key, value in fields.items()})
 
 
-class Client:
+class LogClient:
     """A call whose client is the test."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from extproc.router.feedback.access_log import (
     read_entries,
 )
 from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict, outcomes
-from tests.router.feedback.access_logs import Client, entry, message
+from tests.router.feedback.access_logs import LogClient, entry, log_message
 from tests.tables import table
 
 FAULTS = {
@@ -52,13 +52,13 @@ milliseconds = st.integers(0, 10**7)
 ips = st.ip_addresses(v=4).map(str)
 
 
-class Heard:
+class StreamOutcomes:
     """What came of a stream of messages."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
         self.faults: list[str] = []
-        self.client = Client()
+        self.client = LogClient()
         logs = AccessLogs(
             lambda each: self.outcomes.extend(outcomes(each, 0.0)), self.faults.append
         )
@@ -84,7 +84,7 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
     fields: dict[str, Any], retry_after: str | None
 ) -> None:
     headers = {"x-other": "1"} | ({} if retry_after is None else {"retry-after": retry_after})
-    (exchange,) = read_entries(message(entry(**fields, headers=headers)))
+    (exchange,) = read_entries(log_message(entry(**fields, headers=headers)))
     address, status, first_byte_ms = (
         fields[name] for name in ("address", "status", "first_byte_ms")
     )
@@ -127,14 +127,14 @@ def test_the_first_token_is_that_of_a_stream_at_the_first_attempt(
     fields: dict[str, Any], first_token_s: float | None
 ) -> None:
     written = entry(**{"pick": TICKET, "first_body_us": "250000", "headers": STREAM} | fields)
-    (exchange,) = read_entries(message(written))
+    (exchange,) = read_entries(log_message(written))
 
     assert (exchange.ticket, exchange.first_token_s) == (255, first_token_s)
 
 
 @table("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
 def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
-    (exchange,) = read_entries(message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
+    (exchange,) = read_entries(log_message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
 
     assert (exchange.ticket, exchange.first_token_s) == (0, None)
 
@@ -142,7 +142,9 @@ def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
 def test_only_what_has_a_number_is_taken() -> None:
     settled: list[Exchange] = []
     logs = AccessLogs(settled.append, lambda _: None)
-    logs.receive(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
+    logs.receive(
+        log_message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503))
+    )
 
     assert [(exchange.ticket, exchange.address) for exchange in settled] == [
         (255, "10.0.0.1:8000"),
@@ -154,20 +156,22 @@ def test_an_ipv6_address_is_spelt_as_ours_are_and_one_without_ip_and_port_is_non
     at_a_path = entry(address=None)
     assert at_a_path.common_properties is not None
     at_a_path.common_properties.upstream_remote_address = Address(pipe=Pipe(path="/tmp/vllm"))
-    exchanges = read_entries(message(entry(address=("fd00::1", 8000)), at_a_path))
+    exchanges = read_entries(log_message(entry(address=("fd00::1", 8000)), at_a_path))
 
     assert [exchange.address for exchange in exchanges] == ["[fd00::1]:8000", ""]
 
 
 def test_entries_of_exchanges_that_go_on_are_left_out() -> None:
     kinds = (AccessLogType.DownstreamPeriodic, AccessLogType.NotSet, AccessLogType.UpstreamEnd)
-    found = list(read_entries(message(*(entry(status=200 + kind, type_=kind) for kind in kinds))))
+    found = list(
+        read_entries(log_message(*(entry(status=200 + kind, type_=kind) for kind in kinds)))
+    )
 
     assert [exchange.status for exchange in found] == [200]
 
 
-def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
-    heard = Heard()
+def test_a_stream_reports_every_outcome_in_order_and_sends_nothing() -> None:
+    received = StreamOutcomes()
     retried = entry(
         pick=TICKET,
         address=("10.0.0.2", 80),
@@ -175,49 +179,49 @@ def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
         destinations=("10.0.0.1:80", "10.0.0.2:80"),
         status=500,
     )
-    heard.stream.on_message(message(entry(pick=TICKET), retried))
-    heard.stream.on_message(message())
-    assert [(outcome.address, outcome.verdict) for outcome in heard.outcomes] == [
+    received.stream.on_message(log_message(entry(pick=TICKET), retried))
+    received.stream.on_message(log_message())
+    assert [(outcome.address, outcome.verdict) for outcome in received.outcomes] == [
         ("10.0.0.1:8000", Verdict.ANSWERED),
         ("10.0.0.1:80", Verdict.FAILED),
         ("10.0.0.2:80", Verdict.FAILED),
     ]
-    assert (heard.client.sent, heard.client.ended, heard.faults) == ([], [], [])
+    assert (received.client.sent, received.client.ended, received.faults) == ([], [], [])
 
-    heard.stream.on_half_close()
-    heard.stream.on_close()
+    received.stream.on_half_close()
+    received.stream.on_close()
 
-    assert heard.client.ended == [Status.OK]
+    assert received.client.ended == [Status.OK]
 
 
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_log_are_counted_and_never_raise(data: bytes) -> None:
-    heard = Heard()
-    heard.stream.on_message(data)
-    heard.stream.on_message(message(entry(pick=TICKET)))
+    received = StreamOutcomes()
+    received.stream.on_message(data)
+    received.stream.on_message(log_message(entry(pick=TICKET)))
 
-    assert set(heard.faults) <= {"unreadable"}
-    assert heard.outcomes[-1].address == "10.0.0.1:8000"
+    assert set(received.faults) <= {"unreadable"}
+    assert received.outcomes[-1].address == "10.0.0.1:8000"
 
 
 def test_a_message_that_is_cut_short_or_too_large_is_counted_and_not_read() -> None:
-    heard = Heard()
-    heard.stream.on_message(message(entry(pick=TICKET))[:-1])
-    heard.stream.on_message(bytes(MAX_MESSAGE_BYTES + 1))
-    heard.stream.on_skipped(10**9)
+    received = StreamOutcomes()
+    received.stream.on_message(log_message(entry(pick=TICKET))[:-1])
+    received.stream.on_message(bytes(MAX_MESSAGE_BYTES + 1))
+    received.stream.on_skipped(10**9)
 
-    assert (heard.outcomes, heard.faults) == ([], ["unreadable", "unreadable", "too_large"])
+    assert (received.outcomes, received.faults) == ([], ["unreadable", "unreadable", "too_large"])
     with pytest.raises(ProtocolError, match="too large"):
         read_entries(bytes(MAX_MESSAGE_BYTES + 1))
 
 
 def test_of_a_message_of_nothing_but_entries_a_bounded_number_is_read() -> None:
-    heard = Heard()
+    received = StreamOutcomes()
     one = b"\x0a\x04\x0a\x02\x6a\x00"  # an entry with an empty address
     found = list(read_entries(b"\x12" + _varint(len(one) * 10_000) + one * 10_000))
 
     assert len(found) == MAX_ENTRIES
-    assert heard.faults == []
+    assert received.faults == []
 
 
 def _varint(number: int) -> bytes:

@@ -33,21 +33,22 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import Strategy
 from extproc.router.routing.strategies.prefix_cache.engine import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Sleeps
 from tests.hosting import hosting
+from tests.router.outside import fixed_outside
 from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
 
-OUTSIDE = Outside(random.Random(1), lambda: 0.0)
+OUTSIDE = fixed_outside(1)
 PAGE = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:prefix_cache_queries_total 40\n"
 LONG = parse("/v1/completions", "", b'{"prompt": "' + b"why " * 500 + b'"}')
 
 
-def build(*addresses: str, strategy: Strategy | None = None) -> PoolFeedback:
+def build_asked_pool(*addresses: str, strategy: Strategy | None = None) -> PoolFeedback:
     cooling = Cooling(Rules(), clock=OUTSIDE.clock, rng=OUTSIDE.rng)
     pool = Pool("llama", strategy or PrefixCache(OUTSIDE), gate=cooling)
     pool.replace([Endpoint(f"e{number}", address) for number, address in enumerate(addresses)])
@@ -58,20 +59,20 @@ def scraper(feedback: PoolFeedback, sleeps: Sleeps, interval_s: float = 5.0) -> 
     return Scraper(feedback, ScrapePlan(interval_s), rng=random.Random(2), sleep=sleeps)
 
 
-async def scrape(address: str, timeout_s: float = 5.0) -> EndpointSignals | None:
+async def scrape_signals(address: str, timeout_s: float = 5.0) -> EndpointSignals | None:
     async with ClientSession(timeout=ClientTimeout(total=timeout_s)) as session:
         return await fetch_signals(session, f"http://{address}/metrics")
 
 
-async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
-    async def tell(_: web.Request) -> web.Response:
+async def test_the_metrics_of_an_endpoint_reach_its_pool() -> None:
+    async def report(_: web.Request) -> web.Response:
         return web.Response(
             body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n'
         )
 
-    async with hosting({"GET /metrics": tell}) as address:
-        feedback = build(address)
-        await scraper(feedback, Sleeps()).scrape_all(scrape)
+    async with hosting({"GET /metrics": report}) as address:
+        feedback = build_asked_pool(address)
+        await scraper(feedback, Sleeps()).scrape_all(scrape_signals)
     endpoints = feedback.pool.describe_engines()["endpoints"]
 
     assert feedback.signals["e0"] == EndpointSignals(3, 2, 5_000, 40)
@@ -90,32 +91,32 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     ],
     ids=["404", "500", "no metrics", "elsewhere", "too much"],
 )
-async def test_an_endpoint_that_tells_nothing_useful_is_not_known(page: web.Response) -> None:
-    async def tell(_: web.Request) -> web.Response:
+async def test_an_endpoint_without_useful_metrics_is_not_known(page: web.Response) -> None:
+    async def report(_: web.Request) -> web.Response:
         return page
 
-    async with hosting({"GET /metrics": tell}) as address:
-        assert await scrape(address) is None
+    async with hosting({"GET /metrics": report}) as address:
+        assert await scrape_signals(address) is None
 
 
 async def test_an_endpoint_that_is_not_there_or_never_ends_its_answer_is_given_up() -> None:
-    async def tell(request: web.Request) -> web.StreamResponse:
+    async def report(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(PAGE)
         await asyncio.sleep(60)
         return response
 
-    async with hosting({"GET /metrics": tell}) as address:
-        assert await scrape(address, timeout_s=0.2) is None
-    assert await scrape(f"127.0.0.1:{free_ports(1)[0]}") is None
+    async with hosting({"GET /metrics": report}) as address:
+        assert await scrape_signals(address, timeout_s=0.2) is None
+    assert await scrape_signals(f"127.0.0.1:{free_ports(1)[0]}") is None
 
 
-async def test_silence_is_told_once_its_end_too_and_who_shares_nothing(
+async def test_silence_is_logged_once_its_end_too_and_who_shares_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "extproc")
-    feedback = build("10.0.0.1:80", strategy=PrefixCache(OUTSIDE, gateways=2))
+    feedback = build_asked_pool("10.0.0.1:80", strategy=PrefixCache(OUTSIDE, gateways=2))
     rounds = scraper(feedback, Sleeps())
     for signals in (EndpointSignals(), None, None, EndpointSignals(), None):
         await rounds.scrape_all(AsyncMock(return_value=signals))
@@ -129,7 +130,7 @@ async def test_silence_is_told_once_its_end_too_and_who_shares_nothing(
 
 
 def test_nothing_is_known_of_an_endpoint_that_is_gone_or_asked_no_more() -> None:
-    feedback = build("10.0.0.1:80")
+    feedback = build_asked_pool("10.0.0.1:80")
     endpoint = feedback.pool.snapshot.ready["e0"]
     feedback.apply_signals(endpoint, EndpointSignals(waiting=9))
     feedback.forget_signals()
@@ -150,7 +151,7 @@ def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
     status: int, answers_us: list[bool], is_dropped: bool
 ) -> None:
     strategy = PrefixCache(OUTSIDE)
-    feedback = build("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
+    feedback = build_asked_pool("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
     pick = feedback.pool.pick(strategy.read(LONG, {}, ""))
     pick.release()
     for _ in range(3):
@@ -166,7 +167,7 @@ def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
 
 def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     strategy = PrefixCache(OUTSIDE)
-    feedback = build("10.0.0.1:80", strategy=strategy)
+    feedback = build_asked_pool("10.0.0.1:80", strategy=strategy)
     for _ in range(2):
         feedback.pool.pick(strategy.read(LONG, {}, "")).release()
     e0 = feedback.pool.snapshot.ready["e0"]
@@ -174,37 +175,37 @@ def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     registry = CollectorRegistry()
     registry.register(FeedbackCollector(lambda: [feedback]))
 
-    def told(family: str, **labels: str) -> float | None:
+    def signals_of(family: str, **labels: str) -> float | None:
         return registry.get_sample_value(
             f"extproc_{family}_tokens_total", {"pool": "llama", **labels}
         )
 
-    assert told("predicted", reason="cold", cached="yes") == 0
-    assert told("predicted", reason="cold", cached="no") == 500
-    assert told("predicted", reason="prefix", cached="yes") == 256, "whole blocks"
+    assert signals_of("predicted", reason="cold", cached="yes") == 0
+    assert signals_of("predicted", reason="cold", cached="no") == 500
+    assert signals_of("predicted", reason="prefix", cached="yes") == 256, "whole blocks"
     saved_s = registry.get_sample_value(
         "extproc_saved_prefill_seconds_total", {"pool": "llama", "reason": "prefix"}
     )
     assert saved_s == pytest.approx(
         256 * ENGINES[DEFAULT_ENGINE].prefill_ms_per_token / 1000, rel=0.2
     )
-    assert told("measured", endpoint="e0", cached="yes") == 400
-    assert told("measured", endpoint="e0", cached="no") == 600
+    assert signals_of("measured", endpoint="e0", cached="yes") == 400
+    assert signals_of("measured", endpoint="e0", cached="no") == 600
 
     feedback.keep([])
 
-    assert told("measured", endpoint="e0", cached="yes") is None
+    assert signals_of("measured", endpoint="e0", cached="yes") is None
 
 
 async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:
     peers: list[object] = []
 
-    async def tell(request: web.Request) -> web.Response:
+    async def report(request: web.Request) -> web.Response:
         peers.append(request.transport and request.transport.get_extra_info("peername"))
         return web.Response(body=PAGE)
 
-    async with hosting({"GET /metrics": tell}) as address:
-        reading = Scraper(build(address), ScrapePlan(0.01), rng=random.Random(2))
+    async with hosting({"GET /metrics": report}) as address:
+        reading = Scraper(build_asked_pool(address), ScrapePlan(0.01), rng=random.Random(2))
         task = asyncio.create_task(reading.run())
         await until(lambda: len(peers) >= 3)
         task.cancel()
@@ -279,7 +280,7 @@ def test_engines_of_one_server_are_added_up() -> None:
         (b'block_size="16",num_gpu_blocks="None"', None),
     ],
 )
-def test_the_size_of_a_cache_is_told_in_two_ways(labels: bytes, kv_tokens: int | None) -> None:
+def test_the_size_of_a_cache_is_read_in_two_ways(labels: bytes, kv_tokens: int | None) -> None:
     assert read_signals(LEAST + b"vllm:cache_config_info{%b} 1.0" % labels).kv_tokens == kv_tokens
 
 
@@ -309,15 +310,15 @@ def test_any_bytes_are_read_or_refused(data: bytes, at: int) -> None:
 
 
 def build_many(count: int) -> PoolFeedback:
-    outside = Outside(random.Random(1), lambda: 0.0)
+    outside = fixed_outside(1)
     cooling = Cooling(Rules(), clock=outside.clock, rng=outside.rng)
     pool = Pool("llama", RoundRobin(outside), gate=cooling)
     feedback = PoolFeedback(pool, cooling)
-    install(feedback, count)
+    replace_endpoints(feedback, count)
     return feedback
 
 
-def install(feedback: PoolFeedback, count: int) -> None:
+def replace_endpoints(feedback: PoolFeedback, count: int) -> None:
     endpoints = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250 + 1}:80") for n in range(count)]
     feedback.pool.replace(endpoints)
 
@@ -416,9 +417,9 @@ async def test_an_endpoint_that_left_meanwhile_is_asked_no_more() -> None:
     rounds = prober(feedback, Sleeps())
     await rounds.probe_all(health)
     await rounds.probe_all(health)
-    install(feedback, 3)
+    replace_endpoints(feedback, 3)
     await rounds.probe_all(health)
-    install(feedback, 4)
+    replace_endpoints(feedback, 4)
     await rounds.probe_all(health)
 
     assert health.asked["10.0.0.4:80"] == 3
@@ -426,7 +427,7 @@ async def test_an_endpoint_that_left_meanwhile_is_asked_no_more() -> None:
 
 
 @asynccontextmanager
-async def serving(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
+async def serving_status(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
     async def answer(_: web.Request) -> web.Response:
         await asyncio.sleep(delay_s)
         return web.Response(status=status, headers={"location": "/elsewhere"})
@@ -440,13 +441,13 @@ async def serving(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
     [(200, True), (204, True), (302, True), (401, True), (404, True), (500, False), (503, False)],
 )
 async def test_health_is_an_answer_below_500(status: int, is_healthy: bool) -> None:
-    async with serving(status) as url, ClientSession() as session:
+    async with serving_status(status) as url, ClientSession() as session:
         assert await probe_health(session, url) is is_healthy
 
 
 async def test_silence_and_a_closed_port_are_no_health() -> None:
     [closed] = free_ports(1)
     timeout = ClientTimeout(total=0.2)
-    async with serving(200, delay_s=1) as slow, ClientSession(timeout=timeout) as session:
+    async with serving_status(200, delay_s=1) as slow, ClientSession(timeout=timeout) as session:
         assert not await probe_health(session, slow)
         assert not await probe_health(session, f"http://127.0.0.1:{closed}/health")

@@ -1,6 +1,7 @@
 """Cooling down, in the test's own time."""
 
 import random
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,10 @@ class Bench:
         self.cooling.picked(name)
         self.wait(0.1)
 
+    def view(self) -> tuple[str, Mapping[str, Why]]:
+        """Who is open, and why others are shut."""
+        return self.open(), self.cooling.shut()
+
     def open(self) -> str:
         return "".join(sorted(self.names - self.cooling.closed()))
 
@@ -73,9 +78,7 @@ def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(
     ]
 
     assert changes == [None] * (len(story) - 1) + [Change.COOLED if cools else None]
-    assert (bench.open(), bench.cooling.shut()) == (
-        ("bcd", {"a": Why.COOLING}) if cools else ("abcd", {})
-    )
+    assert bench.view() == (("bcd", {"a": Why.COOLING}) if cools else ("abcd", {}))
     assert bench.cooling.cooled_for_s("a") == (pytest.approx(2) if cools else 0)
 
 
@@ -86,7 +89,7 @@ def test_after_the_time_one_request_at_a_time_until_one_succeeds() -> None:
     assert bench.open() == "bcd"
 
     bench.wait(0.2)
-    assert (bench.open(), bench.cooling.shut()) == ("abcd", {"a": Why.COOLING})
+    assert bench.view() == ("abcd", {"a": Why.COOLING})
 
     bench.cooling.picked("b")
     assert bench.open() == "abcd"
@@ -96,7 +99,7 @@ def test_after_the_time_one_request_at_a_time_until_one_succeeds() -> None:
 
     bench.wait(0.1)
     assert bench.answer("a") is Change.BACK
-    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+    assert bench.view() == ("abcd", {})
 
     bench.cooling.picked("a")
     assert bench.open() == "abcd"
@@ -146,7 +149,7 @@ def test_requests_of_before_do_not_change_a_cooling_nor_cool_an_endpoint_that_is
     assert bench.open() == "abcd"
 
 
-def test_a_trial_that_tells_nothing_or_whose_client_left_makes_room_for_the_next() -> None:
+def test_a_trial_without_an_outcome_or_whose_client_left_makes_room_for_the_next() -> None:
     bench = Bench()
     bench.fail("a")
     bench.put_on_trial("a")
@@ -197,7 +200,7 @@ def test_a_pool_that_fails_as_a_whole_is_left_as_it_is_until_the_first_answers()
     bench = Bench()
     for name in NAMES:
         bench.fail(name)
-    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+    assert bench.view() == ("abcd", {})
 
     bench.wait(1.5)
     bench.answer("d")
@@ -207,14 +210,14 @@ def test_a_pool_that_fails_as_a_whole_is_left_as_it_is_until_the_first_answers()
     for name in "abc":
         bench.put_on_trial(name, 0)
         bench.answer(name)
-    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+    assert bench.view() == ("abcd", {})
 
 
 def test_a_busy_endpoint_rests_as_long_as_it_asks_and_not_longer_than_half_a_minute() -> None:
     bench = Bench()
     bench.hear("a", Verdict.BUSY, retry_after_s=5)
     bench.hear("b", Verdict.BUSY, retry_after_s=86_400)
-    assert (bench.open(), bench.cooling.shut()) == ("cd", {"a": Why.BUSY, "b": Why.BUSY})
+    assert bench.view() == ("cd", {"a": Why.BUSY, "b": Why.BUSY})
 
     bench.wait(5)
     assert bench.open() == "acd"
@@ -250,7 +253,7 @@ def test_an_unhealthy_endpoint_is_left_out_until_it_or_nobody_is_healthy() -> No
     bench = Bench()
     bench.cooling.set_health("a", is_healthy=False)
     bench.wait(10_000)
-    assert (bench.open(), bench.cooling.shut()) == ("bcd", {"a": Why.UNHEALTHY})
+    assert bench.view() == ("bcd", {"a": Why.UNHEALTHY})
 
     bench.cooling.set_health("a", is_healthy=True)
     bench.cooling.set_health("b", is_healthy=True)
@@ -258,7 +261,7 @@ def test_an_unhealthy_endpoint_is_left_out_until_it_or_nobody_is_healthy() -> No
 
     for name in NAMES:
         bench.cooling.set_health(name, is_healthy=False)
-    assert (bench.open(), bench.cooling.shut()) == ("abcd", dict.fromkeys(NAMES, Why.UNHEALTHY))
+    assert bench.view() == ("abcd", dict.fromkeys(NAMES, Why.UNHEALTHY))
 
 
 def test_a_good_probe_does_not_shorten_a_cooling_but_ends_that_of_an_idle_pool() -> None:
@@ -267,13 +270,13 @@ def test_a_good_probe_does_not_shorten_a_cooling_but_ends_that_of_an_idle_pool()
     bench.fail("a")
     bench.cooling.set_health("a", is_healthy=False)
     bench.cooling.set_health("a", is_healthy=True)
-    assert (bench.open(), bench.cooling.shut()) == ("bcd", {"a": Why.COOLING})
+    assert bench.view() == ("bcd", {"a": Why.COOLING})
 
     bench.wait(2)
     assert bench.cooling.shut() == {"a": Why.COOLING}
 
     bench.cooling.set_health("a", is_healthy=True)
-    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+    assert bench.view() == ("abcd", {})
 
 
 def test_an_endpoint_whose_probes_are_good_and_whose_requests_fail_stays_away() -> None:

@@ -24,7 +24,7 @@ NOW_S = 1_792_567_660.0
 A, B, C = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 
 
-def answered(
+def answer_outcome(
     status: int,
     fault: EndpointFault = EndpointFault.NONE,
     retry_after: str | None = None,
@@ -33,24 +33,24 @@ def answered(
     return Exchange(A, status, 0.5, first_byte_s, fault, retry_after=retry_after)
 
 
-silent = partial(answered, first_byte_s=None)
+silent = partial(answer_outcome, first_byte_s=None)
 
 
 @table(
     ("exchange", "verdict", "class_"),
     [
-        (answered(200), Verdict.ANSWERED, "2xx"),
-        (answered(302), Verdict.ANSWERED, "3xx"),
-        *((answered(status), Verdict.ANSWERED, "4xx") for status in (400, 404, 499)),
-        *((answered(status), Verdict.FAILED, "5xx") for status in (500, 502, 503, 599)),
-        *((answered(status), Verdict.ANSWERED, "5xx") for status in (501, 505)),
-        (answered(429), Verdict.BUSY, "4xx"),
-        (answered(429, retry_after="7"), Verdict.BUSY, "4xx"),
-        (answered(503, retry_after="7"), Verdict.BUSY, "5xx"),
-        (answered(200, EndpointFault.CLIENT), Verdict.ANSWERED, "2xx"),
-        (answered(500, EndpointFault.CLIENT), Verdict.FAILED, "5xx"),
-        (answered(200, EndpointFault.ENDPOINT), Verdict.BROKEN, "broken"),
-        (answered(700), Verdict.FAILED, "unknown"),
+        (answer_outcome(200), Verdict.ANSWERED, "2xx"),
+        (answer_outcome(302), Verdict.ANSWERED, "3xx"),
+        *((answer_outcome(status), Verdict.ANSWERED, "4xx") for status in (400, 404, 499)),
+        *((answer_outcome(status), Verdict.FAILED, "5xx") for status in (500, 502, 503, 599)),
+        *((answer_outcome(status), Verdict.ANSWERED, "5xx") for status in (501, 505)),
+        (answer_outcome(429), Verdict.BUSY, "4xx"),
+        (answer_outcome(429, retry_after="7"), Verdict.BUSY, "4xx"),
+        (answer_outcome(503, retry_after="7"), Verdict.BUSY, "5xx"),
+        (answer_outcome(200, EndpointFault.CLIENT), Verdict.ANSWERED, "2xx"),
+        (answer_outcome(500, EndpointFault.CLIENT), Verdict.FAILED, "5xx"),
+        (answer_outcome(200, EndpointFault.ENDPOINT), Verdict.BROKEN, "broken"),
+        (answer_outcome(700), Verdict.FAILED, "unknown"),
         # The status is Envoy's own here, and so is its header.
         *(
             (silent(status, EndpointFault.ENDPOINT), Verdict.FAILED, "none")
@@ -91,7 +91,7 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
 
 
 @table(
-    ("address", "attempts", "told", "blamed"),
+    ("address", "attempts", "destinations", "blamed"),
     [
         (A, 1, [A, B, C], []),
         (B, 2, [A, B, C], [A]),
@@ -108,10 +108,12 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
     ],
 )
 def test_who_failed_before_the_last_try_is_blamed_where_it_is_certain(
-    address: str, attempts: int, told: list[str], blamed: list[str]
+    address: str, attempts: int, destinations: list[str], blamed: list[str]
 ) -> None:
     found = list(
-        outcomes(Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S)
+        outcomes(
+            Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=destinations), NOW_S
+        )
     )
 
     assert [outcome.address for outcome in found if outcome.verdict is Verdict.FAILED] == blamed
@@ -148,7 +150,9 @@ def test_a_clients_doing_never_blames_the_endpoint_it_was_sent_to(exchange: Exch
         assert blamed == []
 
 
-def told(status: int, retry_after: str | None = None, *, is_upstreams: bool = False) -> Outcome:
+def response_outcome(
+    status: int, retry_after: str | None = None, *, is_upstreams: bool = False
+) -> Outcome:
     response = ResponseHeaders(status=status, retry_after=retry_after, is_upstreams=is_upstreams)
     return judge_response(Served("llama", A, response), 0.3, 0.0)
 
@@ -156,11 +160,11 @@ def told(status: int, retry_after: str | None = None, *, is_upstreams: bool = Fa
 @table(
     ("outcome", "verdict"),
     [
-        *((told(status), Verdict.ANSWERED) for status in (200, 404, 501)),
-        *((told(status), Verdict.FAILED) for status in (500, 503, 504)),
-        (told(429, "3"), Verdict.BUSY),
-        (told(503, "3", is_upstreams=True), Verdict.BUSY),
-        (told(503, "3"), Verdict.UNKNOWN),  # it may be the proxy's own
+        *((response_outcome(status), Verdict.ANSWERED) for status in (200, 404, 501)),
+        *((response_outcome(status), Verdict.FAILED) for status in (500, 503, 504)),
+        (response_outcome(429, "3"), Verdict.BUSY),
+        (response_outcome(503, "3", is_upstreams=True), Verdict.BUSY),
+        (response_outcome(503, "3"), Verdict.UNKNOWN),  # it may be the proxy's own
     ],
 )
 def test_response_headers_are_judged(outcome: Outcome, verdict: Verdict) -> None:

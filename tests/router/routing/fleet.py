@@ -48,9 +48,9 @@ class Fleet:
     def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
         """The explanation of each candidate, by its name."""
         decision = self.picker.propose(ask(*texts, system=system))
-        told = decision.pick.reading.explain(self.pool.candidates())["candidates"]
-        assert isinstance(told, list)
-        return {offer["endpoint"]: offer for offer in told}
+        offers = decision.pick.reading.explain(self.pool.candidates())["candidates"]
+        assert isinstance(offers, list)
+        return {offer["endpoint"]: offer for offer in offers}
 
 
 def ask(*texts: str, system: str = "", **fields: Any) -> Query:

@@ -14,18 +14,18 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.rule import Shedding
 from tests.reach import size_of
+from tests.router.outside import fixed_outside
 from tests.router.routing.fleet import Fleet, words
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 PRIORITIES = {"batch": -10, "later": -1, "usual": 0, "premium": 100}
 OBJECTIVE, CLIENT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
 
 
-def full_pool(limit: int, endpoints: int = 1, *, shares: bool = False) -> Pool:
+def limited_pool(limit: int, endpoints: int = 1, *, shares: bool = False) -> Pool:
     built = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit)
     built.replace(
         [Endpoint(f"e{number}", f"10.0.0.{number + 1}:80") for number in range(endpoints)]
@@ -34,7 +34,7 @@ def full_pool(limit: int, endpoints: int = 1, *, shares: bool = False) -> Pool:
     return built
 
 
-def send(
+def send_query(
     pool: Pool, objective: str = "", client: str = "", subset: Sequence[str] | None = None
 ) -> Pick:
     headers = {OBJECTIVE: objective, CLIENT: client}
@@ -49,7 +49,7 @@ def send(
 
 def is_let_in(pool: Pool, objective: str = "", client: str = "") -> bool:
     try:
-        send(pool, objective, client).release()
+        send_query(pool, objective, client).release()
     except Overloaded:
         return False
     return True
@@ -71,30 +71,30 @@ def is_let_in(pool: Pool, objective: str = "", client: str = "") -> bool:
 def test_a_full_pool_refuses_negative_priorities_first(
     in_flight: list[str], let_in: set[str]
 ) -> None:
-    pool = full_pool(4)
+    pool = limited_pool(4)
     for objective in in_flight:
-        send(pool, objective)
+        send_query(pool, objective)
 
     assert {name for name in PRIORITIES if is_let_in(pool, name)} == let_in
 
 
 @table("objective", ["", "no-such", "BATCH", "batch ", "usual"])
 def test_an_unknown_objective_is_priority_0(objective: str) -> None:
-    pool = full_pool(1)
-    send(pool, "batch")
+    pool = limited_pool(1)
+    send_query(pool, "batch")
     assert is_let_in(pool, objective)
-    send(pool, objective)
+    send_query(pool, objective)
     assert not is_let_in(pool, objective)
 
 
 def test_the_newer_name_of_a_header_goes_first() -> None:
-    told = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
+    headers = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
 
-    assert Admission(PRIORITIES).standing(told) == Standing(-10)
+    assert Admission(PRIORITIES).standing(headers) == Standing(-10)
 
 
 @table(
-    ("told", "seconds"),
+    ("ttl", "seconds"),
     [
         *[
             ("1500ms", 1.5),
@@ -113,9 +113,9 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
     ],
 )
 def test_how_long_a_request_may_wait_is_a_duration_as_go_writes_it(
-    told: str, seconds: float | None
+    ttl: str, seconds: float | None
 ) -> None:
-    assert ttl_s({"x-llm-d-inference-ttl": told}) == (
+    assert ttl_s({"x-llm-d-inference-ttl": ttl}) == (
         None if seconds is None else pytest.approx(seconds)
     )
 
@@ -132,30 +132,30 @@ def test_a_client_over_its_share_of_a_full_pool_is_refused_first(
     in_flight: list[str], refused: str, kind: type[Overloaded], let_in: list[str]
 ) -> None:
     """One alone has the whole pool, and all who give no name are one."""
-    pool = full_pool(8, shares=True)
+    pool = limited_pool(8, shares=True)
     for client in in_flight:
-        send(pool, client=client)
+        send_query(pool, client=client)
 
     with pytest.raises(kind):
-        send(pool, client=refused)
+        send_query(pool, client=refused)
     assert all(is_let_in(pool, client=client) for client in let_in)
 
 
 def test_clients_count_for_nothing_unless_the_operator_says_so() -> None:
-    pool = full_pool(4)
+    pool = limited_pool(4)
     for number in range(4):
-        send(pool, client=f"{number}")
+        send_query(pool, client=f"{number}")
 
     assert not is_let_in(pool, client="new")
     assert not len(pool.admission)
 
 
 def test_made_up_clients_fill_the_headroom_at_most_and_leave_nothing_behind() -> None:
-    pool, open_ = full_pool(8, shares=True), list[Pick]()
+    pool, open_ = limited_pool(8, shares=True), list[Pick]()
     before = size_of(pool.admission)
     for number in range(10_000):
         try:
-            open_.append(send(pool, client=f"{number}" * 100))
+            open_.append(send_query(pool, client=f"{number}" * 100))
         except Overloaded:
             if number % 3 == 0:
                 open_.pop(0).release()
@@ -169,41 +169,41 @@ def test_made_up_clients_fill_the_headroom_at_most_and_leave_nothing_behind() ->
 
 
 def test_a_share_is_of_what_higher_priorities_leave() -> None:
-    pool = full_pool(8, shares=True)
+    pool = limited_pool(8, shares=True)
     for _ in range(6):
-        send(pool, "premium", "vip")
-    send(pool, client="a")
-    send(pool, client="b")
+        send_query(pool, "premium", "vip")
+    send_query(pool, client="a")
+    send_query(pool, client="b")
 
     assert [is_let_in(pool, client=client) for client in "abc"] == [False, False, False]
     assert is_let_in(pool, "premium", "other")
 
 
 def test_a_share_of_the_pool_is_no_way_into_endpoints_full_of_higher_priorities() -> None:
-    pool = full_pool(2, endpoints=3, shares=True)
+    pool = limited_pool(2, endpoints=3, shares=True)
     for _ in range(2):
-        send(pool, "premium", "a", subset=["10.0.0.1"])
-    send(pool, "usual", "b", subset=["10.0.0.2"])
+        send_query(pool, "premium", "a", subset=["10.0.0.1"])
+    send_query(pool, "usual", "b", subset=["10.0.0.2"])
 
     for objective, client in [("premium", "a"), ("usual", "new")]:
         with pytest.raises(Overloaded):
-            send(pool, objective, client, subset=["10.0.0.1"])
+            send_query(pool, objective, client, subset=["10.0.0.1"])
 
 
 def test_full_is_what_the_endpoints_are_that_may_take_the_request() -> None:
-    pool = full_pool(2, endpoints=2)
+    pool = limited_pool(2, endpoints=2)
     for _ in range(2):
-        send(pool, "batch", subset=["10.0.0.1"])
+        send_query(pool, "batch", subset=["10.0.0.1"])
 
     with pytest.raises(Sheddable):
-        send(pool, "batch", subset=["10.0.0.1"])
-    assert send(pool, "batch", subset=["10.0.0.2"]).endpoint.name == "e1"
-    assert send(pool, "usual", subset=["10.0.0.1"]).endpoint.name == "e0"
+        send_query(pool, "batch", subset=["10.0.0.1"])
+    assert send_query(pool, "batch", subset=["10.0.0.2"]).endpoint.name == "e1"
+    assert send_query(pool, "usual", subset=["10.0.0.1"]).endpoint.name == "e0"
 
 
 def test_a_request_ends_with_the_priority_that_it_began_with_wherever_it_is_answered() -> None:
-    pool = full_pool(1, endpoints=2)
-    moved = pool.move(send(pool, "batch", subset=["10.0.0.1"]), "10.0.0.2:80")
+    pool = limited_pool(1, endpoints=2)
+    moved = pool.move(send_query(pool, "batch", subset=["10.0.0.1"]), "10.0.0.2:80")
 
     assert is_let_in(pool, "batch")
     pool.admission.priorities = {"batch": 7}
@@ -238,7 +238,7 @@ def attempt(pool: Pool, objective: str, client: str, subset: Sequence[str] | Non
     candidates = pool.candidates(subset=subset)
     crowd = Crowd("", pool.max_in_flight or 0, candidates.names, candidates.total, 3, 0)
     try:
-        pick = send(pool, objective, client, subset)
+        pick = send_query(pool, objective, client, subset)
     except Overloaded:
         assert crowd.total >= crowd.limit
         return None
@@ -269,7 +269,7 @@ def test_no_priority_is_let_in_while_a_higher_one_is_refused(
     steps: list[tuple[str, str, Sequence[str] | None, int]], limit: int, *, shares: bool
 ) -> None:
     """And all counts end at zero."""
-    pool, open_ = full_pool(limit, endpoints=3, shares=shares), list[Pick]()
+    pool, open_ = limited_pool(limit, endpoints=3, shares=shares), list[Pick]()
     before = size_of(pool.admission)
     for objective, client, subset, ends in steps:
         check_order(pool, client, subset)
@@ -290,12 +290,12 @@ def test_no_priority_is_let_in_while_a_higher_one_is_refused(
 @given(clients=st.integers(2, 8), limit=st.integers(8, 40))
 def test_clients_who_always_want_more_end_with_their_shares(clients: int, limit: int) -> None:
     """One has the whole pool at first, then all ask again and again; ends are drawn, the same each time."""
-    rng, pool = random.Random(f"{clients} {limit}"), full_pool(limit, shares=True)
-    open_ = [("0", send(pool, client="0")) for _ in range(limit)]
+    rng, pool = random.Random(f"{clients} {limit}"), limited_pool(limit, shares=True)
+    open_ = [("0", send_query(pool, client="0")) for _ in range(limit)]
     for _ in range(12 * limit):
         who = str(rng.randrange(clients))
         if is_let_in(pool, client=who):
-            open_.append((who, send(pool, client=who)))
+            open_.append((who, send_query(pool, client=who)))
         else:
             open_.pop(rng.randrange(len(open_)))[1].release()
             _refill(pool, open_, rng, clients)
@@ -309,22 +309,24 @@ def test_clients_who_always_want_more_end_with_their_shares(clients: int, limit:
 def _refill(pool: Pool, open_: list[tuple[str, Pick]], rng: random.Random, clients: int) -> None:
     """All requests try at once for the place that became free, in any order."""
     order = map(str, rng.sample(range(clients), clients))
-    open_.extend((who, send(pool, client=who)) for who in order if is_let_in(pool, client=who))
+    open_.extend(
+        (who, send_query(pool, client=who)) for who in order if is_let_in(pool, client=who)
+    )
 
 
 # One conversation that is long as four of these fills an endpoint's cache.
 TOKENS = 4_096
 
 
-def fleet() -> Fleet:
+def cold_fleet() -> Fleet:
     return Fleet("ab", kv_tokens=TOKENS, shed_cold=True)
 
 
 def overgrow(fleet: Fleet, conversations: int = 16, rounds: int = 12) -> None:
     """Conversations that take turns, more of them than the caches hold."""
-    said = [[words(f"Why {number}?", TOKENS // 4)] for number in range(conversations)]
+    chats = [[words(f"Why {number}?", TOKENS // 4)] for number in range(conversations)]
     for _ in range(rounds):
-        for texts in said:
+        for texts in chats:
             try:
                 fleet.visit(*texts, after_s=0.1)
             except Cold:
@@ -352,9 +354,9 @@ def test_the_less_is_found_the_more_are_refused(found: float, refused: float) ->
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6))))
-def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> None:
+def test_a_share_is_a_share_whatever_is_measured(reported: list[tuple[int, int]]) -> None:
     cliff = Shedding()
-    for answered, reach in heard:
+    for answered, reach in reported:
         cliff.note_turn(answered, reach)
 
     assert 0 <= cliff.found <= 1
@@ -364,22 +366,22 @@ def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> N
 def test_over_the_cliff_new_conversations_are_refused_until_those_that_go_on_find_theirs_again() -> (
     None
 ):
-    over = fleet()
+    over = cold_fleet()
     overgrow(over)
     assert refused(over, 50) >= 40
     assert refused(over, 20, "Answered", "And now?") == 0
 
-    said = ["One that goes on"]
+    chat = ["One that goes on"]
     for _ in range(200):
-        said = [said[0], "Because.", "And?"]
-        over.visit(*said, after_s=0.5)
+        chat = [chat[0], "Because.", "And?"]
+        over.visit(*chat, after_s=0.5)
 
     assert refused(over, 20) == 0
 
 
 def test_conversations_of_which_most_is_cached_are_not_refused() -> None:
     """Instructions that others have brought along."""
-    over = fleet()
+    over = cold_fleet()
     system = words("Be kind.", 400)
     over.visit("The first", "who", "brings it", system=system, after_s=0.0)
     overgrow(over, rounds=8)
@@ -389,7 +391,7 @@ def test_conversations_of_which_most_is_cached_are_not_refused() -> None:
 
 
 def test_nobody_is_refused_unasked_nor_where_conversations_fit_nor_right_after_a_start() -> None:
-    unasked, roomy, fresh = Fleet("ab", kv_tokens=TOKENS), fleet(), fleet()
+    unasked, roomy, fresh = Fleet("ab", kv_tokens=TOKENS), cold_fleet(), cold_fleet()
     overgrow(unasked)
     overgrow(roomy, conversations=4)
     # It has seen none of the conversations that go on, and its caches are far from full.

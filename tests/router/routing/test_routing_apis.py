@@ -4,7 +4,7 @@ from extproc.router.routing.prompt.apis import api_of, operation_of, reads_body
 from tests.tables import table
 
 
-def test_without_a_path_the_fields_tell() -> None:
+def test_without_a_path_the_fields_decide() -> None:
     names = {field.name for field in api_of("")}
 
     assert {"messages", "prompt", "input", "tools", "system", "query"} <= names

@@ -30,7 +30,7 @@ LARGE = replace(LIMITS, small_bytes=0)
 TINY = replace(LARGE, head_bytes=64, tail_bytes=32, medium_bytes=8, containers=4, values=8)
 
 
-def answers(prompt: Prompt, chars: int) -> list[str | None]:
+def prompt_fields(prompt: Prompt, chars: int) -> list[str | None]:
     return [
         prompt.model,
         prompt.cache_salt,
@@ -124,26 +124,28 @@ def test_large_body_gives_the_prompt_that_a_small_one_gives(
     chars, cut = lengths
     body = json.dumps(request, **written).encode(errors="replace")
     whole, large = (
-        answers(parse(path, "", body, limits=limits), chars) for limits in (WHOLE, LARGE)
+        prompt_fields(parse(path, "", body, limits=limits), chars) for limits in (WHOLE, LARGE)
     )
     assert whole == large
 
     for limits, is_partial in ((WHOLE, True), (LARGE, True), (TINY, True), (TINY, False)):
         part = body[: cut if is_partial else None]
         try:
-            texts_ = answers(parse(path, "", part, is_partial=is_partial, limits=limits), chars)
+            texts_ = prompt_fields(
+                parse(path, "", part, is_partial=is_partial, limits=limits), chars
+            )
         except PromptTooComplex:
             continue
         assert all(len(text or "") <= chars for text in texts_[3:5])
         "".join(text or "" for text in texts_).encode()  # may be logged, sent or hashed
 
 
-def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:
+def parse_body(body: Body, *, is_partial: bool = False) -> Prompt | None:
     try:
         prompt = parse(body.path, body.content_type, body.data, is_partial=is_partial)
     except PromptError:
         return None
-    assert answers(prompt, 100)
+    assert prompt_fields(prompt, 100)
     return prompt
 
 
@@ -164,7 +166,7 @@ def test_hostile_body_takes_bounded_calls(kind: str, is_partial: bool) -> None:
 
     sys.setprofile(count)
     try:
-        ask(body, is_partial=is_partial)
+        parse_body(body, is_partial=is_partial)
     finally:
         sys.setprofile(None)
 
@@ -176,7 +178,7 @@ def test_hostile_body_takes_little_memory_and_its_model_is_found(kind: str) -> N
     body = HOSTILE[kind](SIZE)
     tracemalloc.start()
     try:
-        prompt = ask(body)
+        prompt = parse_body(body)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -191,7 +193,7 @@ def test_honest_large_body_gives_what_a_small_one_gives(kind: str) -> None:
     small, large = (
         parse(body.path, body.content_type, body.data, limits=each) for each in (WHOLE, LIMITS)
     )
-    assert answers(small, 300) == answers(large, 300)
+    assert prompt_fields(small, 300) == prompt_fields(large, 300)
 
     prompt = parse(whole_of.path, whole_of.content_type, whole_of.data)
 
@@ -206,9 +208,9 @@ def test_image_is_the_same_in_every_turn_however_large_the_body_becomes() -> Non
         "type": "image_url",
         "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 5_000},
     }
-    said = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
     more = [{"role": "assistant", "content": "It is, I think, a cat. " * 5_000}]
-    small, large = (json.dumps({"messages": each}).encode() for each in (said, said + more))
+    small, large = (json.dumps({"messages": each}).encode() for each in (messages, messages + more))
     first, later = (chain_of(parse(CHAT, "", body).turns(1 << 20), 1) for body in (small, large))
 
     assert len(small) < LIMITS.small_bytes < len(large)
@@ -374,7 +376,7 @@ def test_body_is_gone_when_its_prompt_is(kind: str) -> None:
     gc.disable()
     try:
         before = sys.getrefcount(body.data)
-        ask(body)
+        parse_body(body)
         after = sys.getrefcount(body.data)
     finally:
         gc.enable()

@@ -81,7 +81,7 @@ def test_whole_answers_are_no_first_tokens() -> None:
     st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), min_size=1, max_size=20),
     st.integers(0, 100),
 )
-def test_whatever_is_heard_costs_stay_within_reason(
+def test_whatever_is_measured_costs_stay_within_reason(
     samples: list[tuple[float, float]], seed: int
 ) -> None:
     learner = Learner(START, random.Random(seed))
@@ -112,9 +112,9 @@ def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=300))
-def test_a_pace_stays_within_its_limits(heard: list[tuple[float, float]]) -> None:
+def test_a_pace_stays_within_its_limits(paces: list[tuple[float, float]]) -> None:
     pace = Slowdown()
-    for expected, measured in heard:
+    for expected, measured in paces:
         pace.add(expected, measured)
 
     assert 0.25 <= pace.factor <= 4.001

@@ -28,23 +28,29 @@ def field(name: str, value: bytes) -> bytes:
     )
 
 
-def form(*parts: bytes) -> bytes:
+def close_form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--X--\r\n"
 
 
 @table(
     "body",
     [
-        form(field("model", b"whisper"), FILE % b"\x00\xff" * 2),
-        form(field("model", b"whisper"), FILE % bytes(3 * END_BYTES)),
-        form(FILE % bytes(3 * END_BYTES), field("model", b"whisper"), field("language", b"en")),
-        form(FILE % b'name="model"\r\n\r\ntiny\r\n--', field("model", b"whisper")),
-        b"preamble\r\n" + form(field("model", b"whisper")) + b"epilogue",
-        form(field("model", b"tiny"), field("model", b"whisper")),
-        form(b"--X\r\ncontent-disposition:form-data;name=model\r\nX-Other: 1\r\n\r\nwhisper\r\n"),
-        form(b'--X\r\nContent-Type: text/plain\r\n%s"model"\r\n\r\nwhisper\r\n' % DISPOSITION),
-        form(field("model", b"whisper"))[:-4],
-        form(field("model", b"whisper"), FILE % b"cut")[:-20],
+        close_form(field("model", b"whisper"), FILE % b"\x00\xff" * 2),
+        close_form(field("model", b"whisper"), FILE % bytes(3 * END_BYTES)),
+        close_form(
+            FILE % bytes(3 * END_BYTES), field("model", b"whisper"), field("language", b"en")
+        ),
+        close_form(FILE % b'name="model"\r\n\r\ntiny\r\n--', field("model", b"whisper")),
+        b"preamble\r\n" + close_form(field("model", b"whisper")) + b"epilogue",
+        close_form(field("model", b"tiny"), field("model", b"whisper")),
+        close_form(
+            b"--X\r\ncontent-disposition:form-data;name=model\r\nX-Other: 1\r\n\r\nwhisper\r\n"
+        ),
+        close_form(
+            b'--X\r\nContent-Type: text/plain\r\n%s"model"\r\n\r\nwhisper\r\n' % DISPOSITION
+        ),
+        close_form(field("model", b"whisper"))[:-4],
+        close_form(field("model", b"whisper"), FILE % b"cut")[:-20],
     ],
 )
 def test_model_is_read_from_the_form(body: bytes) -> None:
@@ -73,15 +79,15 @@ async def test_form_of_a_client_library_is_read() -> None:
     ],
 )
 def test_boundary_is_found_however_it_is_written(content_type: str) -> None:
-    assert parse(PATH, content_type, form(field("model", b"m"))).model == "m"
+    assert parse(PATH, content_type, close_form(field("model", b"m"))).model == "m"
 
 
 @table(
     ("content_type", "body"),
     [
-        ("multipart/form-data", form(field("model", b"m"))),
-        ("multipart/form-data; boundary=", form(field("model", b"m"))),
-        ("multipart/form-data; boundary=Y", form(field("model", b"m"))),
+        ("multipart/form-data", close_form(field("model", b"m"))),
+        ("multipart/form-data; boundary=", close_form(field("model", b"m"))),
+        ("multipart/form-data; boundary=Y", close_form(field("model", b"m"))),
         (FORM, b""),
         (FORM, b'{"model": "m"}'),
     ],
@@ -94,13 +100,13 @@ def test_broken_form_raises(content_type: str, body: bytes) -> None:
 @table(
     "body",
     [
-        form(),
-        form(field("other", b"m")),
-        form(field("model", b"m" * (MAX_VALUE_BYTES + 10))),
-        form(FILE.replace(b'"file"', b'"model"') % b"m"),
-        form(b"--X\r\nmodel\r\n\r\nm\r\n"),
-        form(b'--X\r\nContent-Disposition: form-data; name="model"'),
-        form(*[field("other", b"1")] * MAX_PARTS, field("model", b"m")),
+        close_form(),
+        close_form(field("other", b"m")),
+        close_form(field("model", b"m" * (MAX_VALUE_BYTES + 10))),
+        close_form(FILE.replace(b'"file"', b'"model"') % b"m"),
+        close_form(b"--X\r\nmodel\r\n\r\nm\r\n"),
+        close_form(b'--X\r\nContent-Disposition: form-data; name="model"'),
+        close_form(*[field("other", b"1")] * MAX_PARTS, field("model", b"m")),
         field("model", b"half a na")[:-2],
     ],
 )
@@ -113,12 +119,12 @@ def test_hostile_heads_cost_no_time() -> None:
     head = b"--X\r\n" + b"content-disposition:" * 200 + b"\r\n\r\n\r\n"
     start_s = time.process_time()
 
-    assert open_form(FORM, form(*[head] * MAX_PARTS)).string("model") is None
+    assert open_form(FORM, close_form(*[head] * MAX_PARTS)).string("model") is None
     assert time.process_time() - start_s < 0.1
 
 
 def test_form_of_an_audio_request_has_no_prompt() -> None:
-    prompt = parse(PATH, FORM, form(field("prompt", b"p")))
+    prompt = parse(PATH, FORM, close_form(field("prompt", b"p")))
 
     assert ("", "", "p") == (prompt.first_user_message(9), prompt.head(9), prompt.field("prompt"))
 
@@ -131,7 +137,7 @@ def test_form_of_an_audio_request_has_no_prompt() -> None:
 def test_every_short_field_is_read(fields: dict[str, str]) -> None:
     opened = open_form(
         "multipart/form-data; boundary=a-long-boundary",
-        form(*(field(name, value.encode()) for name, value in fields.items()), FILE).replace(
+        close_form(*(field(name, value.encode()) for name, value in fields.items()), FILE).replace(
             b"--X", b"--a-long-boundary"
         ),
     )

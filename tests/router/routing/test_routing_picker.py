@@ -1,6 +1,5 @@
 """The picker: from a request to a pool, a key and an endpoint."""
 
-import random
 from typing import Any
 
 import orjson
@@ -13,19 +12,20 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Pool, Snapshot
 from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.hostile import HOSTILE, fill
+from tests.router.outside import fixed_outside
 from tests.router.routing.fleet import Fleet, words
 from tests.router.routing.fleet import ask as conversation
 from tests.tables import table
 
 CHAT = "/v1/chat/completions"
 FIRST_USER = "first_user_message"
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 
 
-def pool(
+def pool_named(
     name: str, *endpoints: Endpoint, limit: int | None = None, strategy: Strategy | None = None
 ) -> Pool:
     built = Pool(name, strategy or PrefixHash(OUTSIDE), max_in_flight=limit)
@@ -33,17 +33,19 @@ def pool(
     return built
 
 
-def ask(body: object = None, *, path: str = CHAT, method: str = "POST", **fields: object) -> Query:
+def query_of(
+    body: object = None, *, path: str = CHAT, method: str = "POST", **fields: object
+) -> Query:
     raw = None if body is None else orjson.dumps(body)
     return Query(method, path, {"content-type": "application/json"}, raw, **fields)  # type: ignore[arg-type]
 
 
-def chat(model: str | None, text: str = "hello", **fields: str) -> Query:
+def chat_query(model: str | None, text: str = "hello", **fields: str) -> Query:
     named = {} if model is None else {"model": model}
-    return ask({**named, "messages": [{"role": "user", "content": text}], **fields})
+    return query_of({**named, "messages": [{"role": "user", "content": text}], **fields})
 
 
-def pool_of(picker: Picker, request: Query) -> str:
+def picked_pool(picker: Picker, request: Query) -> str:
     return picker.pick(request).pick.pool.name
 
 
@@ -64,12 +66,12 @@ def eight(loaded: tuple[str, int], models: frozenset[str] = frozenset()) -> list
 @pytest.fixture
 def several() -> Picker:
     learnt = Endpoint("l", "10.0.0.9:80", models=frozenset({"phi"}), adapters=frozenset({"tiny"}))
-    llama = Route(pool("llama"), ("llama-8b",), frozenset({"sql"}))
+    llama = Route(pool_named("llama"), ("llama-8b",), frozenset({"sql"}))
     return Picker(
         [
             llama,
-            Route(pool("qwen"), ("qwen-*", "*-coder")),
-            Route(pool("learnt", learnt), ("phi-x",)),
+            Route(pool_named("qwen"), ("qwen-*", "*-coder")),
+            Route(pool_named("learnt", learnt), ("phi-x",)),
         ]
     )
 
@@ -80,13 +82,13 @@ def several() -> Picker:
     + [(model, "learnt") for model in ("phi", "tiny", "phi-x")],
 )
 def test_a_model_leads_to_its_pool(several: Picker, model: str, name: str) -> None:
-    assert pool_of(several, chat(model)) == name
+    assert picked_pool(several, chat_query(model)) == name
 
 
 @table("model", ["llama-8B", "qwen", "phi-y", "", "[a-z]", "a" * 10_000])
-def test_an_unknown_model_is_told_by_name(several: Picker, model: str) -> None:
+def test_an_unknown_model_is_refused_by_name(several: Picker, model: str) -> None:
     with pytest.raises(UnknownModel) as caught:
-        several.pick(chat(model))
+        several.pick(chat_query(model))
 
     assert model[:200] in caught.value.message
     assert len(caught.value.message) < 300
@@ -94,11 +96,11 @@ def test_an_unknown_model_is_told_by_name(several: Picker, model: str) -> None:
 
 
 def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
-    picker = Picker([*several.routes.values(), Route(pool("rest"))])
+    picker = Picker([*several.routes.values(), Route(pool_named("rest"))])
 
-    assert pool_of(picker, chat("gpt-9")) == "rest"
-    assert pool_of(picker, chat(None)) == "rest"
-    assert pool_of(picker, chat("sql")) == "llama"
+    assert picked_pool(picker, chat_query("gpt-9")) == "rest"
+    assert picked_pool(picker, chat_query(None)) == "rest"
+    assert picked_pool(picker, chat_query("sql")) == "llama"
 
 
 @table(
@@ -117,17 +119,17 @@ def test_a_loaded_adapter_takes_no_other_pools_traffic(
 ) -> None:
     """The pool that learnt the name stands first, where every tie is its."""
     loaded = Endpoint("t", "10.0.0.8:80", adapters=frozenset({model}))
-    thief = Route(pool("thief", loaded), ("other",))
+    thief = Route(pool_named("thief", loaded), ("other",))
     picker = Picker([thief, *several.routes.values()])
 
-    assert pool_of(picker, chat(model)) == owner
+    assert picked_pool(picker, chat_query(model)) == owner
 
 
 @table("models", [("llama-8b",), ()], ids=["configured", "learnt"])
 def test_an_adapter_named_like_its_model_draws_nothing(models: tuple[str, ...]) -> None:
     endpoints = eight(("llama-8b", 1), models=frozenset({"llama-8b"}))
-    picker = Picker([Route(pool("llama", *endpoints), models)])
-    decisions = [picker.pick(chat("llama-8b", f"text {number}")) for number in range(40)]
+    picker = Picker([Route(pool_named("llama", *endpoints), models)])
+    decisions = [picker.pick(chat_query("llama-8b", f"text {number}")) for number in range(40)]
 
     assert len({decision.pick.endpoint.name for decision in decisions}) > 4
     assert {decision.adapter for decision in decisions} == {""}
@@ -135,7 +137,7 @@ def test_an_adapter_named_like_its_model_draws_nothing(models: tuple[str, ...]) 
 
 def test_several_pools_need_a_model(several: Picker) -> None:
     with pytest.raises(PromptError) as caught:
-        several.pick(chat(None))
+        several.pick(chat_query(None))
 
     assert caught.value.status == 400
     with pytest.raises(PromptError):
@@ -143,14 +145,14 @@ def test_several_pools_need_a_model(several: Picker) -> None:
 
 
 def test_a_sole_pool_needs_no_model() -> None:
-    picker = Picker([Route(pool("llama"), ("llama-8b",))])
+    picker = Picker([Route(pool_named("llama"), ("llama-8b",))])
     unreadable = picker.pick(Query("POST", CHAT, {}, b"not json"))
 
     assert unreadable.pick.reason is NO_PREFIX
     assert unreadable.fault is not None
-    assert pool_of(picker, ask(method="GET", path="/v1/models")) == "llama"
+    assert picked_pool(picker, query_of(method="GET", path="/v1/models")) == "llama"
     with pytest.raises(UnknownModel):
-        picker.pick(chat("gpt-9"))
+        picker.pick(chat_query("gpt-9"))
 
 
 @table("kind", ["small objects", "members of a message", "white space everywhere"])
@@ -160,7 +162,7 @@ def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind
     )
     decision = several.pick(Query("POST", CHAT, {}, body))
 
-    assert decision.pick.pool.name == pool_of(several, chat("phi"))
+    assert decision.pick.pool.name == picked_pool(several, chat_query("phi"))
     assert isinstance(decision.fault, PromptTooComplex)
 
 
@@ -171,13 +173,13 @@ def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_po
     body = b'{"messages":[%b0],"model":"phi","tools":[%b0]}' % (tools, tools)
     with pytest.raises(PromptTooComplex):
         several.pick(Query("POST", CHAT, {}, body))
-    sole = Picker([Route(pool("llama"))])
+    sole = Picker([Route(pool_named("llama"))])
     assert isinstance(sole.pick(Query("POST", CHAT, {}, body)).fault, PromptTooComplex)
 
 
 def test_the_operators_pool_wins(several: Picker) -> None:
     assert (
-        several.pick(Query("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name
+        several.pick(Query("POST", CHAT, {}, chat_query("sql").body, pool="qwen")).pick.pool.name
         == "qwen"
     )
     with pytest.raises(NoEndpoint, match="no pool 'nope'"):
@@ -186,17 +188,17 @@ def test_the_operators_pool_wins(several: Picker) -> None:
 
 def test_all_names_are_listed_but_globs(several: Picker) -> None:
     assert several.model_names() == ["llama-8b", "phi", "phi-x", "sql", "tiny"]
-    assert several.plan(ask(method="GET", path="/v1/models")).lists_models
-    assert not several.plan(ask(method="GET", path="/v1/models", pool="qwen")).lists_models
-    assert not several.plan(ask(method="GET", path="/v1/models/sql")).lists_models
+    assert several.plan(query_of(method="GET", path="/v1/models")).lists_models
+    assert not several.plan(query_of(method="GET", path="/v1/models", pool="qwen")).lists_models
+    assert not several.plan(query_of(method="GET", path="/v1/models/sql")).lists_models
 
 
 @table(("adapter", "globs", "count"), [("sql", (), 2), ("llama-sql", ("llama-*",), 1)])
 def test_an_adapter_goes_only_where_it_is_loaded(
     adapter: str, globs: tuple[str, ...], count: int
 ) -> None:
-    picker = Picker([Route(pool("llama", *eight((adapter, count))), globs)])
-    decisions = [picker.pick(chat(adapter, f"text {number}")) for number in range(40)]
+    picker = Picker([Route(pool_named("llama", *eight((adapter, count))), globs)])
+    decisions = [picker.pick(chat_query(adapter, f"text {number}")) for number in range(40)]
 
     assert {decision.pick.endpoint.name for decision in decisions} == {
         f"e{i + 1}" for i in range(count)
@@ -206,13 +208,13 @@ def test_an_adapter_goes_only_where_it_is_loaded(
 
 def test_salt_model_and_adapter_make_different_keys() -> None:
     endpoint = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
-    picker = Picker([Route(pool("llama", endpoint))])
+    picker = Picker([Route(pool_named("llama", endpoint))])
     asked = [
-        chat("llama"),
-        chat("qwen"),
-        chat("sql"),
-        chat("llama", cache_salt="x"),
-        chat("llama", "other"),
+        chat_query("llama"),
+        chat_query("qwen"),
+        chat_query("sql"),
+        chat_query("llama", cache_salt="x"),
+        chat_query("llama", "other"),
     ]
     keys = [picker.pick(request).key for request in asked]
 
@@ -221,8 +223,8 @@ def test_salt_model_and_adapter_make_different_keys() -> None:
 
 
 def test_a_request_without_a_prompt_needs_no_body(several: Picker) -> None:
-    assert not several.plan(ask(method="GET", path="/v1/models")).needs_body
-    assert not several.plan(ask(method="POST", path="/health")).needs_body
+    assert not several.plan(query_of(method="GET", path="/v1/models")).needs_body
+    assert not several.plan(query_of(method="POST", path="/health")).needs_body
 
 
 def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
@@ -235,29 +237,33 @@ def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picke
     assert several.plan(plain).needs_body
     assert Fleet().picker.plan(plain).needs_body
     assert (
-        Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))])
+        Picker([Route(pool_named("a", strategy=blind), ("model",)), Route(pool_named("b"))])
         .plan(plain)
         .needs_body
     )
-    assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).plan(to_b).needs_body
-    assert Picker([Route(pool("a"))]).plan(plain).needs_body
-    assert not Picker([Route(pool("a", strategy=blind))]).plan(plain).needs_body
-    assert Picker([Route(pool("a", strategy=blind), ("model",))]).plan(plain).needs_body
     assert (
-        Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))])
+        not Picker([Route(pool_named("a")), Route(pool_named("b", strategy=blind))])
+        .plan(to_b)
+        .needs_body
+    )
+    assert Picker([Route(pool_named("a"))]).plan(plain).needs_body
+    assert not Picker([Route(pool_named("a", strategy=blind))]).plan(plain).needs_body
+    assert Picker([Route(pool_named("a", strategy=blind), ("model",))]).plan(plain).needs_body
+    assert (
+        Picker([Route(pool_named("a", strategy=blind), adapters=frozenset({"sql"}))])
         .plan(plain)
         .needs_body
     )
-    assert Picker([Route(pool("a", learnt, strategy=blind))]).plan(plain).needs_body
-    assert Picker([Route(pool("a", strategy=by_header))]).plan(plain).needs_body
-    assert not Picker([Route(pool("a", strategy=by_header))]).plan(with_session).needs_body
+    assert Picker([Route(pool_named("a", learnt, strategy=blind))]).plan(plain).needs_body
+    assert Picker([Route(pool_named("a", strategy=by_header))]).plan(plain).needs_body
+    assert not Picker([Route(pool_named("a", strategy=by_header))]).plan(with_session).needs_body
 
 
 def test_headers_that_any_strategy_reads_are_wanted() -> None:
     by_header = PrefixHash(OUTSIDE, key=["header:X-Session", "header:x-user", FIRST_USER])
     routes = [
-        Route(pool("a", strategy=by_header)),
-        Route(pool("b", strategy=LeastLoad(OUTSIDE)), ("m",)),
+        Route(pool_named("a", strategy=by_header)),
+        Route(pool_named("b", strategy=LeastLoad(OUTSIDE)), ("m",)),
     ]
 
     assert Picker(routes).key_headers == {"x-session", "x-user"}
@@ -266,11 +272,11 @@ def test_headers_that_any_strategy_reads_are_wanted() -> None:
 
 def test_a_pick_names_its_fallbacks_in_order() -> None:
     endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in range(1, 6)]
-    built = pool("llama", *endpoints)
+    built = pool_named("llama", *endpoints)
     picker = Picker([Route(built)])
-    alone = picker.pick(chat("a")).pick
+    alone = picker.pick(chat_query("a")).pick
     built.fallbacks = 2
-    decision = picker.pick(chat("a"))
+    decision = picker.pick(chat_query("a"))
     pick = decision.pick
     assert decision.key is not None
     walk = list(built.snapshot.placement.walk(decision.key))
@@ -282,7 +288,7 @@ def test_a_pick_names_its_fallbacks_in_order() -> None:
 def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
     ready = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in (1, 2)]
     least_load = LeastLoad(OUTSIDE)
-    built = pool("llama", *ready, strategy=least_load)
+    built = pool_named("llama", *ready, strategy=least_load)
     picks = [built.pick(least_load) for _ in range(4)]
     draining = Endpoint("e1", "10.0.0.1:80", is_ready=False)
     built.replace([draining, ready[1]])
@@ -332,7 +338,7 @@ SNAPSHOT = Snapshot.build(
         Endpoint("b", "10.0.0.1:8001"),
         Endpoint("c", "[fd00::3]:8000"),
     ],
-    PrefixHash(Outside(random.Random(0), lambda: 0.0), positions=4),
+    PrefixHash(fixed_outside(), positions=4),
 )
 
 

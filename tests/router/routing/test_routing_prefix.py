@@ -18,12 +18,12 @@ SESSION, USER = parse_key("header:X-Session"), parse_key("field:user")
 CHAT = "/v1/chat/completions"
 
 
-def chat(*turns: tuple[str, str], **fields: Any) -> Prompt:
+def parse_chat(*turns: tuple[str, str], **fields: Any) -> Prompt:
     messages = [{"role": role, "content": content} for role, content in turns]
     return parse(CHAT, "application/json", json.dumps({"messages": messages, **fields}).encode())
 
 
-PROMPT = chat(("system", "be"), ("user", "hello"), user="me")
+PROMPT = parse_chat(("system", "be"), ("user", "hello"), user="me")
 
 
 @table(
@@ -79,8 +79,8 @@ def test_what_is_no_key_says_why(text: str, why: str) -> None:
         (None, [FIRST, HEAD, CONVERSATION, USER], {}, None),
         (None, [FIRST, SESSION], {"x-session": "s"}, "s"),
         *(
-            (chat(*said), [FIRST, USER], {}, None)
-            for said in ([], [("system", "be")], [("user", "")])
+            (parse_chat(*turns), [FIRST, USER], {}, None)
+            for turns in ([], [("system", "be")], [("user", "")])
         ),
     ],
 )
@@ -103,14 +103,14 @@ fields = st.tuples(st.text(), st.text(), st.text(), st.text())
 Fields = tuple[str, str, str, str]
 
 
-def framed(prefix: str, model: str, adapter: str, salt: str) -> int:
+def key_of_fields(prefix: str, model: str, adapter: str, salt: str) -> int:
     """The key of these fields: 64 bits, alike only where their bytes are."""
     return routing_key(prefix, model=model, adapter=adapter, cache_salt=salt)
 
 
 @given(fields, fields)
 def test_different_fields_are_framed_differently(one: Fields, other: Fields) -> None:
-    assert (framed(*one) == framed(*other)) == (one == other)
+    assert (key_of_fields(*one) == key_of_fields(*other)) == (one == other)
 
 
 @given(st.text(st.sampled_from("1,:a"), max_size=9), st.tuples(*[st.integers(0, 9)] * 3))
@@ -119,7 +119,7 @@ def test_text_moved_between_fields_is_framed_differently(text: str, cuts: tuple[
     one = (text[:first], text[first:second], text[second:third], text[third:])
     others = [("", "", "", text), (text, "", "", ""), ("", text, "", ""), ("", "", text, "")]
 
-    assert all((framed(*one) == framed(*other)) == (one == other) for other in others)
+    assert all((key_of_fields(*one) == key_of_fields(*other)) == (one == other) for other in others)
 
 
 def test_prefix_that_utf8_cannot_spell_has_a_routing_key() -> None:
@@ -136,7 +136,7 @@ turns = st.lists(
 def test_head_of_a_turn_starts_the_head_of_the_next(
     earlier: list[tuple[str, str]], later: list[tuple[str, str]], chars: int
 ) -> None:
-    now, then = chat(*earlier).head(chars), chat(*earlier, *later).head(chars)
+    now, then = parse_chat(*earlier).head(chars), parse_chat(*earlier, *later).head(chars)
     assert then.startswith(now)
     if len(now) == chars:
         assert then == now
@@ -161,9 +161,9 @@ def test_conversation_keeps_its_routing_keys(
         parse(
             path,
             "",
-            json.dumps({**fields, items: [{"role": r, "content": c} for r, c in said]}).encode(),
+            json.dumps({**fields, items: [{"role": r, "content": c} for r, c in chat]}).encode(),
         )
-        for said in (opening, [*opening, *later])
+        for chat in (opening, [*opening, *later])
     ]
     for key in (FIRST, CONVERSATION):
         now, then = (prefix_of(prompt, [key], chars, {}) for prompt in prompts)

@@ -19,12 +19,12 @@ OTHER_PICTURE = {
 }
 
 
-def read(path: str, body: dict[str, Any]) -> Prompt:
+def parse_json(path: str, body: dict[str, Any]) -> Prompt:
     return parse(path, JSON, orjson.dumps(body))
 
 
-def chat(*messages: dict[str, Any], **fields: Any) -> Prompt:
-    return read(CHAT, {"model": "m", "messages": list(messages), **fields})
+def chat_prompt(*messages: dict[str, Any], **fields: Any) -> Prompt:
+    return parse_json(CHAT, {"model": "m", "messages": list(messages), **fields})
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -202,7 +202,7 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
 def test_every_shape_of_every_api_is_read(
     path: str, body: dict[str, Any], first: str, head: str
 ) -> None:
-    prompt = read(path, body)
+    prompt = parse_json(path, body)
 
     assert (first, head) == (prompt.first_user_message(100), prompt.head(200))
 
@@ -219,16 +219,16 @@ def test_every_shape_of_every_api_is_read(
 def test_any_path_has_model_and_salt(
     path: str, body: dict[str, Any], model: str | None, salt: str
 ) -> None:
-    assert (read(path, body).model, read(path, body).cache_salt) == (model, salt)
+    assert (parse_json(path, body).model, parse_json(path, body).cache_salt) == (model, salt)
 
 
 @table("chars", [*range(13), 100])
 def test_texts_are_cut_at_code_points_and_token_ids_at_characters(chars: int) -> None:
-    prompt = chat({"role": "system", "content": "sö"}, user("a😀世"))
+    prompt = chat_prompt({"role": "system", "content": "sö"}, user("a😀世"))
 
     assert prompt.first_user_message(chars) == "a😀世"[:chars]
     assert prompt.head(chars) == f"{SYSTEM}sö{USER}a😀世"[:chars]
-    assert read("/v1/completions", {"prompt": [12, 34]}).head(chars) == "12,34"[:chars]
+    assert parse_json("/v1/completions", {"prompt": [12, 34]}).head(chars) == "12,34"[:chars]
 
 
 def test_token_ids_are_read_as_far_as_needed() -> None:
@@ -244,11 +244,11 @@ def test_medium_counts_by_its_data() -> None:
     again = {"image_url": {"detail": "high", "url": url}, "type": "image_url"}
 
     def head(part: object) -> str:
-        return chat(user([{"type": "text", "text": "look"}, part])).head(100)
+        return chat_prompt(user([{"type": "text", "text": "look"}, part])).head(100)
 
     assert head(PICTURE) == head(again)
     assert head(PICTURE) != head(OTHER_PICTURE)
-    assert chat(user([PICTURE])).first_user_message(100) == ""
+    assert chat_prompt(user([PICTURE])).first_user_message(100) == ""
 
 
 MEDIA = [
@@ -267,8 +267,8 @@ MEDIA = [
 ]
 
 
-def test_media_of_every_kind_are_told_apart() -> None:
-    heads = {chat(user([part])).head(100) for part in MEDIA}
+def test_media_of_every_kind_have_keys_of_their_own() -> None:
+    heads = {chat_prompt(user([part])).head(100) for part in MEDIA}
 
     assert len(heads) == len(MEDIA)
     assert all(len(head) < 60 for head in heads)
@@ -278,7 +278,7 @@ def test_medium_sent_by_uuid_alone_is_the_one_sent_before() -> None:
     first = {**PICTURE, "uuid": "u1"}
     later = {"type": "image_url", "image_url": None, "uuid": "u1"}
 
-    assert chat(user([first])).head(100) == chat(user([later])).head(100)
+    assert chat_prompt(user([first])).head(100) == chat_prompt(user([later])).head(100)
 
 
 ODD_MESSAGES = [
@@ -297,7 +297,7 @@ ODD_MESSAGES = [
 
 @table("messages", [*ODD_MESSAGES, [user([[["x"]]])]])
 def test_odd_messages_cost_affinity_and_nothing_else(messages: object) -> None:
-    prompt = read(CHAT, {"model": "m", "messages": messages})
+    prompt = parse_json(CHAT, {"model": "m", "messages": messages})
 
     assert prompt.model == "m"
     assert prompt.conversation(100) == prompt.first_user_message(100)
@@ -317,10 +317,14 @@ def test_conversation_is_the_system_text_and_the_first_user_message() -> None:
     other_system = {"role": "system", "content": "You are helpful. " * 99 + "You are terse."}
 
     same = [
-        chat(system, user("hi")).conversation(100),
-        chat(system, user("hi"), user("more")).conversation(100),
+        chat_prompt(system, user("hi")).conversation(100),
+        chat_prompt(system, user("hi"), user("more")).conversation(100),
     ]
-    others = [chat(system, user("ho")), chat(other_system, user("hi")), chat(user("hi"))]
+    others = [
+        chat_prompt(system, user("ho")),
+        chat_prompt(other_system, user("hi")),
+        chat_prompt(user("hi")),
+    ]
 
     assert same[0] == same[1]
     assert len({same[0], *(other.conversation(100) for other in others)}) == 4
@@ -330,10 +334,10 @@ def test_conversation_reads_the_developer_as_system_and_stops_at_the_user() -> N
     developer, system = ({"role": role, "content": "be"} for role in ("developer", "system"))
     later = {"role": "system", "content": "later"}
 
-    assert chat(developer, user("hi")).conversation(100) == chat(
+    assert chat_prompt(developer, user("hi")).conversation(100) == chat_prompt(
         system, user("hi"), later
     ).conversation(100)
-    assert chat(system).conversation(100) == ""
+    assert chat_prompt(system).conversation(100) == ""
 
 
 @table(
@@ -366,4 +370,4 @@ def test_body_may_be_a_view() -> None:
 
 
 def test_prompt_shows_nothing_that_a_log_must_not_hold() -> None:
-    assert repr(chat(user("secret"), cache_salt="secret")) == "Prompt(model='m')"
+    assert repr(chat_prompt(user("secret"), cache_salt="secret")) == "Prompt(model='m')"

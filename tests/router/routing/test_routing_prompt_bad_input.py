@@ -19,7 +19,7 @@ CONTENT_TYPES = ["application/json", "multipart/form-data; boundary=X", "multipa
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def read(body: bytes, *, is_partial: bool = False) -> Prompt:
+def parse_bytes(body: bytes, *, is_partial: bool = False) -> Prompt:
     return parse(CHAT, "application/json", body, is_partial=is_partial)
 
 
@@ -59,7 +59,7 @@ ACCEPTED = {
 
 @table("body", ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_what_vllm_accepts_is_read(body: bytes) -> None:
-    prompt = read(body)
+    prompt = parse_bytes(body)
 
     assert ("m", "hi") == (prompt.model, prompt.first_user_message(100))
 
@@ -71,7 +71,9 @@ def test_what_vllm_accepts_is_read(body: bytes) -> None:
 def test_lone_surrogates_are_read_as_question_marks_and_a_message_that_is_not_utf8_is_left_out(
     model: bytes, content: bytes, read_as: tuple[str, str]
 ) -> None:
-    prompt = read(b'{"model":"%b","messages":[{"role":"user","content":"%b"}]}' % (model, content))
+    prompt = parse_bytes(
+        b'{"model":"%b","messages":[{"role":"user","content":"%b"}]}' % (model, content)
+    )
 
     assert read_as == (prompt.model, prompt.first_user_message(100))
 
@@ -80,7 +82,7 @@ def test_slow_reader_gives_the_same_prompt() -> None:
     tool = {"name": "f", "default": 0.50, "big": 10**30, "list": [1, -2.5e-3, True, None]}
     body = json.dumps({**BODY, "tools": [tool]}).encode()
 
-    assert read(body[:-1] + b',"x":NaN}').head(300) == read(body).head(300)
+    assert parse_bytes(body[:-1] + b',"x":NaN}').head(300) == parse_bytes(body).head(300)
 
 
 UNREADABLE = {
@@ -105,7 +107,7 @@ UNREADABLE = {
 @table("body", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_what_is_no_json_object_raises(body: bytes) -> None:
     with pytest.raises(PromptError):
-        read(body)
+        parse_bytes(body)
 
 
 DEEP = {
@@ -127,7 +129,7 @@ DEEP = {
 @table("body", DEEP.values(), ids=DEEP.keys())
 def test_deep_nesting_is_left_out_or_refused(body: bytes, is_partial: bool) -> None:
     try:
-        prompt = read(body, is_partial=is_partial)
+        prompt = parse_bytes(body, is_partial=is_partial)
     except PromptError:
         return
     ask_everything(prompt)
@@ -137,7 +139,7 @@ def test_deep_nesting_is_left_out_or_refused(body: bytes, is_partial: bool) -> N
 
 def test_error_does_not_repeat_the_body() -> None:
     with pytest.raises(PromptError) as caught:
-        read(b'{"messages": "secret')
+        parse_bytes(b'{"messages": "secret')
 
     assert "secret" not in caught.value.message
 
@@ -145,7 +147,7 @@ def test_error_does_not_repeat_the_body() -> None:
 @table("cut", range(1, len(json.dumps(BODY))))
 def test_partial_body_is_read_as_far_as_it_came(cut: int) -> None:
     whole = json.dumps(BODY)
-    prompt = read(whole[:cut].encode(), is_partial=True)
+    prompt = parse_bytes(whole[:cut].encode(), is_partial=True)
 
     assert prompt.model in {None, "m"}
     assert prompt.first_user_message(100) == (
@@ -154,9 +156,12 @@ def test_partial_body_is_read_as_far_as_it_came(cut: int) -> None:
 
 
 def test_partial_body_never_gives_half_a_name() -> None:
-    assert read(b'{"cache_salt": "abc", "model": "llama-3', is_partial=True).model is None
-    assert read(b'{"cache_salt": "abc", "model": "llama-3"', is_partial=True).cache_salt == "abc"
-    assert read(b'{"cache_salt": "ab', is_partial=True).cache_salt == ""
+    assert parse_bytes(b'{"cache_salt": "abc", "model": "llama-3', is_partial=True).model is None
+    assert (
+        parse_bytes(b'{"cache_salt": "abc", "model": "llama-3"', is_partial=True).cache_salt
+        == "abc"
+    )
+    assert parse_bytes(b'{"cache_salt": "ab', is_partial=True).cache_salt == ""
 
 
 def test_partial_prompt_may_end_in_the_middle_of_a_text() -> None:
@@ -169,7 +174,7 @@ def test_partial_prompt_may_end_in_the_middle_of_a_text() -> None:
 @table("body", [b"", b"[1", b"nonsense", b'{"model": \xff'])
 def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
     with pytest.raises(PromptError):
-        read(body, is_partial=True)
+        parse_bytes(body, is_partial=True)
 
 
 @given(
@@ -189,4 +194,4 @@ def test_any_bytes_parse_or_fail(
 def test_any_text_is_read_as_it_is(text: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
-    assert read(body).first_user_message(10_000) == text.encode(errors="replace").decode()
+    assert parse_bytes(body).first_user_message(10_000) == text.encode(errors="replace").decode()

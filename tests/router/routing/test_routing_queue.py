@@ -1,6 +1,5 @@
 """The queue of a pool: who waits, who leaves first, and that nobody is lost or counted twice."""
 
-import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,17 +21,17 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.queue import TICK_S, Lane, Queue, QueueEnd, QueueLimits, Waiter
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.share.letters import Echo, Heartbeat, Letter, name_of
 from extproc.router.share.pool_share import Share
+from tests.router.outside import fixed_outside
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 PREMIUM, USUAL, BATCH = Lane(10), Lane(), Lane(-10)
 
 
 @dataclass
-class Clock:
+class TimerClock:
     """Time that the test lets pass, and what was put off."""
 
     now_s: float = 0.0
@@ -60,7 +59,7 @@ class Clock:
 class Door:
     """What lets requests in: so many `places`, to lanes that are not `closed`. Notes who left, and how."""
 
-    clock: Clock
+    clock: TimerClock
     budget: Budget
     queue: Queue
     places: int = 0
@@ -102,7 +101,7 @@ class Door:
 def build_door(
     requests: int = 10, limit_bytes: int = 1_000, wait_s: float = 30.0, settle_s: float = 1.0
 ) -> Door:
-    clock = Clock()
+    clock = TimerClock()
     limits, budget = QueueLimits(wait_s, requests, settle_s), Budget(limit_bytes)
     return Door(clock, budget, Queue(limits, budget, clock=clock, later=clock.later))
 
@@ -281,7 +280,7 @@ def test_stays_are_counted_by_how_they_ended() -> None:
     assert door.queue.stays[QueueEnd.REFUSED].sum_s == pytest.approx(20, abs=2 * TICK_S)
 
 
-def build_pool(door: Door, endpoints: int = 1, limit: int | None = 1) -> Pool:
+def queued_pool(door: Door, endpoints: int = 1, limit: int | None = 1) -> Pool:
     pool = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit)
     pool.hold(door.queue)
     pool.replace(some_endpoints(endpoints))
@@ -292,7 +291,7 @@ def some_endpoints(count: int) -> list[Endpoint]:
     return [Endpoint(f"e{number}", f"10.0.0.{number + 1}:80") for number in range(count)]
 
 
-def pick(pool: Pool) -> Pick:
+def pick_first(pool: Pool) -> Pick:
     return pool.pick(pool.strategy.read(None, {}, ""))
 
 
@@ -302,7 +301,7 @@ def ask_pool(pool: Pool, queue: Queue, taken: list[Pick]) -> Waiter:
 
     def ask(is_last: bool) -> None:
         try:
-            taken.append(pick(pool))
+            taken.append(pick_first(pool))
         except RequestError:
             if is_last:
                 queue.leave(waiter, QueueEnd.REFUSED)
@@ -314,32 +313,32 @@ def ask_pool(pool: Pool, queue: Queue, taken: list[Pick]) -> Waiter:
     return waiter
 
 
-def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
+def test_an_end_that_a_peer_reports_lets_one_in() -> None:
     door = build_door()
-    pool, taken = build_pool(door), list[Pick]()
+    pool, taken = queued_pool(door), list[Pick]()
     share = Share(pool, 7)
-    peer, heard = 8, name_of("llama")
+    peer, woken = 8, name_of("llama")
 
-    def tell(sent_us: int, counts: dict[int, int], now: float) -> None:
+    def report(sent_us: int, counts: dict[int, int], now: float) -> None:
         ours = share.heartbeat(now)
         echo = Echo(7, ours.sent_us, 0)
         share.receive(
-            Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001
+            Letter(peer, woken, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001
         )
 
-    tell(1, {name_of("e0"): 1}, 10.0)
-    tell(2, {name_of("e0"): 1}, 10.1)
+    report(1, {name_of("e0"): 1}, 10.0)
+    report(2, {name_of("e0"): 1}, 10.1)
     assert pool.book.total == 1
     ask_pool(pool, door.queue, taken)
-    tell(3, {}, 10.2)
+    report(3, {}, 10.2)
     door.clock.pass_by()
 
     assert (len(taken), len(door.queue)) == (1, 0)
 
 
-def test_requests_before_any_endpoint_wait_until_the_gateway_has_heard_of_the_first() -> None:
+def test_requests_before_any_endpoint_wait_until_the_first_one_is_known() -> None:
     door = build_door(settle_s=2.0)
-    pool, taken = build_pool(door, 0, limit=None), list[Pick]()
+    pool, taken = queued_pool(door, 0, limit=None), list[Pick]()
     for _ in range(3):
         ask_pool(pool, door.queue, taken)
     door.clock.pass_by(1)
@@ -354,7 +353,7 @@ def test_requests_before_any_endpoint_wait_until_the_gateway_has_heard_of_the_fi
 
 def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
     door, other = build_door(), build_door()
-    pool, taken = build_pool(door, 0), list[Pick]()
+    pool, taken = queued_pool(door, 0), list[Pick]()
     ask_pool(pool, door.queue, taken)
     pool.hold(other.queue)
     assert (len(door.queue), door.ends[QueueEnd.REFUSED]) == (0, 1)
@@ -378,7 +377,7 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
 def test_what_passes_by_itself_is_held(
     refusal: RequestError, has_endpoints: bool, may_pass: bool
 ) -> None:
-    assert build_pool(build_door(), int(has_endpoints)).may_pass(refusal) is may_pass
+    assert queued_pool(build_door(), int(has_endpoints)).may_pass(refusal) is may_pass
 
 
 class _Anything(RuleBasedStateMachine):
@@ -462,12 +461,12 @@ def test_a_pool_never_has_more_in_flight_than_it_may(
 ) -> None:
     """Requests come and end in any order; the queue never lets one in too many, nor leaves a place empty."""
     door = build_door(requests=100)
-    pool, taken = build_pool(door, limit=limit), list[Pick]()
+    pool, taken = queued_pool(door, limit=limit), list[Pick]()
     for comes, number in steps:
         if comes:
             try:
                 assert not door.queue.precedes(USUAL)
-                taken.append(pick(pool))
+                taken.append(pick_first(pool))
             except (AssertionError, Overloaded):
                 ask_pool(pool, door.queue, taken)
         elif taken:

@@ -65,9 +65,9 @@ shares = st.floats(0, 1)
 
 
 @given(st.lists(st.tuples(shares, shares), max_size=100))
-def test_trust_is_lost_in_three_rounds_and_never_all(heard: list[tuple[float, float]]) -> None:
+def test_trust_is_lost_in_three_rounds_and_never_all(reported: list[tuple[float, float]]) -> None:
     trust, since = Trust(), 0
-    for predicted, found in heard:
+    for predicted, found in reported:
         level, since = trust.level, since + 1
         is_wrong = trust.add(20_000, 20_000 * found, predicted)
         if is_wrong or trust.level != level:
@@ -136,7 +136,7 @@ def test_bytes_of_a_token_are_known(prefills: int, tokens: int, expected: float 
     assert sense.add(later).bytes_per_token == expected
 
 
-def test_prefills_are_told_per_request() -> None:
+def test_prefills_are_known_per_request() -> None:
     sense = SignalHistory()
     sense.add(FIRST)
     later = EndpointSignals(
@@ -189,7 +189,7 @@ def test_what_others_say_never_speaks_for_an_endpoint(
     running: dict[str, float],
     gateways: int,
 ) -> None:
-    told = foreign_requests(waiting, in_flight, running, gateways)
+    foreign = foreign_requests(waiting, in_flight, running, gateways)
 
-    assert all(count > 0 for count in told.values())
-    assert told.keys() <= waiting.keys()
+    assert all(count > 0 for count in foreign.values())
+    assert foreign.keys() <= waiting.keys()

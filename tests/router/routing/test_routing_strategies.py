@@ -20,7 +20,7 @@ from extproc.router.routing.strategies.balanced import (
     RandomChoice,
     RoundRobin,
 )
-from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside
+from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice
 from extproc.router.routing.strategies.prefix_hash import (
     HOME,
     SPILL,
@@ -28,9 +28,10 @@ from extproc.router.routing.strategies.prefix_hash import (
     PrefixHashSettings,
 )
 from extproc.router.routing.strategies.registry import STRATEGIES
+from tests.router.outside import fixed_outside
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 
 
 def letters(data: bytes) -> int:
@@ -79,7 +80,7 @@ def test_round_robin_takes_turns_and_one_that_nobody_took_comes_again() -> None:
 def test_random_is_even_and_ties_fall_evenly_among_the_eligible(
     kind: type[RandomChoice] | type[LeastLoad], counts: dict[str, int], eligible: str
 ) -> None:
-    strategy, some = kind(Outside(random.Random(5), lambda: 0.0)), candidates(counts, eligible)
+    strategy, some = kind(fixed_outside(5)), candidates(counts, eligible)
     firsts = Counter(strategy.choose(some, 2).names[0] for _ in range(3_000))
 
     assert min(firsts[name] for name in eligible) > 0.9 * 3_000 / len(eligible)
@@ -175,9 +176,9 @@ def test_a_ring_grows_out_of_its_like_and_replaces_any_other() -> None:
 
 def test_an_explanation_shows_the_walk_and_who_is_within_the_bound() -> None:
     # Bound: (6 + 1) / 3 * 1.25 = 2.92.
-    told = kubeai().reading(1).explain(candidates({"a": 4, "b": 1, "c": 1}))
+    explained = kubeai().reading(1).explain(candidates({"a": 4, "b": 1, "c": 1}))
 
-    assert told == {
+    assert explained == {
         "bound": 2.917,
         "walk": [
             {"endpoint": "a", "in_flight": 4, "is_within": False},
@@ -331,7 +332,7 @@ NAMES = st.sets(
 )
 
 
-def at(marks: dict[str, list[int]]) -> Ring:
+def ring_at(marks: dict[str, list[int]]) -> Ring:
     """A ring whose members stand where `marks` says."""
 
     def identity(data: bytes) -> int:
@@ -355,14 +356,14 @@ def at(marks: dict[str, list[int]]) -> Ring:
     ],
 )
 def test_walk_starts_at_the_first_position_at_or_after_the_key(key: int, owners: str) -> None:
-    ring = at({"a": [10, 40], "b": [20, 50], "c": [30, 60]})
+    ring = ring_at({"a": [10, 40], "b": [20, 50], "c": [30, 60]})
 
     assert owners == "".join(ring.walk(key))
 
 
 def test_colliding_positions_stand_in_the_order_of_names_whoever_came_first() -> None:
     marks = {"a": [10], "b": [10], "c": [10], "x": [90], "y": [91], "z": [92]}
-    ring = at(marks)
+    ring = ring_at(marks)
     rejoined = ring.replace("bcxyz").replace("abcxyz").replace("abxyz").replace("abcxyz")
 
     assert [*"abcxyz"] == list(ring.walk(0)) == list(rejoined.walk(0))

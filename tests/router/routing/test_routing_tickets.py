@@ -32,7 +32,7 @@ def test_a_number_is_good_for_once_be_it_before_the_end_and_a_strange_one_for_no
     assert (len(tickets), tickets.pop(number)) == (0, None)
 
 
-def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
+def test_what_no_log_reported_is_forgotten_after_a_while() -> None:
     clock = Clock(0.0)
     tickets = Tickets(clock, 0)
     old, open_ = tickets.give(take_pick()), tickets.give(take_pick())

@@ -17,7 +17,7 @@ from extproc.router.routing.picker import Decision, Query
 from extproc.router.service.admin import build_admin
 from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
 from extproc.router.service.live.service_state import State
-from tests.stack.client import ask
+from tests.stack.client import chat_about
 from tests.stack.ports import free_ports
 from tests.stack.service import Pool, pool
 from tests.waiting import until
@@ -37,7 +37,9 @@ class Live:
 
     def request(self, text: str = "hello", pool_name: str | None = None) -> Decision:
         """Decides as a stream does, and calls the observer."""
-        asked = Query("POST", CHAT, {"content-type": "application/json"}, ask(text), pool=pool_name)
+        asked = Query(
+            "POST", CHAT, {"content-type": "application/json"}, chat_about(text), pool=pool_name
+        )
         decision = self.app.pools.picker.pick(asked)
         self.app.processor.observer.routed(decision, 1e-5)
         return decision
@@ -76,7 +78,7 @@ class Live:
 
 
 @asynccontextmanager
-async def looking(
+async def serving_live(
     directory: Path,
     pools: Sequence[Pool] | None = None,
     limit: ConnectionLimit | None = None,
@@ -105,7 +107,7 @@ async def looking(
         app.reader.shutdown()
 
 
-async def events(answer: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, str]]:
+async def live_events(answer: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, str]]:
     """Yields the events of a stream, each by its fields."""
     rest = b""
     async for data in answer.content.iter_any():
@@ -114,8 +116,8 @@ async def events(answer: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, 
             yield dict(line.split(": ", 1) for line in event.decode().split("\n"))
 
 
-async def next_state(told: AsyncGenerator[Mapping[str, str]]) -> State:
+async def next_state(stream: AsyncGenerator[Mapping[str, str]]) -> State:
     while True:
-        event = await anext(told)
+        event = await anext(stream)
         if "event" not in event:
             return decode(event["data"], type=State)

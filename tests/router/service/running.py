@@ -38,7 +38,7 @@ async def synced(pools: Pools) -> None:
 
 
 @asynccontextmanager
-async def running(
+async def running_pools(
     text: str,
     directory: Path | None = None,
     clock: Callable[[], float] | None = None,
@@ -53,7 +53,7 @@ async def running(
         await pools.stop()
 
 
-class Told:
+class ScriptedSource:
     """A source with the lists of the test; then it stays or, in its first runs, fails."""
 
     def __init__(self, *lists: Sequence[str], failures: int = 0) -> None:

@@ -23,7 +23,7 @@ from extproc.router.service.live.recorder import LAST_DECISIONS, Recording
 from extproc.router.service.live.service_state import EndpointRow, State
 from extproc.router.settings.reading import parse_settings
 from tests.clock import Clock
-from tests.stack.client import ask
+from tests.stack.client import chat_about
 
 SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
 
@@ -63,7 +63,7 @@ class Stage:
         return self.trouble
 
     def pick(self, text: str) -> str:
-        decision = self.picker.pick(Query("POST", "/v1/chat/completions", {}, ask(text)))
+        decision = self.picker.pick(Query("POST", "/v1/chat/completions", {}, chat_about(text)))
         self.recording.note(decision)
         return decision.pick.endpoint.name
 
@@ -130,12 +130,12 @@ def test_a_state_is_of_the_moment_of_reading() -> None:
         for number in range(size):
             each.pick(str(number))
             each.answer(number % 200, 1.0)
-    told_of = stage.pool.snapshot.ready["e1"]
+    reported_of = stage.pool.snapshot.ready["e1"]
     build = stage.read()
     stage.pick("another")
     stage.answer(7, 9.0)
     stage.recording.refuse("llama", "overloaded")
-    stage.feedback.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
+    stage.feedback.apply_signals(reported_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
     stage.trouble = ["late"]
     stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
     stage.feedback.keep({"e0"})
@@ -143,7 +143,7 @@ def test_a_state_is_of_the_moment_of_reading() -> None:
     assert build() == quiet.draw()
 
 
-def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
+def test_hits_predicted_and_found_are_shown_by_endpoint_and_of_the_pool() -> None:
     stage = Stage()
     stage.draw()
     text = "the same prompt " * 100
@@ -164,7 +164,7 @@ def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None
     )
 
 
-def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
+def test_a_cooling_endpoint_shows_for_how_long_and_the_service_why_it_is_not_ready() -> None:
     stage = Stage()
     for _ in range(3):
         stage.feedback.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500, 0.1))
@@ -179,13 +179,17 @@ def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_
     assert (state.is_ready, state.faults) == (False, ["pool llama: no list of endpoints yet"])
 
 
-def test_a_refused_configuration_is_told_until_another_one_is_applied() -> None:
+def test_a_refused_configuration_is_reported_until_another_one_is_applied() -> None:
     stage = Stage()
     stage.configuration = stage.configuration.refused("no", stage.clock())
     stage.clock.now_s += 5
-    told = stage.draw().configuration
-    assert told.refusal is not None
-    assert (told.number, told.refusal.age_s, told.refusal.why) == (1, 5.0, "no")
+    configuration = stage.draw().configuration
+    assert configuration.refusal is not None
+    assert (configuration.number, configuration.refusal.age_s, configuration.refusal.why) == (
+        1,
+        5.0,
+        "no",
+    )
     stage.configuration = stage.configuration.replaced(SETTINGS, stage.clock())
 
     assert stage.draw().configuration.refusal is None

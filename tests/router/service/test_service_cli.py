@@ -28,7 +28,7 @@ from extproc.router.settings.picker_flags import (
 )
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings, list_settings
-from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_access
+from tests.router.cluster.api_server import POOLS, ApiServer, serving_api, write_access
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
@@ -51,16 +51,18 @@ class AdminStub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = len(self.rfile.read(int(self.headers["content-length"])))
-        said = json.dumps({"path": self.path, "x-a": self.headers["x-a"], "size": size}).encode()
+        answered = json.dumps(
+            {"path": self.path, "x-a": self.headers["x-a"], "size": size}
+        ).encode()
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(answered)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-def run(*arguments: str, body: str = "") -> subprocess.CompletedProcess[str]:
+def run_extproc(*arguments: str, body: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "extproc", *arguments]
     return subprocess.run(
         command, input=body, capture_output=True, text=True, timeout=60, check=False
@@ -103,7 +105,7 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
     path.write_text(EVERYTHING_WRONG)
     empty = tmp_path / "empty.yaml"
     empty.write_text("")
-    done = run("check", str(path))
+    done = run_extproc("check", str(path))
 
     gone = "cannot be read: No such file or directory"
     hint = "give `models` (its own name where routes choose it by x-extproc-pool)"
@@ -121,7 +123,7 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
     path.write_text(
         EVERYTHING_WRONG.replace("port: 8000", "port: 0")
     )  # every section that is valid by itself
-    faults = run("check", str(path)).stderr.splitlines()
+    faults = run_extproc("check", str(path)).stderr.splitlines()
     lines = [int(fault.partition("f.yaml:")[2].split(":")[0]) for fault in faults]
     assert lines == [3, 4, 7, 8, 11, 14, 14, 14, 18]
 
@@ -133,41 +135,59 @@ def test_check_reads_certificates(tmp_path: Path) -> None:
         f"server:\n  tls: {{certificate: {tmp_path}/tls, key: {tmp_path}/tls}}\n{CONFIG}"
     )
 
-    assert f"{path}:2: server.tls: " in run("check", str(path)).stderr
+    assert f"{path}:2: server.tls: " in run_extproc("check", str(path)).stderr
 
 
-def test_explain_tells_the_endpoint_and_why(config: str) -> None:
+def test_explain_shows_the_endpoint_and_why(config: str) -> None:
     body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
-    told = json.loads(run("explain", "--config", config, body=body).stdout)
-    again = json.loads(run("explain", "--config", config, body=body).stdout)
+    explained = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
+    again = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
 
-    assert told == again
-    assert told["index"] == "empty: no running service was asked"
-    assert (told["pool"], told["strategy"], told["reason"]) == ("llama", "prefix_hash", "home")
-    assert told["walk"][0] == {"endpoint": told["endpoint"], "in_flight": 0, "is_within": True}
-    assert told["bound"] == 3
+    assert explained == again
+    assert explained["index"] == "empty: no running service was asked"
+    assert (explained["pool"], explained["strategy"], explained["reason"]) == (
+        "llama",
+        "prefix_hash",
+        "home",
+    )
+    assert explained["walk"][0] == {
+        "endpoint": explained["endpoint"],
+        "in_flight": 0,
+        "is_within": True,
+    }
+    assert explained["bound"] == 3
 
 
-def test_explain_tells_what_each_endpoint_would_cost(config: str) -> None:
+def test_explain_shows_what_each_endpoint_would_cost(config: str) -> None:
     Path(config).write_text(CONFIG.replace("    strategy: {name: prefix_hash}\n", ""))
     body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi " * 999}]})
-    told = json.loads(run("explain", "--config", config, body=body).stdout)
+    explained = json.loads(run_extproc("explain", "--config", config, body=body).stdout)
 
-    assert (told["strategy"], told["reason"]) == ("prefix_cache", "cold")
-    assert {offer["endpoint"] for offer in told["candidates"]} == {"10.0.0.1:8000", "10.0.0.2:8000"}
-    assert {offer["miss_tokens"] for offer in told["candidates"]} == {told["prompt_tokens"]}
-    assert told["prompt_tokens"] == 751
+    assert (explained["strategy"], explained["reason"]) == ("prefix_cache", "cold")
+    assert {offer["endpoint"] for offer in explained["candidates"]} == {
+        "10.0.0.1:8000",
+        "10.0.0.2:8000",
+    }
+    assert {offer["miss_tokens"] for offer in explained["candidates"]} == {
+        explained["prompt_tokens"]
+    }
+    assert explained["prompt_tokens"] == 751
 
 
 def test_explain_reads_the_endpoint_file_and_says_why_it_cannot_route(
     config: str, tmp_path: Path
 ) -> None:
-    told = run("explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}')
-    unknown = run("explain", "--config", config, body='{"model": "gpt-9", "prompt": "hi"}')
+    explained = run_extproc(
+        "explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}'
+    )
+    unknown = run_extproc("explain", "--config", config, body='{"model": "gpt-9", "prompt": "hi"}')
     (tmp_path / "endpoints.yaml").unlink()
-    gone = run("explain", "--config", config, "--timeout", "0.5", body="{}")
+    gone = run_extproc("explain", "--config", config, "--timeout", "0.5", body="{}")
 
-    assert json.loads(told.stdout).items() >= {"endpoint": "pod-1", "reason": "least_load"}.items()
+    assert (
+        json.loads(explained.stdout).items()
+        >= {"endpoint": "pod-1", "reason": "least_load"}.items()
+    )
     assert (unknown.returncode, unknown.stderr) == (
         2,
         "extproc: The model `gpt-9` does not exist.\n",
@@ -181,29 +201,33 @@ def test_explain_asks_the_running_service_for_what_it_knows(tmp_path: Path) -> N
     with ThreadingHTTPServer(("127.0.0.1", 0), AdminStub) as admin:
         Thread(target=admin.serve_forever, daemon=True).start()
         url = f"127.0.0.1:{admin.server_port}"
-        said = json.loads(run("explain", "--url", url, "--header", "X-A: 1", body=body).stdout)
+        reported = json.loads(
+            run_extproc("explain", "--url", url, "--header", "X-A: 1", body=body).stdout
+        )
         admin.shutdown()
-    nobody = run("explain", "--url", url, body=body)
+    nobody = run_extproc("explain", "--url", url, body=body)
     (tmp_path / "body.json").write_text(body)
 
-    assert said == {
+    assert reported == {
         "path": "/explain?path=%2Fv1%2Fchat%2Fcompletions",
         "x-a": "1",
         "size": len(body),
     }
     assert f"http://{url} does not explain it" in nobody.stderr
     assert (nobody.returncode, "`server.admin`" in nobody.stderr) == (2, True)
-    assert "extproc explain < body.json" in run("explain", str(tmp_path / "body.json")).stderr
+    assert (
+        "extproc explain < body.json" in run_extproc("explain", str(tmp_path / "body.json")).stderr
+    )
 
 
 def test_init_prints_every_setting_and_can_be_used_as_it_is_and_schema_is_json(
     tmp_path: Path,
 ) -> None:
-    written, path = run("init").stdout, tmp_path / "extproc.yaml"
+    written, path = run_extproc("init").stdout, tmp_path / "extproc.yaml"
     path.write_text(written)
 
-    assert run("check", str(path)).stdout == f"{path}: ok, 1 pool(s)\n"
-    assert "pools" in json.loads(run("schema").stdout)["required"]
+    assert run_extproc("check", str(path)).stdout == f"{path}: ok, 1 pool(s)\n"
+    assert "pools" in json.loads(run_extproc("schema").stdout)["required"]
     assert all(f" {place.rpartition('.')[2]}:" in written for place in list_settings())
 
 
@@ -234,18 +258,18 @@ def test_help_of_every_command_is_whole_at_80_columns_with_two_examples(group: s
 def test_a_removed_command_is_answered_with_what_to_do_instead(
     arguments: list[str], instead: str
 ) -> None:
-    done = run(*arguments)
+    done = run_extproc(*arguments)
 
     assert done.returncode == 2
     assert re.search(f"was removed in 0.2: .*{instead}", done.stderr)
 
 
-def settings(flags: Flags, **environment: str) -> Settings:
+def settings_of_flags(flags: Flags, **environment: str) -> Settings:
     return parse_settings(flags.document(), environment, "flags")
 
 
 def test_a_pools_name_alone_serves_as_upstreams_picker_does() -> None:
-    made = settings(Flags("vllm"))
+    made = settings_of_flags(Flags("vllm"))
 
     [pool] = made.pools
     assert pool.endpoints.inference_pool is not None
@@ -263,7 +287,7 @@ def test_a_pools_name_alone_serves_as_upstreams_picker_does() -> None:
 
 def test_flags_say_what_they_say_in_upstreams_picker() -> None:
     flags = Flags("vllm", "prod", 19002, 19003, 19090, cert_path="/certs", verbosity=4)
-    made = settings(flags, EXTPROC_SERVER__DRAIN_S="7")
+    made = settings_of_flags(flags, EXTPROC_SERVER__DRAIN_S="7")
 
     assert made.pools[0].endpoints.inference_pool is not None
     assert made.pools[0].endpoints.inference_pool.namespace == "prod"
@@ -274,16 +298,18 @@ def test_flags_say_what_they_say_in_upstreams_picker() -> None:
         "/certs/tls.key",
     )
     assert (made.server.log_level, made.server.drain_s) == ("DEBUG", 7)
-    assert settings(replace(flags, secure_serving=False)).server.tls is None
+    assert settings_of_flags(replace(flags, secure_serving=False)).server.tls is None
     assert made.pools[0].max_in_flight is None
-    assert settings(replace(flags, max_in_flight=8)).pools[0].max_in_flight == 8
+    assert settings_of_flags(replace(flags, max_in_flight=8)).pools[0].max_in_flight == 8
     with pytest.raises(
         SettingsError, match=r"flags:1: pools.0.endpoints.inference_pool.name: 'a b'"
     ):
-        settings(Flags("a b"))
+        settings_of_flags(Flags("a b"))
 
 
-def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[Any, list[str]]:
+def parse_flags(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> tuple[Any, list[str]]:
     """What a command with these flags takes them for."""
     seen: list[Any] = []
 
@@ -313,11 +339,11 @@ def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[An
 )
 def test_flags_are_read_in_all_their_forms(arguments: list[str], flags: Flags) -> None:
     assert (
-        read("--pool-name", "vllm", *arguments)
-        == read("--pool-name=vllm", *arguments)
+        parse_flags("--pool-name", "vllm", *arguments)
+        == parse_flags("--pool-name=vllm", *arguments)
         == (flags, [])
     )
-    charts = read("--pool-name=vllm", *arguments, environment={"NAMESPACE": "prod"})[0]
+    charts = parse_flags("--pool-name=vllm", *arguments, environment={"NAMESPACE": "prod"})[0]
     assert charts == replace(flags, pool_namespace="prod"), (
         "the chart's variable, where no flag says it"
     )
@@ -327,7 +353,7 @@ def test_flags_are_read_in_all_their_forms(arguments: list[str], flags: Flags) -
 def test_what_has_no_effect_here_is_taken_and_named(form: list[str]) -> None:
     given = [part.format(name) for name in WITHOUT_EFFECT for part in form]
 
-    assert read("--pool-name=vllm", *given) == (
+    assert parse_flags("--pool-name=vllm", *given) == (
         Flags("vllm"),
         [f"--{name}" for name in WITHOUT_EFFECT],
     )
@@ -337,7 +363,7 @@ EITHER = "give either a configuration FILE (--config) or --pool-name"
 
 
 @table(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serve", "--pool-name=vllm", "--endpoint-selector=a=b"], "--endpoint-selector"),
         (["serve"], EITHER),
@@ -347,11 +373,11 @@ EITHER = "give either a configuration FILE (--config) or --pool-name"
         (["--pool-namespace=prod"], EITHER),
     ],
 )
-def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], said: str) -> None:
+def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(cli, arguments)
 
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
 
 
 def test_flags_beside_a_file_are_refused() -> None:
@@ -370,7 +396,7 @@ def test_flags_beside_a_file_are_refused() -> None:
 
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as server:
+    async with serving_api(ApiServer()) as server:
         server.put(pool_object(ports=[8000, 8001]))
         server.put(running_pod("a", "10.0.0.1"))
         server.put(objective("batch", -10))
@@ -415,7 +441,7 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
         [pool] = await asyncio.to_thread(get_json, f"{url}/pools")
         health = await asyncio.to_thread(health_at, health_url, "inference-extension")
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", grpc_port))
-        said = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
+        messages = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
 
     assert {endpoint["name"] for endpoint in pool["endpoints"]} == {
         "default/a:8000",
@@ -427,5 +453,5 @@ async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: 
     names = (
         "config-file, --ha-enable-leader-election, --metrics-endpoint-auth, --pool-group, --tracing"
     )
-    assert f"flags that have no effect here: --{names}, --zap-encoder" in said
+    assert f"flags that have no effect here: --{names}, --zap-encoder" in messages
     assert api.of(POOLS).queries

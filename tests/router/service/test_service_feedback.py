@@ -21,8 +21,8 @@ from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
-from tests.router.feedback.access_logs import entry, message
-from tests.router.service.running import running, synced
+from tests.router.feedback.access_logs import entry, log_message
+from tests.router.service.running import running_pools, synced
 from tests.tables import table
 from tests.waiting import until
 
@@ -34,18 +34,18 @@ pools:
 
 
 @asynccontextmanager
-async def two_pools(text: str = TWO_POOLS) -> AsyncIterator[Pools]:
-    async with running(text) as pools:
+async def running_two_pools(text: str = TWO_POOLS) -> AsyncIterator[Pools]:
+    async with running_pools(text) as pools:
         await synced(pools)
         yield pools
 
 
-def fail(pools: Pools, address: str) -> None:
+def fail_endpoint(pools: Pools, address: str) -> None:
     for _ in range(3):
         pools["a"].feedback.observe(Outcome(address, Verdict.FAILED, 500))
 
 
-def states(pools: Pools) -> dict[str, str]:
+def endpoint_states(pools: Pools) -> dict[str, str]:
     described = [describe_pool(each)["endpoints"] for each in pools]
     return {each["name"]: each["state"] for endpoints in described for each in endpoints}  # type: ignore[attr-defined]  # JSON
 
@@ -65,10 +65,10 @@ def take(pools: Pools) -> tuple[Pick, int]:
     return pick, number
 
 
-def matches(pools: Pools) -> dict[str, int]:
+def match_tokens(pools: Pools) -> dict[str, int]:
     """Tokens of the prompt that each endpoint is believed to hold."""
-    told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
-    return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
+    explained = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
+    return {offer["endpoint"]: offer["match_tokens"] for offer in explained["candidates"]}  # type: ignore[attr-defined]
 
 
 def logs(pools: Pools) -> AccessLogs:
@@ -77,20 +77,20 @@ def logs(pools: Pools) -> AccessLogs:
 
 async def test_operators_see_who_cools_down() -> None:
     metrics = Metrics()
-    async with two_pools() as pools:
+    async with running_two_pools() as pools:
         metrics.registry.register(PoolCollector(pools))
-        fail(pools, "10.0.0.1:80")
+        fail_endpoint(pools, "10.0.0.1:80")
 
         def endpoints(pool: str, state: str) -> float | None:
             return metrics.registry.get_sample_value(
                 "extproc_pool_endpoints", {"pool": pool, "state": state}
             )
 
-        told = explain_decision(
+        explained = explain_decision(
             pools.picker, Query("POST", "/v1/chat/completions", {}, b'{"model": "a"}')
         )
 
-        assert [*states(pools).values()] == ["cooling", "ready", "ready", "ready"]
+        assert [*endpoint_states(pools).values()] == ["cooling", "ready", "ready", "ready"]
         assert [endpoints("a", state) for state in ("ready", "cooling", "busy", "unhealthy")] == [
             1,
             1,
@@ -98,41 +98,44 @@ async def test_operators_see_who_cools_down() -> None:
             0,
         ]
         assert [endpoints("b", state) for state in ("ready", "cooling")] == [2, 0]
-        assert (told["endpoint"], told["left_out"]) == ("10.0.0.2:80", {"10.0.0.1:80": "cooling"})
+        assert (explained["endpoint"], explained["left_out"]) == (
+            "10.0.0.2:80",
+            {"10.0.0.1:80": "cooling"},
+        )
 
 
 async def test_entries_that_anybody_may_write_cool_nothing_and_empty_no_index() -> None:
     """Twelve entries, three for each endpoint: nobody could connect to any of them."""
-    async with two_pools(CACHES) as pools:
+    async with running_two_pools(CACHES) as pools:
         take(pools)
-        before = matches(pools)
+        before = match_tokens(pools)
         for address in [("10.0.0.1", 80), ("10.0.0.2", 80), ("10.0.1.1", 80), ("10.0.1.2", 80)]:
             for pool, number in (("a", None), ("b", "0" * 15 + "1"), (None, "f" * 16)):
                 made_up = entry(
                     pool, address, 503, 1, None, "upstream_connection_failure", pick=number
                 )
-                logs(pools).receive(message(made_up))
+                logs(pools).receive(log_message(made_up))
 
-        assert set(states(pools).values()) == {"ready"}
-        assert matches(pools) == before
+        assert set(endpoint_states(pools).values()) == {"ready"}
+        assert match_tokens(pools) == before
         assert sum(before.values()) > 0
         assert all(each.feedback.counters.answers == {} for each in pools)
 
 
 async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
-    async with two_pools(CACHES) as pools:
+    async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         host, _, port = pick.endpoint.address.partition(":")
-        told = message(entry("b", (host, int(port)), pick=f"{number:016x}"))
+        message = log_message(entry("b", (host, int(port)), pick=f"{number:016x}"))
         for _ in range(3):
-            logs(pools).receive(told)
+            logs(pools).receive(message)
 
         assert pools["a"].feedback.counters.answers == {(pick.endpoint.name, "2xx"): 1}
         assert pools["b"].feedback.counters.answers == {}
 
 
 async def test_response_headers_reach_the_pool() -> None:
-    async with two_pools() as pools:
+    async with running_two_pools() as pools:
         for status in (0, 500, 500, 500):
             pools.feedback.observe_response(
                 Served("b", "10.0.1.2:80", ResponseHeaders(status=status)), 0.1
@@ -141,14 +144,14 @@ async def test_response_headers_reach_the_pool() -> None:
             Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1
         )
 
-        assert [name for name, state in states(pools).items() if state == "cooling"] == [
+        assert [name for name, state in endpoint_states(pools).items() if state == "cooling"] == [
             "10.0.1.2:80"
         ]
         assert pools["b"].feedback.counters.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
-async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_request() -> None:
-    async with two_pools(CACHES) as pools:
+async def test_an_access_log_reaches_the_strategy_that_placed_the_request() -> None:
+    async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         exchange = Exchange(pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
         for _ in range(2):
@@ -160,7 +163,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
 
 
 @table(
-    ("who", "told", "known"),
+    ("who", "exchange", "known"),
     [
         ("picked", Exchange("", 500, 1.0, 0.1), []),
         ("picked", Exchange("", 503, 1.0, fault=EndpointFault.ENDPOINT), []),
@@ -175,23 +178,23 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
     ],
 )
 async def test_what_was_never_read_is_not_believed_there(
-    who: str, told: Exchange, known: list[str]
+    who: str, exchange: Exchange, known: list[str]
 ) -> None:
-    async with two_pools(CACHES) as pools:
+    async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
         address = {"picked": pick.endpoint.address, "other": other}
-        before = matches(pools)
-        pools.feedback.note(replace(told, address=address.get(who, who), ticket=number))
+        before = match_tokens(pools)
+        pools.feedback.note(replace(exchange, address=address.get(who, who), ticket=number))
 
         assert before[pick.endpoint.address] > 0
-        assert [each for each, tokens in matches(pools).items() if tokens] == [
+        assert [each for each, tokens in match_tokens(pools).items() if tokens] == [
             address[one] for one in known
         ]
 
 
 async def test_response_headers_take_back_what_failed() -> None:
-    async with two_pools(CACHES) as pools:
+    async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         for status in (200, 500):
             response = ResponseHeaders(status=status)
@@ -199,11 +202,11 @@ async def test_response_headers_take_back_what_failed() -> None:
                 Served("a", pick.endpoint.address, response, ticket=number), 0.1
             )
 
-        assert sum(matches(pools).values()) == 0
+        assert sum(match_tokens(pools).values()) == 0
 
 
 async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed() -> None:
-    async with two_pools(CACHES) as pools:
+    async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
         other = CACHES.replace("name: prefix_cache, learn: true", "name: least_load")
         pools.apply(parse_settings(other, {}).pools)
@@ -225,7 +228,7 @@ async def test_reading_metrics_begins_and_ends_live() -> None:
         ]
 
     reading = TWO_POOLS.replace("probe: false", "signals: {scrape_s: 300}, probe: false")
-    async with two_pools(reading) as pools:
+    async with running_two_pools(reading) as pools:
         assert sorted(names()) == ["signals a", "signals b"]
 
         unread = TWO_POOLS.replace("probe: false", "signals: false, probe: false")
@@ -237,25 +240,25 @@ async def test_reading_metrics_begins_and_ends_live() -> None:
 
 
 async def test_the_rule_changes_live() -> None:
-    async with two_pools() as pools:
+    async with running_two_pools() as pools:
         settings = parse_settings(TWO_POOLS.replace("probe", "cool_after: null, probe"), {})
         pools.apply(settings.pools)
-        fail(pools, "10.0.0.1:80")
-        assert "cooling" not in states(pools).values()
+        fail_endpoint(pools, "10.0.0.1:80")
+        assert "cooling" not in endpoint_states(pools).values()
 
         pools.apply(parse_settings(TWO_POOLS.replace("probe", "cool_after: 1, probe"), {}).pools)
         pools["a"].feedback.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500))
-        assert states(pools)["10.0.0.1:80"] == "cooling"
+        assert endpoint_states(pools)["10.0.0.1:80"] == "cooling"
 
 
-async def test_when_nobody_asks_any_more_what_was_said_is_forgotten() -> None:
+async def test_when_scraping_is_off_earlier_signals_are_forgotten() -> None:
     asking = TWO_POOLS.replace("probe: false", "probe: {interval_s: 1000}")
-    async with two_pools(asking) as pools:
+    async with running_two_pools(asking) as pools:
         pools["a"].feedback.cooling.set_health("10.0.0.1:80", is_healthy=False)
-        assert states(pools)["10.0.0.1:80"] == "unhealthy"
+        assert endpoint_states(pools)["10.0.0.1:80"] == "unhealthy"
 
         pools.apply(parse_settings(TWO_POOLS, {}).pools)
-        assert states(pools)["10.0.0.1:80"] == "ready"
+        assert endpoint_states(pools)["10.0.0.1:80"] == "ready"
 
 
 KUBERNETES = "{kubernetes: {namespace: default, service: vllm, port: http}}"
@@ -298,8 +301,8 @@ def test_only_lists_silent_on_health_are_asked(
 def test_metrics_are_read_for_strategies_that_use_them(
     strategy: str, signals: object, is_read: bool
 ) -> None:
-    said = {"strategy": {"name": strategy}, "signals": signals}
-    fields = {"name": "llama", "endpoints": {"static": []}, **said}
+    changes = {"strategy": {"name": strategy}, "signals": signals}
+    fields = {"name": "llama", "endpoints": {"static": []}, **changes}
     given = {name: value for name, value in fields.items() if value is not None}
 
     assert (build_scrape(PoolSettings.model_validate(given)) is not None) is is_read

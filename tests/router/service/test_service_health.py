@@ -28,7 +28,7 @@ class Readiness:
         return call
 
 
-def told(call: RecordedCall) -> list[str]:
+def statuses_sent(call: RecordedCall) -> list[str]:
     return [
         pb.HealthCheckResponse.ServingStatus.Name(pb.HealthCheckResponse.FromString(message).status)
         for message in call.sent
@@ -41,13 +41,13 @@ def readiness() -> Readiness:
 
 
 @pytest.mark.parametrize("name", ["", "readiness", "inference-extension", EXT_PROC])
-def test_a_check_tells_whether_requests_can_be_routed_now(readiness: Readiness, name: str) -> None:
+def test_a_check_shows_whether_requests_can_be_routed_now(readiness: Readiness, name: str) -> None:
     """Whenever it was looked at last."""
     before = readiness.ask(CHECK, name)
     readiness.is_ready = True
     after = readiness.ask(CHECK, name)
 
-    assert [["NOT_SERVING"], ["SERVING"]] == [told(before), told(after)]
+    assert [["NOT_SERVING"], ["SERVING"]] == [statuses_sent(before), statuses_sent(after)]
     assert before.status is after.status is Status.OK
 
 
@@ -56,7 +56,7 @@ def test_a_process_that_answers_lives_and_an_unknown_name_is_not_found(
 ) -> None:
     unknown = readiness.ask(CHECK, "nobody")
 
-    assert ["SERVING"] == told(readiness.ask(CHECK, "liveness"))
+    assert ["SERVING"] == statuses_sent(readiness.ask(CHECK, "liveness"))
     assert (unknown.status, unknown.sent) == (Status.NOT_FOUND, [])
 
 
@@ -65,8 +65,8 @@ def test_a_watcher_hears_of_changes_alone(readiness: Readiness) -> None:
     for is_ready in (False, True, True, False):
         readiness.turn(is_ready=is_ready)
 
-    assert ["NOT_SERVING", "SERVING", "NOT_SERVING"] == told(call)
-    assert ["SERVING"] == told(other)
+    assert ["NOT_SERVING", "SERVING", "NOT_SERVING"] == statuses_sent(call)
+    assert ["SERVING"] == statuses_sent(other)
     assert call.status is other.status is None
 
 
@@ -77,11 +77,11 @@ def test_nothing_is_kept_of_an_unknown_name_that_is_watched(readiness: Readiness
     kept_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert told(call) == ["SERVICE_UNKNOWN"]
+    assert statuses_sent(call) == ["SERVICE_UNKNOWN"]
     assert kept_bytes < 100_000
 
 
-def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(
+def test_a_watcher_of_an_unknown_name_gets_that_and_a_gone_one_nothing(
     readiness: Readiness,
 ) -> None:
     unknown, gone = readiness.ask(WATCH, "nobody"), RecordedCall()
@@ -90,8 +90,8 @@ def test_a_watcher_of_an_unknown_name_is_told_so_and_a_gone_one_hears_nothing(
     handler.on_close()
     readiness.turn(is_ready=True)
 
-    assert (told(unknown), unknown.status) == (["SERVICE_UNKNOWN"], None)
-    assert ["NOT_SERVING"] == told(gone)
+    assert (statuses_sent(unknown), unknown.status) == (["SERVICE_UNKNOWN"], None)
+    assert ["NOT_SERVING"] == statuses_sent(gone)
 
 
 @pytest.mark.parametrize("path", [CHECK, WATCH])

@@ -15,16 +15,17 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
-from extproc.router.routing.strategies.base import Outside, Placement, Strategy
+from extproc.router.routing.strategies.base import Placement, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.telemetry import Metrics
 from tests.clock import Clock
-from tests.router.service.running import Told, keeping
+from tests.router.outside import fixed_outside
+from tests.router.service.running import ScriptedSource, keeping
 from tests.waiting import until
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = fixed_outside()
 A, B, C = (Endpoint(name, f"10.0.0.{number}:80") for number, name in enumerate("abc", start=1))
 
 
@@ -42,9 +43,9 @@ def uses(pool: Pool, strategy: Strategy) -> bool:
     return pool.strategy is strategy
 
 
-async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty_pool() -> None:
+async def test_a_changed_strategy_before_the_first_list_shows_no_empty_pool() -> None:
     """An Envoy that outlived us would believe it and forget its endpoints."""
-    async with keeping(Told(), hashing()) as (keeper, published):
+    async with keeping(ScriptedSource(), hashing()) as (keeper, published):
         keeper.use(hashing(8))
         await asyncio.sleep(0.2)
         before_the_list = list(published)
@@ -55,7 +56,7 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     assert keeper.synced.is_set()
 
 
-async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_source_lacks_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The API server's bookmarks and a file's polls say it again every minute, every five seconds."""
     keeper = keeper_of()
     for _ in range(10):
@@ -96,24 +97,10 @@ async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(
     ]
 
 
-def test_an_outage_after_a_list_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock(0.0)
-    keeper = keeper_of("a", clock)
-    keeper.confirm()
-    with caplog.filtering(RateLimit(clock)):
-        for clock.now_s in range(1, 121):
-            keeper.restarted("connection", "no route")
-
-    assert [record.getMessage() for record in caplog.records] == [
-        f"pool a: no new list for {seconds} s, the last one stays (connection): no route"
-        for seconds in (0, 60)
-    ]
-
-
-async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
+async def test_a_list_equal_to_the_last_one_is_a_confirmation() -> None:
     """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
     clock = Clock(0.0)
-    async with keeping(Told(), hashing(), clock) as (keeper, published):
+    async with keeping(ScriptedSource(), hashing(), clock) as (keeper, published):
         keeper.replace([A])
         await until(lambda: published)
         clock.now_s = 60.0
@@ -128,7 +115,7 @@ async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> No
     assert published == [["a"], ["a", "b"]]
 
 
-async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() -> None:
+async def test_a_list_that_could_not_be_placed_is_tried_when_it_comes_again() -> None:
     class Reluctant(PrefixHash):
         refusals = 1
 
@@ -138,7 +125,7 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
                 raise ValueError
             return super().place(ready, before)
 
-    async with keeping(Told(), Reluctant(OUTSIDE)) as (keeper, published):
+    async with keeping(ScriptedSource(), Reluctant(OUTSIDE)) as (keeper, published):
         keeper.replace([A])
         await until(lambda: keeper.fault)
         keeper.replace([A])
@@ -147,10 +134,10 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
     assert keeper.pool.snapshot.names == ("a",)
 
 
-async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_heard() -> None:
+async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_one_out() -> None:
     """A name that UTF-8 cannot spell has no place on a ring."""
     metrics = Metrics()
-    async with keeping(Told("ab"), hashing(), metrics=metrics) as (keeper, published):
+    async with keeping(ScriptedSource("ab"), hashing(), metrics=metrics) as (keeper, published):
         await until(lambda: published)
         keeper.replace([Endpoint("\ud800", "10.0.0.1:80")])
         await until(lambda: restarts(metrics) == 1)
@@ -177,7 +164,7 @@ async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(
         await asyncio.sleep(0)
 
     metrics, clock = Metrics(), Clock()
-    source = Restarting(Told("ab", failures=3), rng=random.Random(0), sleep=nap)
+    source = Restarting(ScriptedSource("ab", failures=3), rng=random.Random(0), sleep=nap)
     async with keeping(source, hashing(), clock, metrics) as (keeper, _):
         await until(
             lambda: restarts(metrics) == 3 and keeper.fault is None and keeper.synced.is_set()
@@ -195,7 +182,7 @@ async def test_a_source_that_fails_leaves_the_pool_and_is_run_again(
 async def test_the_last_of_several_lists_counts_and_another_strategy_takes_over_with_its_placement() -> (
     None
 ):
-    async with keeping(Told("ab", "abc", "c", "ab"), hashing()) as (keeper, published):
+    async with keeping(ScriptedSource("ab", "abc", "c", "ab"), hashing()) as (keeper, published):
         pool, wanted = keeper.pool, hashing(7)
         await until(lambda: published[-1:] == [["a", "b"]])
         keeper.use(wanted)
@@ -214,7 +201,7 @@ async def test_counts_outlive_every_change_of_strategy() -> None:
         PrefixHash(OUTSIDE),
         RoundRobin(OUTSIDE),
     )
-    async with keeping(Told("ab"), hashing()) as (keeper, _):
+    async with keeping(ScriptedSource("ab"), hashing()) as (keeper, _):
         pool = keeper.pool
         await keeper.synced.wait()
         picks = [pool.pick(PrefixHash(OUTSIDE).reading(1))]

@@ -13,7 +13,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service import admin
 from extproc.router.service.connection_limit import ConnectionLimit
 from extproc.router.service.live.publisher import StatePublisher
-from tests.router.service.live_service import events, looking, next_state
+from tests.router.service.live_service import live_events, next_state, serving_live
 from tests.stack.service import pool
 from tests.waiting import until
 
@@ -27,43 +27,43 @@ def tasks() -> set[str]:
 
 async def test_nobody_looks_and_nothing_is_drawn_or_recorded(tmp_path: Path) -> None:
     """1. An idle service has no task and no recorder. 2. A viewer brings both. 3. With it, both go."""
-    async with looking(tmp_path) as live:
+    async with serving_live(tmp_path) as live:
         before, observer = tasks(), live.app.processor.observer
         assert observer is live.app.metrics
         assert "live" not in before
 
         async with live.session.get("/live") as answer:
-            await next_state(events(answer))
+            await next_state(live_events(answer))
             assert "live" in tasks()
             assert live.app.processor.observer is not observer
         await until(lambda: live.app.processor.observer is observer)
         await until(lambda: "live" not in tasks())
 
 
-async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
+async def test_the_stream_of_states_shows_what_pools_shows(tmp_path: Path) -> None:
     pools = [
         pool(["127.0.0.1:8001", "127.0.0.1:8002"], name="a", models=["m"], probe=False),
         pool(["127.0.0.1:8003"], {"name": "least_load"}, name="b", probe=False),
     ]
-    async with looking(tmp_path, pools) as live, live.session.get("/live") as answer:
-        told = events(answer)
-        await next_state(told)
+    async with serving_live(tmp_path, pools) as live, live.session.get("/live") as answer:
+        states = live_events(answer)
+        await next_state(states)
         live.request(pool_name="a")
         live.request(pool_name="b")
-        told_by = live.app.pools["a"].feedback.signals
-        told_by["127.0.0.1:8001"] = EndpointSignals(first_tokens=4, first_token_s=1.0)
+        shown_by = live.app.pools["a"].feedback.signals
+        shown_by["127.0.0.1:8001"] = EndpointSignals(first_tokens=4, first_token_s=1.0)
         live.fail("a", "127.0.0.1:8002")
-        state = await next_state(told)
+        state = await next_state(states)
         while len(state.decisions) < 2:
-            state = await next_state(told)
-        said = await live.pools()
+            state = await next_state(states)
+        reported = await live.pools()
         async with live.session.get("/live") as second:
-            first_event = await anext(events(second))
+            first_event = await anext(live_events(second))
 
     pools_shown = [[getattr(one, name) for name in POOL] for one in state.pools]
-    assert pools_shown == [[one[name] for name in POOL] for one in said]
+    assert pools_shown == [[one[name] for name in POOL] for one in reported]
     shown = [[getattr(row, name) for name in ROW] for one in state.pools for row in one.endpoints]
-    assert shown == [[row[name] for name in ROW] for one in said for row in one["endpoints"]]
+    assert shown == [[row[name] for name in ROW] for one in reported for row in one["endpoints"]]
     assert state.pools[0].endpoints[0].first_token_s == 0.25
     assert {row.pool for row in state.decisions} == {"a", "b"}
     assert (state.is_ready, state.faults) == (True, [])
@@ -71,10 +71,10 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
     assert '{"a":{"home":1},"b":{"least_load":1}}' in first_event["data"]
 
 
-async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
+async def test_one_viewer_too_many_gets_a_503(tmp_path: Path) -> None:
     """Half of the port's connections at most, so that whoever scrapes has room."""
     async with (
-        looking(tmp_path, limit=ConnectionLimit(4)) as live,
+        serving_live(tmp_path, limit=ConnectionLimit(4)) as live,
         live.session.get("/live") as first,
         live.session.get("/live") as second,
     ):
@@ -89,11 +89,11 @@ async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
 async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
     limit = ConnectionLimit(8, answer_s=1, idle_s=1)
     async with (
-        looking(tmp_path, limit=limit) as live,
+        serving_live(tmp_path, limit=limit) as live,
         live.session.get("/live", timeout=PATIENCE) as answer,
     ):
-        told = events(answer)
-        numbers = [(await next_state(told)).number for _ in range(4)]
+        states = live_events(answer)
+        numbers = [(await next_state(states)).number for _ in range(4)]
 
     assert numbers == [1, 2, 3, 4]
 
@@ -108,7 +108,7 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
             [f"10.{n // 250}.0.{n % 250}:80" for n in range(2_000)], {"name": "random"}, probe=False
         )
     ]
-    async with looking(tmp_path, many) as live:
+    async with serving_live(tmp_path, many) as live:
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         deaf.setblocking(False)
@@ -120,20 +120,20 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
         await until(lambda: len(live.limit.connections) == 1)
         [transport] = live.limit.connections
         async with live.session.get("/live") as answer:
-            told = events(answer)
-            await next_state(told)
+            states = live_events(answer)
+            await next_state(states)
             await until(lambda: transport not in live.limit.connections, 60)
-            seen = await next_state(told)
-            assert (await next_state(told)).number > seen.number
+            seen = await next_state(states)
+            assert (await next_state(states)).number > seen.number
         deaf.close()
 
 
 async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
     """One that stays is shown out: else it would get a state a second for as long as it likes."""
     async with aiohttp.ClientSession(timeout=PATIENCE) as viewer:
-        async with looking(tmp_path) as live:
+        async with serving_live(tmp_path) as live:
             answer = await viewer.get(f"{live.url}/live")
-            await next_state(events(answer))
+            await next_state(live_events(answer))
         with suppress(aiohttp.ClientPayloadError):
             rest = await answer.content.read()
 
@@ -141,19 +141,19 @@ async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
     assert live.limit.connections == {}
 
 
-async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(
+async def test_a_configuration_that_is_refused_is_reported_and_the_one_in_force_is_shown(
     tmp_path: Path,
 ) -> None:
-    async with looking(tmp_path) as live, live.session.get("/live") as answer:
-        told = events(answer)
-        assert (await next_state(told)).configuration.refusal is None
+    async with serving_live(tmp_path) as live, live.session.get("/live") as answer:
+        states = live_events(answer)
+        assert (await next_state(states)).configuration.refusal is None
         async with live.watching():
             live.configure((), "pools: 7")
-            while (refusal := (await next_state(told)).configuration.refusal) is None:
+            while (refusal := (await next_state(states)).configuration.refusal) is None:
                 pass
             assert "pools" in refusal.why
             live.configure([pool(["127.0.0.1:8001"], {"name": "random"}, probe=False)])
-            while (configuration := (await next_state(told)).configuration).number < 2:
+            while (configuration := (await next_state(states)).configuration).number < 2:
                 pass
         async with live.session.get("/config") as config:
             text = await config.text()

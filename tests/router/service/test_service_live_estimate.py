@@ -6,12 +6,12 @@ from extproc.router.service.live.least_load import LeastLoadEstimate
 from tests.router.routing.fleet import Fleet, words
 
 
-def converse(fleet: Fleet, estimate: LeastLoadEstimate, turns: int, begun: int = 0) -> None:
+def chat_with_fleet(fleet: Fleet, estimate: LeastLoadEstimate, turns: int, begun: int = 0) -> None:
     """One chat, turn by turn; the first ones before anybody looks."""
-    said: list[str] = []
+    texts: list[str] = []
     for turn in range(turns):
-        said += [words(f"turn {turn}", 1_000)] * (turn > 0) + [words(f"question {turn}", 1_000)]
-        pick = fleet.pick(*said)
+        texts += [words(f"turn {turn}", 1_000)] * (turn > 0) + [words(f"question {turn}", 1_000)]
+        pick = fleet.pick(*texts)
         if turn >= begun:
             estimate.note(pick, fleet.clock.now_s)
         pick.release()
@@ -20,7 +20,7 @@ def converse(fleet: Fleet, estimate: LeastLoadEstimate, turns: int, begun: int =
 def test_of_a_chat_least_load_finds_what_the_endpoint_whose_turn_it_is_was_sent() -> None:
     fleet, estimate = Fleet("abcd"), LeastLoadEstimate()
     assert estimate.shares() is None
-    converse(fleet, estimate, turns=9)
+    chat_with_fleet(fleet, estimate, turns=9)
     shares = estimate.shares()
 
     # Of the nth turn's 2n - 1 parts an endpoint has what the last turn left, 2(n - 1), or that four
@@ -30,10 +30,10 @@ def test_of_a_chat_least_load_finds_what_the_endpoint_whose_turn_it_is_was_sent(
 
 def test_what_began_before_anybody_looked_and_what_other_endpoints_had_does_not_count() -> None:
     fleet, estimate = Fleet("abcd"), LeastLoadEstimate()
-    converse(fleet, estimate, turns=4, begun=1)
+    chat_with_fleet(fleet, estimate, turns=4, begun=1)
     assert estimate.shares() is None
 
     fleet.follow("ab")
-    converse(fleet, estimate, turns=1)
+    chat_with_fleet(fleet, estimate, turns=1)
 
     assert estimate.shares() == (0, 0)

@@ -18,7 +18,7 @@ from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.reading import parse_settings
 from extproc.router.share.courier import RESULTS as SHARE_RESULTS
 from extproc.router.share.letters import Echo, Letter
-from tests.router.cluster.api_server import ApiServer, serving, write_access
+from tests.router.cluster.api_server import ApiServer, serving_api, write_access
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.waiting import until
 
@@ -44,7 +44,7 @@ share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}
 @pytest.fixture
 async def families(tmp_path: Path) -> list[Metric]:
     """What the first scrape of a service that has served nobody shows."""
-    async with serving(ApiServer()) as server:
+    async with serving_api(ApiServer()) as server:
         server.put(pool_object())
         server.put(running_pod("p", "10.0.0.4"))
         text = SETTINGS.replace("KUBECONFIG", str(write_access(tmp_path, server.url)))
@@ -81,13 +81,13 @@ def _meet(app: Application) -> None:
     )
 
 
-def told() -> dict[str, tuple[str, set[str]]]:
+def documented_families() -> dict[str, tuple[str, set[str]]]:
     """The families of the docs with type and labels."""
     rows = re.findall(r"^\| `(extproc_\w+)` \| (\w+) \|([^|]*)\|", TEXT, re.MULTILINE)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
 
-def shown(families: list[Metric]) -> Iterator[tuple[str, tuple[str, set[str]]]]:
+def scraped_families(families: list[Metric]) -> Iterator[tuple[str, tuple[str, set[str]]]]:
     for family in families:
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
@@ -95,15 +95,15 @@ def shown(families: list[Metric]) -> Iterator[tuple[str, tuple[str, set[str]]]]:
 
 
 async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric]) -> None:
-    ours = {name: facts for name, facts in shown(families) if name.startswith("extproc")}
+    ours = {name: facts for name, facts in scraped_families(families) if name.startswith("extproc")}
 
-    assert ours == told()
+    assert ours == documented_families()
 
 
 async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[Metric]) -> None:
     """And the process as they say; no `_created` series."""
     samples = {sample.name for family in families for sample in family.samples}
-    names = {name for name, _ in shown(families)}
+    names = {name for name, _ in scraped_families(families)}
 
     assert sorted(set(re.findall(r"extproc_\w+", TEXT)) - names - samples) == []
     assert {each for each in names if each.startswith("process_")} == set(

@@ -13,8 +13,8 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Strategy
 from extproc.router.service.pool_metrics import PoolCollector, collect_llmd
 from tests.clock import Clock
-from tests.router.service.running import build_pools, configure, running, synced
-from tests.stack.client import ask
+from tests.router.service.running import build_pools, configure, running_pools, synced
+from tests.stack.client import chat_about
 from tests.tables import table
 from tests.waiting import until
 
@@ -22,7 +22,7 @@ from tests.waiting import until
 async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> None:
     static = "static: ['10.0.0.1:80', '10.0.0.2:80', '10.0.0.3:80']"
     named = []
-    async with running(
+    async with running_pools(
         f"pools: [{{name: a, endpoints: {{{static}}}}}]", tmp_path, Clock()
     ) as pools:
         for count in (0, 3, 1):
@@ -39,7 +39,7 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
     wanted = "endpoints: {static: ['10.0.0.1:80']}, max_in_flight: 1"
     batch = Query("GET", "/", {"x-gateway-inference-objective": "batch"})
     named = Query("GET", "/", {"x-gateway-inference-fairness-id": "a"})
-    async with running(f"pools: [{{name: a, {wanted}}}]", tmp_path, Clock()) as pools:
+    async with running_pools(f"pools: [{{name: a, {wanted}}}]", tmp_path, Clock()) as pools:
         await synced(pools)
         ordinary = pools.picker.pick(batch).pick
         ordinary.release()
@@ -69,7 +69,7 @@ FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
 
 
 @table(
-    ("limit", "endpoints", "in_flight", "told", "saturation"),
+    ("limit", "endpoints", "in_flight", "by_name", "saturation"),
     [
         ("max_in_flight: 4", TWO, 0, {}, 0),
         ("max_in_flight: 4", TWO, 2, FULLER, 0.25),
@@ -82,17 +82,17 @@ FULLER = {name: EndpointSignals(waiting=20) for name in BUSY}
         ("fallbacks: 1", TWO, 0, FULLER, 1),
     ],
 )
-async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_names_tell_the_same(
+async def test_saturation_is_of_the_limit_or_what_the_engines_report_and_llmds_names_show_the_same(
     limit: str,
     endpoints: str,
     in_flight: int,
-    told: dict[str, EndpointSignals],
+    by_name: dict[str, EndpointSignals],
     saturation: float | None,
 ) -> None:
-    async with running(FULL.format(limit, endpoints)) as pools:
+    async with running_pools(FULL.format(limit, endpoints)) as pools:
         await synced(pools)
         each = pools["a"]
-        for name, signals in told.items():
+        for name, signals in by_name.items():
             each.feedback.apply_signals(each.pool.snapshot.ready[name], signals)
         for _ in range(in_flight):
             pools.picker.pick(Query("GET", "/", {}))
@@ -105,7 +105,7 @@ async def test_saturation_is_of_the_limit_or_what_the_engines_say_and_llmds_name
         for one in each.samples
     }
 
-    usage, waiting = (0.2, 3) if told is BUSY else (0, 20) if told else (None, None)
+    usage, waiting = (0.2, 3) if by_name is BUSY else (0, 20) if by_name else (None, None)
     expected: dict[tuple[str, ...], float | None] = {
         ("extproc_pool_saturation", "a"): saturation,
         ("llm_d_epp_flow_control_pool_saturation", "a"): saturation,
@@ -130,7 +130,7 @@ async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_severa
 ) -> None:
     stale = A.replace("name: a", "name: a, stale_after_s: 30")
     clock = Clock()
-    async with running(f"pools: [{stale}]", tmp_path, clock) as pools:
+    async with running_pools(f"pools: [{stale}]", tmp_path, clock) as pools:
         seen = [pools.faults()]
         await pools["a"].keeper.synced.wait()
         seen.append(pools.faults())
@@ -147,7 +147,7 @@ async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_severa
     ]
 
     other = A.replace("name: a, models: [a]", "name: b, models: [b]")
-    async with running(f"pools: [{stale}, {other}]", tmp_path, clock) as pools:
+    async with running_pools(f"pools: [{stale}, {other}]", tmp_path, clock) as pools:
         await synced(pools)
         clock.now_s += 31
 
@@ -159,7 +159,7 @@ async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(
 ) -> None:
     """One that fails and says so keeps its last list in force; one that is stuck is a fault of our own."""
     clock = Clock()
-    async with running(f"pools: [{A}]", tmp_path, clock) as pools:
+    async with running_pools(f"pools: [{A}]", tmp_path, clock) as pools:
         keeper = pools["a"].keeper
         await keeper.synced.wait()
         clock.now_s += 299
@@ -184,7 +184,7 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
        requests.
     """
     clock = Clock()
-    async with running(f"pools: [{A}, {B}]", tmp_path, clock) as pools:
+    async with running_pools(f"pools: [{A}, {B}]", tmp_path, clock) as pools:
         await pools["a"].keeper.synced.wait()
         await until(lambda: pools["b"].keeper.fault is not None)
         [fault] = pools.faults()
@@ -200,7 +200,7 @@ async def test_a_service_whose_only_pool_has_no_list_is_not_ready_nor_without_a_
 ) -> None:
     assert build_pools(tmp_path).faults() == ["no pool yet"]
     clock = Clock()
-    async with running(f"pools: [{B}]", tmp_path, clock) as pools:
+    async with running_pools(f"pools: [{B}]", tmp_path, clock) as pools:
         await until(lambda: pools["b"].keeper.fault is not None)
         clock.now_s += 3_600
 
@@ -209,20 +209,20 @@ async def test_a_service_whose_only_pool_has_no_list_is_not_ready_nor_without_a_
 
 async def test_a_pool_that_is_added_without_a_list_leaves_the_service_ready(tmp_path: Path) -> None:
     """From the first moment, and its requests alone are refused."""
-    async with running(f"pools: [{A}]", tmp_path, Clock()) as pools:
+    async with running_pools(f"pools: [{A}]", tmp_path, Clock()) as pools:
         await pools["a"].keeper.synced.wait()
         configure(pools, f"pools: [{A}, {B}]")
         seen = [pools.faults()]
         await until(lambda: pools["b"].keeper.fault is not None)
 
         assert [*seen, pools.faults()] == [[], []]
-        assert pools.picker.pick(request("a")).pick.pool.name == "a"
+        assert pools.picker.pick(chat_request("a")).pick.pool.name == "a"
         with pytest.raises(NoEndpoint, match="pool 'b' has no ready endpoint"):
-            pools.picker.pick(request("b"))
+            pools.picker.pick(chat_request("b"))
 
 
-def request(model: str) -> Query:
-    return Query("POST", "/v1/chat/completions", {}, ask("hello", model=model))
+def chat_request(model: str) -> Query:
+    return Query("POST", "/v1/chat/completions", {}, chat_about("hello", model=model))
 
 
 def has_another(pool: Pool, before: Strategy) -> bool:
@@ -234,7 +234,7 @@ async def test_only_other_positions_make_another_ring(tmp_path: Path) -> None:
         strategy = f"strategy: {{name: prefix_hash, {settings}}}"
         return f"pools: [{A.replace('name: a', f'name: a, {strategy}')}]"
 
-    async with running(with_(""), tmp_path, Clock()) as pools:
+    async with running_pools(with_(""), tmp_path, Clock()) as pools:
         pool = pools["a"].pool
         await pools["a"].keeper.synced.wait()
         rings = [pool.snapshot.placement]
@@ -249,7 +249,7 @@ async def test_only_other_positions_make_another_ring(tmp_path: Path) -> None:
 
 async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> None:
     text = "pools: [{{name: a, strategy: {}, endpoints: {{static: ['10.0.0.1:80']}}}}]"
-    async with running(text.format("{name: least_load}"), tmp_path, Clock()) as pools:
+    async with running_pools(text.format("{name: least_load}"), tmp_path, Clock()) as pools:
         configure(pools, text.format("{name: prefix_hash, key: 'header:x-session'}"))
         await until(lambda: pools["a"].pool.strategy.name == "prefix_hash")
 

@@ -27,7 +27,7 @@ TWO = "pools: [{name: b, endpoints: {static: ['10.0.0.1:80']}}]"
 
 
 @asynccontextmanager
-async def started(loaded: str, path: Path) -> AsyncIterator[Application]:
+async def started_application(loaded: str, path: Path) -> AsyncIterator[Application]:
     """An application that was loaded from this text, whatever the file holds by now."""
     app = Application(Start(parse_settings(loaded, {}), path, loaded.encode()))
     app.start()
@@ -40,13 +40,13 @@ async def started(loaded: str, path: Path) -> AsyncIterator[Application]:
 @asynccontextmanager
 async def watching(path: Path, loaded: str) -> AsyncIterator[Application]:
     """And its watch runs."""
-    async with started(loaded, path) as app:
+    async with started_application(loaded, path) as app:
         task = asyncio.create_task(app.watch_settings(poll_s=0.1))
         yield app
         task.cancel()
 
 
-def names(app: Application) -> list[str]:
+def pool_names(app: Application) -> list[str]:
     return [each.name for each in app.pools]
 
 
@@ -63,38 +63,38 @@ async def test_a_file_that_goes_and_comes_is_logged(
     path = tmp_path / "extproc.yaml"
     path.write_text(ONE)
 
-    def said() -> list[str]:
+    def is_logged() -> list[str]:
         """Other tests of the process may have set other loggers to INFO, too."""
         return [record.getMessage() for record in caplog.records if record.name == log]
 
     async with watching(path, ONE) as app:
-        await until(lambda: names(app) == ["a"])
+        await until(lambda: pool_names(app) == ["a"])
         path.unlink()
-        await until(said)
+        await until(is_logged)
         for number in range(3):
             (tmp_path / f"other-{number}").touch()
             await asyncio.sleep(0)
         path.write_text(TWO)
-        await until(lambda: names(app) == ["b"])
+        await until(lambda: pool_names(app) == ["b"])
 
-    assert said() == [
+    assert is_logged() == [
         f"{path} cannot be read, what it said stays: No such file or directory",
         f"{path} can be read again",
     ]
 
 
-async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> None:
+async def test_a_refused_file_is_reported_until_one_is_applied(tmp_path: Path) -> None:
     """And a change between load and watch is not lost."""
     path = tmp_path / "extproc.yaml"
     path.write_text(TWO)
     async with watching(path, ONE) as app:
-        told = partial(app.metrics.registry.get_sample_value, "extproc_config_refused")
-        await until(lambda: names(app) == ["b"])
-        seen = [told(), reloads(app, "applied")]
+        refused = partial(app.metrics.registry.get_sample_value, "extproc_config_refused")
+        await until(lambda: pool_names(app) == ["b"])
+        seen = [refused(), reloads(app, "applied")]
         path.write_text("pools: nonsense")
-        await until(lambda: told() == 1)
+        await until(lambda: refused() == 1)
         path.write_text(TWO)  # what is in force
-        await until(lambda: told() == 0)
+        await until(lambda: refused() == 0)
 
     assert seen == [0, 1]
 
@@ -117,7 +117,7 @@ async def test_a_change_is_parsed_once_off_the_loop(
         draft = tmp_path / "draft"
         draft.write_text(TWO)
         draft.replace(path)
-        await until(lambda: names(app) == ["b"])
+        await until(lambda: pool_names(app) == ["b"])
 
     assert parsed == [(TWO.encode(), False)]
 
@@ -171,7 +171,7 @@ def state(app: Application) -> list[object]:
     return [
         (app.faults(), app.pools.remarks(), sorted(shares)),
         [describe_pool(each, shares.get(each.name)) | {"age_s": None} for each in app.pools],
-        [placed(app, name) for name in names(app)],
+        [placed(app, name) for name in pool_names(app)],
         sorted(task.get_name() for task in asyncio.all_tasks() if not task.cancelling()),
     ]
 
@@ -189,7 +189,7 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
 ) -> None:
     """1. Two pools run. 2. A reload fails halfway: all is as it was. 3. The same file again is applied."""
     (tmp_path / "secret").write_text("a secret of 16 bytes or more")
-    async with started(BEFORE + SHARE, tmp_path / "extproc.yaml") as app:
+    async with started_application(BEFORE + SHARE, tmp_path / "extproc.yaml") as app:
         for each in app.pools:
             await each.keeper.synced.wait()
         before = state(app)
@@ -209,7 +209,9 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
         )
 
         assert (
-            names(app) == (["a", "c"] if is_turned else ["c", "a"]) == list(app.pools.picker.routes)
+            pool_names(app)
+            == (["a", "c"] if is_turned else ["c", "a"])
+            == list(app.pools.picker.routes)
         )
         assert ["a", "c"] == sorted(app.pools.shares())
         assert app.faults() == []
@@ -219,11 +221,11 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
 async def test_a_step_that_fails_while_pools_are_swapped_keeps_no_other_pool_from_its_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with started(BEFORE, tmp_path / "extproc.yaml") as app:
+    async with started_application(BEFORE, tmp_path / "extproc.yaml") as app:
         fail_at(RunningPool, "close", 1, monkeypatch)
         await app.reload(ONE.encode(), "extproc.yaml")
         await app.reload(TWO.encode(), "extproc.yaml")
 
-        assert names(app) == ["b"]
+        assert pool_names(app) == ["b"]
         assert "a pool was not changed as a whole: RuntimeError" in caplog.text
         assert reloads(app, "applied") == 2

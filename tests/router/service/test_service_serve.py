@@ -23,7 +23,7 @@ from extproc.router.service.transport import bind_transport
 from extproc.router.settings.server_settings import ServerSettings, TlsSettings
 from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import headers
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.stack.fetch import answers, get, get_json
 from tests.stack.ports import free_ports
 from tests.stack.process import descriptors
@@ -38,7 +38,7 @@ each_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 @pytest.fixture(params=TRANSPORTS)
-def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
+def service_process(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
     service = Service(tmp_path, transport=request.param)
     service.configure([pool(ADDRESSES)], drain_s=60)
     with service:
@@ -58,24 +58,24 @@ async def test_before_the_first_list_a_request_is_left_to_the_proxy(
         service.wait_until(lambda: "serving on" in service.log.read_text(), 60)
         async with grpc.aio.insecure_channel(service.listen) as channel:
             call = channel.stream_stream(PROCESS, None, None)(None)
-            await call.write(write(headers(end=True)))
+            await call.write(write_request(headers(end=True)))
             with pytest.raises(grpc.aio.AioRpcError, match="no list of endpoints yet") as failure:
                 await call.read()
             left = service.metric("extproc_stream_errors_total", why="unready")
             listed.write_text("- {name: a, address: 127.0.0.1, port: 8001}\n")
             service.wait_ready()
-            (await open_stream(service, channel)).cancel()
+            (await open_process_stream(service, channel)).cancel()
 
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
     assert left == 1
 
 
-async def open_stream(
+async def open_process_stream(
     service: Service, channel: grpc.aio.Channel
 ) -> grpc.aio.StreamStreamCall[bytes, bytes]:
     """A request in flight: decided at its headers, its answer not yet ended."""
     call = channel.stream_stream(PROCESS, None, None)(None)
-    await call.write(write(headers(end=True)))
+    await call.write(write_request(headers(end=True)))
     await call.read()
     assert service.metric("extproc_streams_open") == 1
     return call
@@ -108,17 +108,17 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(
         credentials = grpc.ssl_channel_credentials(shown.encode())
         options = [("grpc.ssl_target_name_override", "extproc")]
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
-            await open_stream(service, channel)
+            await open_process_stream(service, channel)
             service.send(signal.SIGTERM)
             service.wait_until(lambda: health_at(health) == "NOT_SERVING")
             assert health_at(health, "liveness") == "SERVING"
 
 
-async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Service) -> None:
-    async with grpc.aio.insecure_channel(service.listen) as channel:
-        held = await open_stream(service, channel)
-        service.send(signal.SIGTERM)
-        await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
+async def test_a_drain_lets_requests_end_and_refuses_new_streams(service_process: Service) -> None:
+    async with grpc.aio.insecure_channel(service_process.listen) as channel:
+        held = await open_process_stream(service_process, channel)
+        service_process.send(signal.SIGTERM)
+        await asyncio.to_thread(wait_until, lambda: service_process.health() != "SERVING")
         late = channel.stream_stream(PROCESS, None, None)(None)
 
         # grpcio's server cancels a call that comes between its stop and the client's news of it.
@@ -126,50 +126,57 @@ async def test_a_drain_lets_requests_end_and_refuses_new_streams(service: Servic
         assert not held.done()
 
         await held.done_writing()
-        assert await asyncio.to_thread(service.wait, 60) == 0
+        assert await asyncio.to_thread(service_process.wait, 60) == 0
 
 
 @pytest.mark.parametrize(
     ("drain_s", "signals"), [pytest.param(1, 1, marks=pytest.mark.slow), (600, 2)]
 )
-async def test_a_drain_that_is_cut_says_so(service: Service, drain_s: int, signals: int) -> None:
-    service.apply([pool(ADDRESSES)], drain_s=drain_s)
-    async with grpc.aio.insecure_channel(service.listen) as channel:
-        await open_stream(service, channel)
+async def test_a_drain_that_is_cut_says_so(
+    service_process: Service, drain_s: int, signals: int
+) -> None:
+    service_process.apply([pool(ADDRESSES)], drain_s=drain_s)
+    async with grpc.aio.insecure_channel(service_process.listen) as channel:
+        await open_process_stream(service_process, channel)
         for _ in range(signals):
-            assert service.is_running
-            service.send(signal.SIGTERM)
-            await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
+            assert service_process.is_running
+            service_process.send(signal.SIGTERM)
+            await asyncio.to_thread(wait_until, lambda: service_process.health() != "SERVING")
 
-        assert await asyncio.to_thread(service.wait, 60) == 1
+        assert await asyncio.to_thread(service_process.wait, 60) == 1
 
 
-async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) -> None:
-    async with grpc.aio.insecure_channel(service.listen) as channel:
+async def test_a_watcher_of_health_does_not_hold_up_the_end(service_process: Service) -> None:
+    async with grpc.aio.insecure_channel(service_process.listen) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)(b"")
         assert await watch.read() == b"\x08\x01"
 
-        service.send(signal.SIGINT)
+        service_process.send(signal.SIGINT)
 
         assert await watch.read() == b"\x08\x02"
         assert await watch.code() == grpc.StatusCode.UNAVAILABLE
-        assert await asyncio.to_thread(service.wait, 60) == 0
+        assert await asyncio.to_thread(service_process.wait, 60) == 0
 
 
-def test_a_service_without_endpoints_yet_is_not_serving_and_says_why(service: Service) -> None:
-    service.configure([{**pool([]), "endpoints": {"file": "missing.yaml"}}])
-    service.stop()
-    service.start()
+def test_a_service_without_endpoints_yet_is_not_serving_and_says_why(
+    service_process: Service,
+) -> None:
+    service_process.configure([{**pool([]), "endpoints": {"file": "missing.yaml"}}])
+    service_process.stop()
+    service_process.start()
 
-    wait_until(lambda: "file_unreadable" in (readyz(service) or ""))
-    assert service.health("liveness") == "SERVING"
-    assert service.health() == service.health("readiness") == "NOT_SERVING"
-    assert readyz(service) == (
-        f"pool vllm: no list of endpoints yet: file_unreadable: {service.config.parent}/missing.yaml: "
+    wait_until(lambda: "file_unreadable" in (readyz(service_process) or ""))
+    assert service_process.health("liveness") == "SERVING"
+    assert service_process.health() == service_process.health("readiness") == "NOT_SERVING"
+    assert readyz(service_process) == (
+        f"pool vllm: no list of endpoints yet: file_unreadable: {service_process.config.parent}/missing.yaml: "
         "No such file or directory\n"
     )
-    assert service.metric("extproc_pool_fault", pool="vllm", why="file_unreadable") == 1
-    assert service.metric("extproc_watch_restarts_total", pool="vllm", why="file_unreadable") == 1
+    assert service_process.metric("extproc_pool_fault", pool="vllm", why="file_unreadable") == 1
+    assert (
+        service_process.metric("extproc_watch_restarts_total", pool="vllm", why="file_unreadable")
+        == 1
+    )
 
 
 def readyz(service: Service) -> str | None:
@@ -199,26 +206,26 @@ def test_an_occupied_address_is_an_error_that_names_it(tmp_path: Path, which: st
         second.start()
 
         assert second.wait(60) == 2
-        said = (
+        warning = (
             "socket is in use by another process"
             if listen
             else f".{which}: cannot listen on {taken}"
         )
-        assert said in second.log.read_text()
+        assert warning in second.log.read_text()
         assert first.is_ready()
     assert not (tmp_path / "socket").exists(), "it leaves no file behind"
 
 
-async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
+async def test_a_change_keeps_the_requests_in_flight(service_process: Service) -> None:
     def in_flight() -> dict[str, int]:
-        pools = get_json(f"{service.admin_url}/pools")
+        pools = get_json(f"{service_process.admin_url}/pools")
         return {endpoint["address"]: endpoint["in_flight"] for endpoint in pools[0]["endpoints"]}
 
-    async with grpc.aio.insecure_channel(service.listen) as channel:
-        call = await open_stream(service, channel)
+    async with grpc.aio.insecure_channel(service_process.listen) as channel:
+        call = await open_process_stream(service_process, channel)
         busy = next(address for address, count in in_flight().items() if count)
         kept = [busy, "127.0.0.1:8009"]
-        service.configure([pool(kept, {"name": "least_load"})])
+        service_process.configure([pool(kept, {"name": "least_load"})])
         wait_until(lambda: list(in_flight()) == kept)
 
         assert in_flight() == {busy: 1, "127.0.0.1:8009": 0}
@@ -273,17 +280,17 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
+def tls_files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
 @pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
-def transport(request: pytest.FixtureRequest) -> str:
+def server_transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @asynccontextmanager
-async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
+async def running_server(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
     settings = ServerSettings.model_validate(
         {"listen": "127.0.0.1:0", "tls": tls, "transport": transport}
     )
@@ -297,15 +304,15 @@ async def running(tls: TlsSettings, transport: str) -> AsyncIterator[int]:
         await server.stop()
 
 
-def serving(
+def serving_tls(
     files: Files, transport: str, *, is_mutual: bool = False
 ) -> AbstractAsyncContextManager[int]:
     client_ca = str(files.ca) if is_mutual else None
     tls = TlsSettings(certificate=str(files.certificate), key=str(files.key), client_ca=client_ca)
-    return running(tls, transport)
+    return running_server(tls, transport)
 
 
-async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) -> int:
+async def call_over_tls(port: int, trusted: trustme.CA, client: trustme.CA | None = None) -> int:
     certificate = client.issue_cert("client") if client else None
     credentials = grpc.ssl_channel_credentials(
         trusted.cert_pem.bytes(),
@@ -317,34 +324,41 @@ async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) 
         return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=LONG_S)).status)
 
 
-async def test_tls_is_served_with_the_last_good_certificates(files: Files, transport: str) -> None:
+async def test_tls_is_served_with_the_last_good_certificates(
+    tls_files: Files, server_transport: str
+) -> None:
     """1. Served. 2. Changed ones serve the next handshake. 3. Those that vanish stay."""
     old, new = trustme.CA(), trustme.CA()
-    files.issue(old)
-    async with serving(files, transport) as port:
-        seen = [await ask(port, old)]
+    tls_files.issue(old)
+    async with serving_tls(tls_files, server_transport) as port:
+        seen = [await call_over_tls(port, old)]
         with pytest.raises(grpc.aio.AioRpcError):
-            await ask(port, new)
-        files.issue(new)
-        seen.append(await ask(port, new))
-        files.certificate.unlink()
-        seen += [await ask(port, new), await ask(port, new)]
+            await call_over_tls(port, new)
+        tls_files.issue(new)
+        seen.append(await call_over_tls(port, new))
+        tls_files.certificate.unlink()
+        seen += [await call_over_tls(port, new), await call_over_tls(port, new)]
 
     assert seen == [health_pb2.HealthCheckResponse.SERVING] * 4
 
 
-async def test_mtls_asks_for_a_certificate_of_the_authority(files: Files, transport: str) -> None:
+async def test_mtls_asks_for_a_certificate_of_the_authority(
+    tls_files: Files, server_transport: str
+) -> None:
     authority = trustme.CA()
-    files.issue(authority)
-    async with serving(files, transport, is_mutual=True) as port:
-        assert await ask(port, authority, authority) == health_pb2.HealthCheckResponse.SERVING
+    tls_files.issue(authority)
+    async with serving_tls(tls_files, server_transport, is_mutual=True) as port:
+        assert (
+            await call_over_tls(port, authority, authority)
+            == health_pb2.HealthCheckResponse.SERVING
+        )
         for stranger in (None, trustme.CA()):
             with pytest.raises(grpc.aio.AioRpcError):
-                await ask(port, authority, stranger)
+                await call_over_tls(port, authority, stranger)
 
 
-async def test_a_certificate_of_our_own_is_served(transport: str) -> None:
-    async with running(TlsSettings(self_signed=True), transport) as port:
+async def test_a_certificate_of_our_own_is_served(server_transport: str) -> None:
+    async with running_server(TlsSettings(self_signed=True), server_transport) as port:
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
         async with proxy(port, shown) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -356,10 +370,10 @@ async def test_a_certificate_of_our_own_is_served(transport: str) -> None:
 
 
 async def test_missing_certificates_are_an_error_that_names_the_file(
-    files: Files, transport: str
+    tls_files: Files, server_transport: str
 ) -> None:
     with pytest.raises(SettingsError, match=r"server\.tls: .*tls\.crt: No such file"):
-        async with serving(files, transport):
+        async with serving_tls(tls_files, server_transport):
             pass
 
 
@@ -372,10 +386,10 @@ async def proxy(port: int, shown: str) -> AsyncIterator[grpc.aio.Channel]:
         yield channel
 
 
-async def route(channel: grpc.aio.Channel) -> None:
+async def route_one(channel: grpc.aio.Channel) -> None:
     """One request, routed."""
     call = channel.stream_stream(PROCESS, None, None)(None, timeout=LONG_S)
-    await call.write(write(headers(end=True)))
+    await call.write(write_request(headers(end=True)))
     assert await call.read() is not grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
     await call.done_writing()
     assert await call.code() is grpc.StatusCode.OK
@@ -396,12 +410,12 @@ async def test_handshakes_that_never_end_leave_descriptors_and_requests_alone(
         service.wait_until(lambda: answers(f"{service.admin_url}/readyz"), LONG_S)
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
         async with proxy(port, shown) as old:
-            await route(old)
+            await route_one(old)
             for _ in range(900):
                 flood.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LONG_S))
 
             wait_until(lambda: answers(f"{service.admin_url}/readyz"), limit_s=LONG_S)
-            await route(old)
+            await route_one(old)
             async with proxy(port, shown) as new:
-                await route(new)
+                await route_one(new)
             assert descriptors(service.pid) < 300

@@ -30,7 +30,7 @@ MINIMAL = "pools: [{name: a, endpoints: {static: ['10.0.0.1:8000']}}]"
 DNS = "endpoints: {dns: 'v:1'}"
 
 
-def pool_of(endpoints: str = "{dns: 'v:1'}", **fields: str) -> str:
+def pool_yaml(endpoints: str = "{dns: 'v:1'}", **fields: str) -> str:
     """A file with one pool."""
     more = "".join(f", {name}: {value}" for name, value in fields.items())
     return f"pools: [{{name: a, endpoints: {endpoints}{more}}}]"
@@ -43,7 +43,7 @@ def pools_of(*fields: str) -> str:
     )
 
 
-def faults(text: str, **environment: str) -> str:
+def settings_faults(text: str, **environment: str) -> str:
     with pytest.raises(SettingsError) as caught:
         parse_settings(text, environment, where="f.yaml")
     return str(caught.value)
@@ -85,10 +85,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
     for step in reversed(place.split(".")):
         value = {step: [value]} if step == "pools" else {step: value}
 
-    assert f"{place} was removed in 0.2: " in faults(yaml.safe_dump(value))
+    assert f"{place} was removed in 0.2: " in settings_faults(yaml.safe_dump(value))
     if place.startswith("server."):
         variable = f"EXTPROC_{place.replace('.', '__').upper()}"
-        assert f"{place} was removed in 0.2: " in faults(MINIMAL, **{variable: "1"})
+        assert f"{place} was removed in 0.2: " in settings_faults(MINIMAL, **{variable: "1"})
 
 
 @table(
@@ -100,7 +100,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             "f.yaml:1: server.listen: '127.0.0.1' is no address: HOST:PORT, :PORT or",
         ),
         (
-            pool_of("{kubernetes: {service: v, port: ['99999']}}"),
+            pool_yaml("{kubernetes: {service: v, port: ['99999']}}"),
             "a port's number goes without quotes",
         ),
         (
@@ -115,14 +115,14 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("server: {listn: x}", "server.listn: there is no such setting; did you mean listen?"),
         ("pools: [{name: a, endpoint: {static: []}}]", "pools.0.endpoints: is missing"),
         (
-            pool_of(strategy="{name: prefix_cach}"),
+            pool_yaml(strategy="{name: prefix_cach}"),
             "prefix_cach; did you mean prefix_cache? (choose from ",
         ),
         (
-            pool_of(strategy="{name: random, key: x}"),
+            pool_yaml(strategy="{name: random, key: x}"),
             "pools.0.strategy.key: there is no such setting",
         ),
-        (pool_of(strategy="5"), "pools.0.strategy: expected a mapping"),
+        (pool_yaml(strategy="5"), "pools.0.strategy: expected a mapping"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         (
             "server: {tls: {self_signed: true, key: a}}",
@@ -133,7 +133,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             "server: {pass_headers: [X-A]}",
             "server.pass_headers.0: 'X-A' is no header's name: small letters",
         ),
-        (pool_of(objectives="{batch: -1}"), "pools.0: objectives and fairness need max_in_flight"),
+        (
+            pool_yaml(objectives="{batch: -1}"),
+            "pools.0: objectives and fairness need max_in_flight",
+        ),
         (
             "pools:\n- name: a b\n  endpoints: {static: []}",
             "f.yaml:2: pools.0.name: 'a b' is no name: up to 63 letters",
@@ -142,19 +145,19 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             f"pools:\n- {{name: a, models: [m], {DNS}}}\n- name: a\n  models:\n  - x\n  - m\n  {DNS}",
             "f.yaml:3: pools.1.name: the name a is used twice\nf.yaml:6: pools.1.models.1: m is served by",
         ),
-        (pool_of("{static: [vllm:8000]}"), "'vllm' is not an IP address"),
-        (pool_of("{static: ['1.1.1.1:1', '1.1.1.1:1']}"), "given twice"),
-        (pool_of("{static: [], file: x}"), "give exactly one of"),
-        (pool_of("{}"), "give exactly one of"),
-        (pool_of(strategy="{engine: x}"), "pools.0.strategy: its name is missing"),
-        (pool_of("{inference_pool: {}}"), "inference_pool.name"),
-        (pool_of("{inference_pool: {name: vllm, port: 8000}}"), "inference_pool.port"),
-        (pool_of("{kubernetes: {service: vllm, port: [8000, 8000]}}"), "a port is given twice"),
-        (pool_of("{kubernetes: {service: vllm, port: []}}"), "kubernetes.port"),
-        (pool_of("{dns: 'vllm'}"), "endpoints.dns: 'vllm' is not HOST:PORT"),
-        (pool_of("{dns: 'vllm:0'}"), "endpoints.dns: 'vllm:0' is not name:port"),
-        (pool_of("{dns: '10.0.0.1:80'}"), "give it as static"),
-        (pool_of(models="[]"), "an empty list serves no request"),
+        (pool_yaml("{static: [vllm:8000]}"), "'vllm' is not an IP address"),
+        (pool_yaml("{static: ['1.1.1.1:1', '1.1.1.1:1']}"), "given twice"),
+        (pool_yaml("{static: [], file: x}"), "give exactly one of"),
+        (pool_yaml("{}"), "give exactly one of"),
+        (pool_yaml(strategy="{engine: x}"), "pools.0.strategy: its name is missing"),
+        (pool_yaml("{inference_pool: {}}"), "inference_pool.name"),
+        (pool_yaml("{inference_pool: {name: vllm, port: 8000}}"), "inference_pool.port"),
+        (pool_yaml("{kubernetes: {service: vllm, port: [8000, 8000]}}"), "a port is given twice"),
+        (pool_yaml("{kubernetes: {service: vllm, port: []}}"), "kubernetes.port"),
+        (pool_yaml("{dns: 'vllm'}"), "endpoints.dns: 'vllm' is not HOST:PORT"),
+        (pool_yaml("{dns: 'vllm:0'}"), "endpoints.dns: 'vllm:0' is not name:port"),
+        (pool_yaml("{dns: '10.0.0.1:80'}"), "give it as static"),
+        (pool_yaml(models="[]"), "an empty list serves no request"),
         (
             pools_of("models: [m]", "adapters: [m]"),
             "pools.1.adapters.0: m is served by the pool p0, too",
@@ -163,20 +166,23 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             pools_of("when_down: open", "when_down: open"),
             "one pool can be open when the service is down, and p0",
         ),
-        (pool_of(strategy="{name: best}"), "there is no best (choose from prefix_cache, "),
-        (pool_of(strategy="{name: prefix_hash, key: [x]}"), "'x' is not a key"),
-        (pool_of(strategy="{name: round_robin, positions: 9}"), "no such setting"),
-        *((pool_of(probe=each), "f.yaml:1: pools.0.probe") for each in ("true", "{path: health}")),
+        (pool_yaml(strategy="{name: best}"), "there is no best (choose from prefix_cache, "),
+        (pool_yaml(strategy="{name: prefix_hash, key: [x]}"), "'x' is not a key"),
+        (pool_yaml(strategy="{name: round_robin, positions: 9}"), "no such setting"),
         *(
-            (pool_of(probe=each), "f.yaml:1: pools.0.probe")
+            (pool_yaml(probe=each), "f.yaml:1: pools.0.probe")
+            for each in ("true", "{path: health}")
+        ),
+        *(
+            (pool_yaml(probe=each), "f.yaml:1: pools.0.probe")
             for each in ("{interval_s: 0}", "{timeout_s: 0}")
         ),
-        (pool_of(probe="true"), "pools.0.probe: expected a mapping (name: value)"),
+        (pool_yaml(probe="true"), "pools.0.probe: expected a mapping (name: value)"),
         (
-            pool_of(signals="{events: 99999}"),
+            pool_yaml(signals="{events: 99999}"),
             "pools.0.signals.events: must be less than or equal to 65535",
         ),
-        *((pool_of(cool_after=each), "f.yaml:1: pools.0.cool_after") for each in ("0", "'3'")),
+        *((pool_yaml(cool_after=each), "f.yaml:1: pools.0.cool_after") for each in ("0", "'3'")),
         ("[1, 2]", "expected a mapping"),
         ("a: [", "not YAML"),
         ("a: 2026-13-45", "f.yaml:1: not YAML: month must be in 1..12"),
@@ -189,12 +195,12 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ),
     ],
 )
-def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
-    assert expected in faults(change)
+def test_a_fault_is_reported_with_its_place(change: str, expected: str) -> None:
+    assert expected in settings_faults(change)
 
 
 def test_a_section_that_may_be_false_has_one_fault() -> None:
-    assert faults(pool_of(signals="{event: true}")).count("pools.0.signals") == 1
+    assert settings_faults(pool_yaml(signals="{event: true}")).count("pools.0.signals") == 1
 
 
 def test_the_environment_overrides_the_server_section() -> None:
@@ -227,13 +233,13 @@ def test_the_environment_overrides_the_server_section() -> None:
         ("EXTPROC_", "EXTPROC_SERVER"),
     ],
 )
-def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: str) -> None:
-    told = faults(GOOD, **{name: "1"})
+def test_a_misspelt_variable_is_reported_with_the_nearest_one(name: str, nearest: str) -> None:
+    fault = settings_faults(GOOD, **{name: "1"})
 
-    assert told.startswith(f"{name}: there is no such variable; {nearest}")
+    assert fault.startswith(f"{name}: there is no such variable; {nearest}")
 
 
-def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
+def test_what_kubernetes_sets_for_services_is_no_variable_of_ours() -> None:
     ours = (
         *("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_9002_TCP"),
         "PORT_9002_TCP_ADDR",
@@ -245,12 +251,14 @@ def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
     )
 
 
-def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
-    assert faults(GOOD, EXTPROC_SERVER__LISTEN="[").startswith("EXTPROC_SERVER__LISTEN:1: not YAML")
-    assert faults(GOOD, EXTPROC_SERVER__DRAIN_S="x").startswith(
+def test_a_fault_of_a_variable_is_reported_with_its_name() -> None:
+    assert settings_faults(GOOD, EXTPROC_SERVER__LISTEN="[").startswith(
+        "EXTPROC_SERVER__LISTEN:1: not YAML"
+    )
+    assert settings_faults(GOOD, EXTPROC_SERVER__DRAIN_S="x").startswith(
         "EXTPROC_SERVER__DRAIN_S: server.drain_s: "
     )
-    wrong = faults("server: 1\npools: []", EXTPROC_SERVER__DRAIN_S="1")
+    wrong = settings_faults("server: 1\npools: []", EXTPROC_SERVER__DRAIN_S="1")
     assert "EXTPROC_SERVER__DRAIN_S: server is not a mapping" in wrong
 
 
@@ -311,7 +319,7 @@ def test_a_pool_alone_is_open_and_one_of_several_is_not(
     ],
 )
 def test_a_services_port_may_be_several(port: str, ports: tuple[int | str, ...]) -> None:
-    [pool] = parse_settings(pool_of(f"{{kubernetes: {{service: vllm, port: {port}}}}}"), {}).pools
+    [pool] = parse_settings(pool_yaml(f"{{kubernetes: {{service: vllm, port: {port}}}}}"), {}).pools
 
     assert pool.endpoints.kubernetes is not None
     assert pool.endpoints.kubernetes.ports == ports

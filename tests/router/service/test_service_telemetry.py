@@ -30,7 +30,7 @@ def root() -> Iterator[logging.Logger]:
     root.handlers[:] = handlers
 
 
-def test_a_log_line_is_one_json_object_and_tells_of_an_exception_its_type_alone(
+def test_a_log_line_is_one_json_object_and_has_of_an_exception_its_type_alone(
     root: logging.Logger,
 ) -> None:
     stream = io.StringIO()
@@ -88,7 +88,7 @@ async def test_without_a_cluster_the_kubernetes_client_logs_nothing(
     assert stream.getvalue() == ""
 
 
-def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
+def test_requests_are_counted_by_pool_and_by_how_long_their_picks_took() -> None:
     metrics, picker = Metrics(), one_pool()
     for elapsed_s in (1e-5, 5e-5, 3e-4, 2.0):
         metrics.routed(picker.pick(Query("POST", "/v1/completions", {"x-session": "s"})), elapsed_s)
@@ -131,7 +131,7 @@ class TestFloods:
     def lines(self, stream: io.StringIO) -> list[dict[str, object]]:
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    def test_a_flood_is_ten_lines_then_one_a_second_and_others_are_said(
+    def test_a_flood_is_ten_lines_then_one_a_second_and_others_are_logged(
         self, stream: io.StringIO
     ) -> None:
         log = logging.getLogger("extproc.cluster.xds")
@@ -147,7 +147,7 @@ class TestFloods:
         assert (another["message"], worse["level"]) == ("another", "ERROR")
         assert sum(int(str(line.get("unsaid", 0))) for line in lines) + len(lines) > 59_000
 
-    def test_what_every_try_of_an_outage_repeats_is_said_once_a_minute(
+    def test_what_every_try_of_an_outage_repeats_is_logged_once_a_minute(
         self, stream: io.StringIO
     ) -> None:
         """As of peers that cannot be found, and of the operator's watches."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from extproc.errors import NoEndpoint
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.service.otel import SPAN, OtelTracer, build_exporter
 from extproc.router.service.tracer import build_tracer, wants_traces
@@ -31,8 +29,9 @@ from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Answer, Phase, Routed
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.spans import MODEL_CHARS, Origin
+from tests.router.outside import fixed_outside
 from tests.router.stream.conversations import headers
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
 from tests.stack.service import Service, pool
 from tests.tables import table
@@ -43,15 +42,15 @@ TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ORIGIN = Origin(f"00-{TRACE}-{CALLER}-01", "vendor=1", CHAT)
 
 
-def routed(model: str = '"llama"') -> Routed:
+def routed_span(model: str = '"llama"') -> Routed:
     """The span of a request that names `model`, which is JSON."""
-    pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)))
+    pool = Pool("llama", PrefixCache(fixed_outside()))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     body = b'{"model": %s, "messages": [{"role": "user", "content": "Why?"}]}' % model.encode()
     return Routed(Phase.REQUEST_BODY, Picker([Route(pool)]).pick(Query("POST", CHAT, {}, body)))
 
 
-class Kept:
+class KeptSpans:
     """A tracer whose spans stay here."""
 
     def __init__(
@@ -67,10 +66,10 @@ class Kept:
     async def stop(self) -> None:
         await self.tracer.stop(30)
 
-    async def record(self, told: Routed | Answer, origin: Origin | None = ORIGIN) -> None:
+    async def record(self, reply: Routed | Answer, origin: Origin | None = ORIGIN) -> None:
         """And stops."""
         if origin is not None:
-            self.tracer.record(origin, told, 0.002)
+            self.tracer.record(origin, reply, 0.002)
         await self.stop()
 
 
@@ -138,10 +137,12 @@ def test_nothing_is_imported_and_no_stream_looks_for_a_trace_unless_asked_for() 
 
 def test_without_the_extra_the_service_starts_and_says_so() -> None:
     without = "import sys; sys.modules['opentelemetry'] = None\n" + STARTED
-    said, told, _ = run_python(without, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
+    warning, tracer_class, _ = run_python(
+        without, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    )
 
-    assert said == "no traces: opentelemetry.context is not here; install the extra `otel`"
-    assert told == "None _Stream"
+    assert warning == "no traces: opentelemetry.context is not here; install the extra `otel`"
+    assert tracer_class == "None _Stream"
 
 
 def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(
@@ -152,22 +153,24 @@ def test_otlp_means_http_and_an_unknown_exporter_is_a_log_line(
     assert isinstance(build_exporter(OTLP), OTLPSpanExporter)
     for environment in ({"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, odd):
         assert build_tracer(environment, lambda *_: None) is None
-    said = caplog.messages
-    assert [text.startswith("no traces: no package here exports traces by ") for text in said] == [
+    warnings = caplog.messages
+    assert [
+        text.startswith("no traces: no package here exports traces by ") for text in warnings
+    ] == [
         True,
         True,
     ]
 
 
 async def test_a_decision_is_a_span_of_its_callers_trace() -> None:
-    kept = Kept({})
-    await kept.record(routed())
+    kept = KeptSpans({})
+    await kept.record(routed_span())
     (span,) = kept.exporter.get_finished_spans()
 
     assert span.name == SPAN
-    told = json.loads(span.to_json())
-    assert told["parent_id"] == f"0x{CALLER}"
-    assert told["context"]["trace_id"] == f"0x{TRACE}"
+    as_json = json.loads(span.to_json())
+    assert as_json["parent_id"] == f"0x{CALLER}"
+    assert as_json["context"]["trace_id"] == f"0x{TRACE}"
     assert span.context is not None
     assert span.context.trace_state.to_header() == "vendor=1"
     assert (span.end_time or 0) - (span.start_time or 0) == 2_000_000
@@ -176,7 +179,7 @@ async def test_a_decision_is_a_span_of_its_callers_trace() -> None:
 
 
 async def test_a_refusal_is_a_span_and_only_ours_is_an_error() -> None:
-    kept = Kept({})
+    kept = KeptSpans({})
     await kept.record(refuse(NoEndpoint("nobody", pool="llama"), CHAT))
     (span,) = kept.exporter.get_finished_spans()
 
@@ -216,9 +219,9 @@ async def test_the_caller_samples_unless_a_variable_says_otherwise(
     environment = {f"OTEL_TRACES_SAMPLER{name}": value for name, value in variables.items()}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    kept = Kept(environment)
+    kept = KeptSpans(environment)
     origin = kept.tracer.sampling.origin({}, {"traceparent": traceparent, ":path": CHAT})
-    await kept.record(routed(), origin)
+    await kept.record(routed_span(), origin)
 
     assert len(kept.exporter.get_finished_spans()) == count
 
@@ -232,8 +235,8 @@ async def test_a_hostile_model_is_cut_text_that_a_receiver_can_read(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tracing_to(receiver.port).items():
             patch.setenv(name, value)
-        kept = Kept({}, OTLPSpanExporter())
-    await kept.record(routed(model))
+        kept = KeptSpans({}, OTLPSpanExporter())
+    await kept.record(routed_span(model))
     (span,) = until_spans(receiver, 1)
 
     assert kept.counts == {"sent": 1}
@@ -246,13 +249,13 @@ async def test_who_takes_no_spans_costs_spans_and_nobody_waits(receiver: Receive
     receiver.answers.clear()
     exporter = Threads(exporting_to(receiver))
     environment = {"OTEL_BSP_MAX_QUEUE_SIZE": "600"}
-    kept = Kept(environment, exporter)
-    told = routed()
+    kept = KeptSpans(environment, exporter)
+    routed = routed_span()
     for _ in range(600):
-        kept.tracer.record(ORIGIN, told, 0.001)
+        kept.tracer.record(ORIGIN, routed, 0.001)
     await asyncio.to_thread(wait_until, lambda: exporter.taken >= 512)
     for _ in range(2_000):
-        kept.tracer.record(ORIGIN, told, 0.001)
+        kept.tracer.record(ORIGIN, routed, 0.001)
 
     assert kept.counts["dropped"] == 2_600 - 600 - exporter.taken
     assert get_ident() not in exporter.threads
@@ -281,8 +284,8 @@ class Threads(SpanExporter):
 
 async def test_what_a_receiver_refuses_is_counted(receiver: Receiver) -> None:
     receiver.status = 400
-    kept = Kept({}, exporting_to(receiver))
-    await kept.record(routed())
+    kept = KeptSpans({}, exporting_to(receiver))
+    await kept.record(routed_span())
 
     assert kept.counts == {"refused": 1}
 
@@ -290,13 +293,13 @@ async def test_what_a_receiver_refuses_is_counted(receiver: Receiver) -> None:
 async def test_a_span_that_cannot_be_made_harms_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = Kept({})
+    kept = KeptSpans({})
 
     def fail(*_: object) -> None:
         raise RuntimeError("the prompt says: secret")
 
     monkeypatch.setattr("extproc.router.service.otel.describe_span", fail)
-    await kept.record(routed())
+    await kept.record(routed_span())
 
     assert kept.counts == {"dropped": 1}
     assert caplog.messages == ["no span: RuntimeError"]
@@ -306,8 +309,8 @@ async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(
     receiver: Receiver,
 ) -> None:
     receiver.answers.clear()
-    kept = Kept({}, exporting_to(receiver))
-    kept.tracer.record(ORIGIN, routed(), 0.001)
+    kept = KeptSpans({}, exporting_to(receiver))
+    kept.tracer.record(ORIGIN, routed_span(), 0.001)
     await kept.tracer.stop(0.2)
 
     # The exporter alone would wait 10 s for its answer, and count it.
@@ -315,7 +318,7 @@ async def test_the_end_does_not_wait_for_the_answer_of_a_receiver_that_hangs(
 
 
 @contextmanager
-def serving(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Service]:
+def traced_service(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Service]:
     service = Service(folder, environment=tracing_to(receiver.port) | variables)
     service.configure([pool(["127.0.0.1:1"])])
     with service:
@@ -323,11 +326,11 @@ def serving(folder: Path, receiver: Receiver, **variables: str) -> Iterator[Serv
         yield service
 
 
-async def decide(service: Service) -> None:
+async def send_sampled(service: Service) -> None:
     """One sampled request from its headers to its end."""
     async with grpc.aio.insecure_channel(service.listen) as channel:
         call = channel.stream_stream(PROCESS, None, None)(None)
-        await call.write(write(headers(end=True, traceparent=ORIGIN.traceparent)))
+        await call.write(write_request(headers(end=True, traceparent=ORIGIN.traceparent)))
         await call.read()
         await call.done_writing()
         await call.code()
@@ -341,8 +344,8 @@ async def test_a_drain_sends_what_waits_and_ends(
     if hangs:
         receiver.answers.clear()
     # Long: nothing is sent before the end.
-    with serving(tmp_path, receiver, OTEL_BSP_SCHEDULE_DELAY="600000") as service:
-        await decide(service)
+    with traced_service(tmp_path, receiver, OTEL_BSP_SCHEDULE_DELAY="600000") as service:
+        await send_sampled(service)
         assert receiver.spans == []
         service.send(signal.SIGTERM)
         assert await asyncio.to_thread(service.wait, 60) == 0
@@ -354,9 +357,9 @@ async def test_spans_leave_over_grpc_where_the_variable_says_so(tmp_path: Path) 
     """The service as it runs, with the exporter's own package, and a receiver on the official gRPC."""
     with (
         receiving_grpc() as receiver,
-        serving(tmp_path, receiver, OTEL_EXPORTER_OTLP_PROTOCOL="grpc") as service,
+        traced_service(tmp_path, receiver, OTEL_EXPORTER_OTLP_PROTOCOL="grpc") as service,
     ):
-        await decide(service)
+        await send_sampled(service)
         [span] = await asyncio.to_thread(until_spans, receiver, 1, TRACE, 60)
         service.send(signal.SIGTERM)
         assert await asyncio.to_thread(service.wait, 60) == 0

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic, thread_time
 
 from extproc.router.cluster.source import Source, StaticSource
@@ -16,12 +16,13 @@ from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.letters import Echo, Ended, Letter, name_of
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
+from tests.waiting import until
 
 SECRET = b"a secret of 16 bytes or more"
 Build = Callable[[LetterCounts], Carrier]
 
 
-class Gateway:
+class ShareGateway:
     """`build` makes what carries its letters. It draws the name `me` first, then `later`."""
 
     def __init__(
@@ -70,7 +71,7 @@ class Gateway:
         return self.tally
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator["Gateway"]:
+    async def running(self) -> AsyncGenerator["ShareGateway"]:
         await self.carrier.open()
         task = asyncio.create_task(self.courier.run())
         try:
@@ -80,7 +81,7 @@ class Gateway:
             await asyncio.wait([task])
 
 
-async def end(task: asyncio.Task[None]) -> None:
+async def end_task(task: asyncio.Task[None]) -> None:
     """Cancels a task of a NATS client, which may take a cancellation for its own, until it ends."""
     while not task.done():
         task.cancel()
@@ -110,14 +111,35 @@ async def rave(port: int, me: int | None = None) -> None:
         writer.transport.abort()
 
 
-def at(port: int) -> str:
+def local_address(port: int) -> str:
     return f"127.0.0.1:{port}"
 
 
 def peers(ports: Sequence[int]) -> Source:
-    return StaticSource([Endpoint(at(port), at(port)) for port in ports])
+    return StaticSource([Endpoint(local_address(port), local_address(port)) for port in ports])
 
 
 def meshed(port: int, ports: Sequence[int], clock: Callable[[], float] = monotonic) -> Build:
     """A mesh that listens on `port` and dials `ports`."""
-    return lambda tally: Mesh(at(port), peers(ports), tally, rng=random.Random(port), clock=clock)
+    return lambda tally: Mesh(
+        local_address(port), peers(ports), tally, rng=random.Random(port), clock=clock
+    )
+
+
+@asynccontextmanager
+async def all_running(gateways: Sequence[ShareGateway]) -> AsyncGenerator[None]:
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        yield
+
+
+async def until_prompt(gateways: Sequence[ShareGateway]) -> None:
+    """Until each hears all the others promptly."""
+    others = len(gateways) - 1
+    await until(lambda: all(gateway.neighbours.prompt == others for gateway in gateways))
+
+
+async def until_counted(gateways: Sequence[ShareGateway], count: int) -> None:
+    """Until each counts so many requests in flight."""
+    await until(lambda: all(gateway.pool.book.total == count for gateway in gateways))

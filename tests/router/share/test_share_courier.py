@@ -6,12 +6,12 @@ from extproc.grpc_server.budget import TokenBucket
 from extproc.router.share.courier import MOST_SENDERS
 from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import Seal
-from tests.router.share.gateways import SECRET, Gateway, meshed
+from tests.router.share.gateways import SECRET, ShareGateway, meshed
 
 
-def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
+def test_known_senders_are_not_forgotten_for_others() -> None:
     """Somebody plays letters of more senders than are remembered: none of them pushes another one out."""
-    gateway = Gateway(1, meshed(1, []), cpu_clock=lambda: 0.0)
+    gateway = ShareGateway(1, meshed(1, []), cpu_clock=lambda: 0.0)
     sent = [
         Seal("llm", SECRET, me).close(Letter(me, name_of("llama"), 1))
         for me in range(2, MOST_SENDERS + 7)
@@ -27,7 +27,7 @@ def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
 
 
 @dataclass
-class Reader:
+class LetterReader:
     """A gateway that takes so long over each letter of its only peer: on the wall, and on the CPU."""
 
     wall_s: float = 0.0
@@ -45,7 +45,7 @@ class Reader:
                 reader.ran_s += reader.cpu_s
                 return super().open(data)
 
-        self.gateway = Gateway(
+        self.gateway = ShareGateway(
             1,
             meshed(1, []),
             build_seal=SlowSeal,
@@ -64,7 +64,7 @@ class Reader:
 
 def test_a_process_that_was_stopped_while_it_read_a_letter_hears_its_peers_at_once() -> None:
     """A throttled container, a suspended machine: the peer is not to blame."""
-    reader = Reader(wall_s=0.001, cpu_s=0.001)
+    reader = LetterReader(wall_s=0.001, cpu_s=0.001)
     reader.read()
     reader.wall_s = 0.6
 
@@ -72,7 +72,7 @@ def test_a_process_that_was_stopped_while_it_read_a_letter_hears_its_peers_at_on
 
 
 def test_a_sender_gets_a_tenth_of_a_core_and_no_more() -> None:
-    reader = Reader()
+    reader = LetterReader()
     reader.read()
     reader.cpu_s = 0.3
     first = reader.read()
@@ -84,7 +84,7 @@ def test_a_sender_gets_a_tenth_of_a_core_and_no_more() -> None:
 
 
 def test_senders_that_are_not_known_share_one_tenth_of_a_core() -> None:
-    reader = Reader(cpu_s=0.3)
+    reader = LetterReader(cpu_s=0.3)
     assert [reader.read(), reader.read()] == ["heard", "heard"]
 
     stranger = Seal("llm", SECRET, 3).close(Letter(3, name_of("llama"), 1))

@@ -65,15 +65,15 @@ def test_a_bus_that_becomes_slow_is_noticed_within_ten_letters_without_an_echo_b
 
 def test_between_the_limit_and_three_quarters_of_it_nothing_changes() -> None:
     way = Way()
-    told = []
+    states = []
     for late_s in (0.018, 0.005, 0.018):
         way.travel(200, late_s)
-        told.append(way.delay.is_prompt)
+        states.append(way.delay.is_prompt)
 
-    assert told == [False, True, True]
+    assert states == [False, True, True]
 
 
-def test_the_shortest_round_trip_tells_the_clocks_whatever_others_took() -> None:
+def test_the_shortest_round_trip_sets_the_clocks_apart_whatever_others_took() -> None:
     rng = random.Random(1)
     way = Way()
     for _ in range(50):

@@ -23,7 +23,7 @@ class News(NamedTuple):
 
 
 @st.composite
-def told(draw: st.DrawFn) -> list[News]:
+def news_of_a_peer(draw: st.DrawFn) -> list[News]:
     """What a peer says: picks, ends of what is open, and heartbeats; one of these at the end."""
     news: list[News] = []
     is_open: list[int] = []
@@ -48,7 +48,7 @@ def truth(news: Sequence[News]) -> dict[int, int]:
     return {endpoint: count for endpoint, count in counts.items() if count}
 
 
-def tell(ledger: Ledger, news: Sequence[News]) -> None:
+def apply_news(ledger: Ledger, news: Sequence[News]) -> None:
     for one in news:
         if one.counts is not None:
             ledger.stand(one.number, one.counts)
@@ -57,40 +57,40 @@ def tell(ledger: Ledger, news: Sequence[News]) -> None:
         assert all(count > 0 for count in ledger.counts().values())
 
 
-@given(told(), st.integers(0, 2**32))
+@given(news_of_a_peer(), st.integers(0, 2**32))
 def test_news_without_gaps_are_the_truth_in_any_order_and_however_often(
     news: list[News], seed: int
 ) -> None:
     rng = Random(seed)
     ledger = Ledger()
-    said = [*news, *rng.choices(news, k=len(news))]
-    rng.shuffle(said)
-    tell(ledger, said)
+    shuffled = [*news, *rng.choices(news, k=len(news))]
+    rng.shuffle(shuffled)
+    apply_news(ledger, shuffled)
 
     assert ledger.counts() == truth(news)
 
 
-@given(told(), st.data())
-def test_a_heartbeat_heals_whatever_was_lost_late_or_told_twice(
+@given(news_of_a_peer(), st.data())
+def test_a_heartbeat_heals_whatever_was_lost_late_or_sent_twice(
     news: list[News], data: st.DataObject
 ) -> None:
     ledger = Ledger()
     *before, beat = news
-    tell(ledger, data.draw(st.lists(st.sampled_from(before), max_size=60)) if before else [])
-    tell(ledger, [beat])
+    apply_news(ledger, data.draw(st.lists(st.sampled_from(before), max_size=60)) if before else [])
+    apply_news(ledger, [beat])
     assert ledger.counts() == truth(news)
 
     # What comes late changes nothing any more.
-    tell(ledger, before)
+    apply_news(ledger, before)
 
     assert ledger.counts() == truth(news)
 
 
-@given(told())
+@given(news_of_a_peer())
 def test_in_order_every_step_is_the_truth(news: list[News]) -> None:
     ledger = Ledger()
     for place, one in enumerate(news):
-        tell(ledger, [one])
+        apply_news(ledger, [one])
 
         assert ledger.counts() == truth(news[: place + 1])
 

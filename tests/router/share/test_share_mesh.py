@@ -12,9 +12,17 @@ import uvloop
 
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import PeerCounts
-from extproc.router.share.letters import Letter, Picked, name_of
+from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
-from tests.router.share.gateways import SECRET, Gateway, meshed, rave
+from tests.router.share.gateways import (
+    SECRET,
+    ShareGateway,
+    all_running,
+    meshed,
+    rave,
+    until_counted,
+    until_prompt,
+)
 from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
@@ -22,62 +30,58 @@ from tests.waiting import until
 LONG_S = 40.0
 
 
-def town(count: int) -> list[Gateway]:
+def meshed_gateways(count: int) -> list[ShareGateway]:
     ports = free_ports(count)
-    return [Gateway(1 + place, meshed(port, ports)) for place, port in enumerate(ports)]
+    return [ShareGateway(1 + place, meshed(port, ports)) for place, port in enumerate(ports)]
 
 
 @pytest.fixture
-async def lone() -> AsyncGenerator[Gateway]:
-    [gateway] = town(1)
+async def lone() -> AsyncGenerator[ShareGateway]:
+    [gateway] = meshed_gateways(1)
     async with gateway.running():
         yield gateway
 
 
 @pytest.fixture
-async def pair() -> AsyncGenerator[list[Gateway]]:
+async def pair() -> AsyncGenerator[list[ShareGateway]]:
     """Two gateways whose letters come promptly."""
-    gateways = town(2)
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.prompt == 1 for gateway in gateways))
+    gateways = meshed_gateways(2)
+    async with all_running(gateways):
+        await until_prompt(gateways)
         yield gateways
 
 
 async def test_a_pick_counts_everywhere_until_its_end_or_a_farewell() -> None:
-    gateways = town(4)
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.prompt == 3 for gateway in gateways))
+    gateways = meshed_gateways(4)
+    async with all_running(gateways):
+        await until_prompt(gateways)
         picks = [gateway.pick(str(place)) for place, gateway in enumerate(gateways)]
-        await until(lambda: all(gateway.pool.book.total == 4 for gateway in gateways))
+        await until_counted(gateways, 4)
         assert 1 == len({tuple(sorted(gateway.pool.book.counts().items())) for gateway in gateways})
         for pick in picks[1:]:
             pick.release()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in gateways))
+        await until_counted(gateways, 1)
         gone, *others = gateways
         gone.courier.forget("llama")
         await until(lambda: all(other.neighbours == PeerCounts(2, 2, 0) for other in others))
         assert not any(other.pool.book.total for other in others)
 
 
-async def test_nobody_tells_itself(pair: list[Gateway]) -> None:
+async def test_no_gateway_counts_its_own_letters(pair: list[ShareGateway]) -> None:
     """It is in its own list of peers, too: what comes from itself is closed, and not dialled again."""
     one, other = pair
-    heard = other.counts["heard"]
+    received = other.counts["heard"]
     sent = one.counts["sent"]
-    await until(lambda: other.counts["heard"] > heard + 3)
+    await until(lambda: other.counts["heard"] > received + 3)
 
     assert one.neighbours.active == 1
-    assert one.counts["sent"] - sent <= other.counts["heard"] - heard + 1
+    assert one.counts["sent"] - sent <= other.counts["heard"] - received + 1
 
 
-async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway]) -> None:
+async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[ShareGateway]) -> None:
     one, other = pair
     one.pick()
-    await until(lambda: other.pool.book.total == 1)
+    await until_counted([other], 1)
     began_s = monotonic()
     one.carrier.send = lambda data: None  # type: ignore[method-assign]  # dead, and says no farewell
     await one.carrier.close()
@@ -90,13 +94,13 @@ async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway])
 
 
 @table(("cluster", "secret"), [("other", SECRET), ("llm", b"another secret, as long")])
-async def test_another_installation_is_not_heard(
-    pair: list[Gateway], cluster: str, secret: bytes
+async def test_another_installation_is_not_believed(
+    pair: list[ShareGateway], cluster: str, secret: bytes
 ) -> None:
     one, _ = pair
     before = one.counts["foreign"]
     [port] = free_ports(1)
-    stranger = Gateway(9, meshed(port, [_port(one)]), cluster=cluster, secret=secret)
+    stranger = ShareGateway(9, meshed(port, [_port(one)]), cluster=cluster, secret=secret)
     async with stranger.running():
         stranger.pick()
         await until(lambda: one.counts["foreign"] >= before + 2)
@@ -115,7 +119,7 @@ async def test_another_installation_is_not_heard(
         b"\xff" * 100_000,
     ],
 )
-async def test_what_is_no_letter_ends_its_line(lone: Gateway, data: bytes) -> None:
+async def test_what_is_no_letter_ends_its_line(lone: ShareGateway, data: bytes) -> None:
     reader, writer = await _dial(lone)
     writer.write(data)
 
@@ -125,17 +129,7 @@ async def test_what_is_no_letter_ends_its_line(lone: Gateway, data: bytes) -> No
     writer.close()
 
 
-async def test_a_recorded_letter_is_heard_once(lone: Gateway) -> None:
-    letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [Picked(1, 2)], []))
-    for result in ("heard", "repeated"):
-        assert lone.counts[result] == 0
-        _, writer = await _dial(lone)
-        writer.write(len(letter).to_bytes(4) + letter)
-        await until(lambda result=result: lone.counts[result] == 1, LONG_S)  # type: ignore[misc]
-        writer.close()
-
-
-async def test_beside_a_mad_peer_the_others_letters_come(pair: list[Gateway]) -> None:
+async def test_beside_a_mad_peer_the_others_letters_come(pair: list[ShareGateway]) -> None:
     """It has the secret, and sends invented picks as fast as it can. The other's letters still come."""
     one, other = pair
     task = asyncio.create_task(rave(_port(one), one.me))
@@ -143,20 +137,20 @@ async def test_beside_a_mad_peer_the_others_letters_come(pair: list[Gateway]) ->
         await until(lambda: one.counts["flood"] + one.counts["heard"] > 1_000, LONG_S)
         for _ in range(5):
             pick = other.pick()
-            await until(lambda: one.pool.book.total == 1)
+            await until_counted([one], 1)
             pick.release()
-            await until(lambda: one.pool.book.total == 0)
+            await until_counted([one], 0)
     finally:
         task.cancel()
         await asyncio.wait([task])
 
 
-async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[Gateway]) -> None:
+async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[ShareGateway]) -> None:
     """A tenth of a gigabyte for one that takes nothing: what does not go out at once is dropped."""
     one, other = pair
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
-        sender = Gateway(5, meshed(free_ports(1)[0], [port, _port(one)]))
+        sender = ShareGateway(5, meshed(free_ports(1)[0], [port, _port(one)]))
         async with sender.running():
             await until(lambda: len(sender.carrier.lines) == 2, LONG_S)  # type: ignore[attr-defined]
             for _ in range(1_000):
@@ -171,7 +165,7 @@ async def test_silent_connections_keep_no_newcomer_out() -> None:
     """More than there may be lines, which do not go for their silence. Who comes after them is heard."""
     letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [], []))
     [port] = free_ports(1)
-    lone = Gateway(1, meshed(port, [], clock=lambda: 0.0))
+    lone = ShareGateway(1, meshed(port, [], clock=lambda: 0.0))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(lone.running())
         await until(lambda: _serves(lone), LONG_S)
@@ -190,7 +184,7 @@ def test_connections_that_are_gone_before_they_are_seen_are_nothing() -> None:
     letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [], []))
 
     async def flood() -> None:
-        [gateway] = town(1)
+        [gateway] = meshed_gateways(1)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         async with gateway.running():
             await until(lambda: _serves(gateway), LONG_S)
@@ -208,9 +202,9 @@ def test_connections_that_are_gone_before_they_are_seen_are_nothing() -> None:
     assert faults == []
 
 
-async def test_a_port_that_is_taken_is_said() -> None:
+async def test_a_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        gateway = Gateway(1, meshed(taken.getsockname()[1], []))
+        gateway = ShareGateway(1, meshed(taken.getsockname()[1], []))
         with pytest.raises(SettingsError, match=r"share\.mesh\.listen: cannot listen on"):
             await gateway.carrier.open()
 
@@ -222,24 +216,24 @@ async def test_who_has_used_up_its_seal_goes_on_under_another_name() -> None:
         return seal
 
     ports = free_ports(2)
-    one = Gateway(1, meshed(ports[0], ports), later=77, build_seal=build_seal)
-    other = Gateway(2, meshed(ports[1], ports))
+    one = ShareGateway(1, meshed(ports[0], ports), later=77, build_seal=build_seal)
+    other = ShareGateway(2, meshed(ports[1], ports))
     async with one.running(), other.running():
         await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77})
         one.pick()
 
-        await until(lambda: other.pool.book.total == 1)
+        await until_counted([other], 1)
 
 
-def _port(gateway: Gateway) -> int:
+def _port(gateway: ShareGateway) -> int:
     return int(gateway.carrier.listen.rpartition(":")[2])  # type: ignore[attr-defined]
 
 
-async def _dial(gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _dial(gateway: ShareGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", _port(gateway))
 
 
-async def _serves(gateway: Gateway) -> bool:
+async def _serves(gateway: ShareGateway) -> bool:
     try:
         _, writer = await _dial(gateway)
     except ConnectionError:

@@ -42,7 +42,7 @@ from tests.router.routing.fleet import Fleet, Shut, ask, words
 from tests.tables import table
 
 
-class Gateway(Fleet):
+class FleetGateway(Fleet):
     """A fleet's gateway with its share; letters it wrote wait in `sent`."""
 
     def __init__(self, place: int, names: str, **options: object) -> None:
@@ -53,16 +53,27 @@ class Gateway(Fleet):
     def neighbours(self) -> PeerCounts:
         return self.share.peers.counts
 
+    @property
+    def counted(self) -> int:
+        """Requests in flight, its own and its peers'."""
+        return sum(counts(self).values())
+
+    def letters(self) -> list[Letter]:
+        return self.share.letters(self.clock.now_s)
+
+    def heartbeat(self) -> Letter:
+        return self.share.heartbeat(self.clock.now_s)
+
     def receive(self, letters: Iterable[Letter]) -> None:
         for letter in letters:
             self.share.receive(letter, self.clock.now_s)
 
 
-class Town:
+class SharingGateways:
     """Gateways on one clock, and a bus that brings everything at once, unless the test says otherwise."""
 
     def __init__(self, count: int, names: str = "abcd", **options: object) -> None:
-        self.gateways = [Gateway(place, names, **options) for place in range(count)]
+        self.gateways = [FleetGateway(place, names, **options) for place in range(count)]
 
     def wait(self, seconds: float) -> None:
         for gateway in self.gateways:
@@ -71,7 +82,7 @@ class Town:
     def post(self) -> None:
         """Everybody's news go to all the others."""
         for sender in self.gateways:
-            letters = sender.share.letters(sender.clock.now_s)
+            letters = sender.letters()
             for gateway in self.gateways:
                 if gateway is not sender:
                     gateway.receive(letters)
@@ -80,7 +91,7 @@ class Town:
         """So many heartbeats of everybody, a second each."""
         for _ in range(rounds):
             self.wait(1.0 - late_s)
-            letters = [(one, one.share.heartbeat(one.clock.now_s)) for one in self.gateways]
+            letters = [(one, one.heartbeat()) for one in self.gateways]
             self.wait(late_s)
             for sender, letter in letters:
                 for gateway in self.gateways:
@@ -88,26 +99,32 @@ class Town:
                         gateway.receive([letter])
 
 
-def town(count: int, **options: object) -> Town:
+def sharing_gateways(count: int, **options: object) -> SharingGateways:
     """Gateways that know how late each other's letters are: not at all."""
-    found = Town(count, **options)  # type: ignore[arg-type]
+    found = SharingGateways(count, **options)  # type: ignore[arg-type]
     found.beat(3)
     return found
 
 
-def counts(gateway: Gateway) -> dict[str, int]:
+def sharing_pair(**options: object) -> tuple[SharingGateways, FleetGateway, FleetGateway]:
+    both = sharing_gateways(2, **options)
+    one, other = both.gateways
+    return both, one, other
+
+
+def counts(gateway: FleetGateway) -> dict[str, int]:
     return gateway.pool.book.counts()
 
 
 def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
-    one, other = (both := town(2)).gateways
+    both, one, other = sharing_pair()
     for number in range(20):
-        said = [words(f"{number} Why?", 500)]
-        first = one.visit(*said, after_s=0)
+        texts = [words(f"{number} Why?", 500)]
+        first = one.visit(*texts, after_s=0)
         both.post()
         both.wait(1)
-        offers = other.explain(*said, "Because.", "How?")
-        following = other.visit(*said, "Because.", "How?", after_s=0)
+        offers = other.explain(*texts, "Because.", "How?")
+        following = other.visit(*texts, "Because.", "How?", after_s=0)
 
         assert first.endpoint.name == following.endpoint.name
         assert following.reason is SESSION
@@ -115,17 +132,17 @@ def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
 
 
 def test_what_a_peer_sent_has_to_be_prefilled_first() -> None:
-    one, other = (both := town(2)).gateways
+    both, one, other = sharing_pair()
     name = one.pick(words("Why?", 5_000)).endpoint.name
     both.post()
-    told = [gateway.explain("Who?").get(name, {}).get("backlog_ms") for gateway in (one, other)]
+    backlogs = [gateway.explain("Who?").get(name, {}).get("backlog_ms") for gateway in (one, other)]
 
-    assert len({*told} - {None}) <= 1
+    assert len({*backlogs} - {None}) <= 1
     assert other.pick("Who?").endpoint.name != name
 
 
 def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
-    one, other = (both := town(2, names="a", kv_tokens=1_024)).gateways
+    both, one, other = sharing_pair(names="a", kv_tokens=1_024)
     pick = one.pick(words("Why?", 500))
     both.post()
     holding = other.strategy.index.holding("a")
@@ -144,11 +161,11 @@ def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
 
 @table("is_early", [False, True], ids=["told at once", "told at the end"])
 def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early: bool) -> None:
-    one, other = (both := town(2, names="ab")).gateways
-    said = words("Why?", 500)
-    pick = one.pick(said)
+    both, one, other = sharing_pair(names="ab")
+    texts = words("Why?", 500)
+    pick = one.pick(texts)
     both.post()
-    assert other.explain(said)[pick.endpoint.name]["match_tokens"] != 0
+    assert other.explain(texts)[pick.endpoint.name]["match_tokens"] != 0
 
     if is_early:
         pick.learn(Ending(503))
@@ -159,69 +176,69 @@ def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early
     both.post()
 
     for gateway in both.gateways:
-        assert {offer["match_tokens"] for offer in gateway.explain(said).values()} == {0}
+        assert {offer["match_tokens"] for offer in gateway.explain(texts).values()} == {0}
         assert len(gateway.strategy.index) == 0
 
 
 def test_a_request_that_moved_is_known_where_it_went() -> None:
-    one, other = (both := town(2, names="ab")).gateways
-    said = words("Why?", 500)
-    pick = one.pick(said)
+    both, one, other = sharing_pair(names="ab")
+    texts = words("Why?", 500)
+    pick = one.pick(texts)
     elsewhere = pick.fallbacks[0]
     both.post()
     one.pool.move(pick, elsewhere.address)
     both.post()
-    offers = other.explain(said)
+    offers = other.explain(texts)
     assert offers[elsewhere.name]["match_tokens"] != 0
     assert offers[pick.endpoint.name]["match_tokens"] == 0
     assert counts(other) == counts(one)
 
 
 def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
-    one, other = (both := town(2)).gateways
+    both, one, other = sharing_pair()
     one.pick("Why?")
     both.post()
     both.wait(2.9)
-    other.share.heartbeat(other.clock.now_s)
-    assert sum(counts(other).values()) == 1
+    other.heartbeat()
+    assert other.counted == 1
 
     both.wait(0.2)
-    other.share.heartbeat(other.clock.now_s)
-    assert sum(counts(other).values()) == 0
+    other.heartbeat()
+    assert other.counted == 0
     assert other.neighbours == PeerCounts(0, 0, 1)
 
     both.beat(3)
 
-    assert sum(counts(other).values()) == 1
+    assert other.counted == 1
     assert other.neighbours == PeerCounts(1, 1, 0)
 
 
 @table("silent_s", [0, 10])
-def test_a_peer_that_says_that_it_goes_is_not_missed(silent_s: int) -> None:
-    one, other = (both := town(2)).gateways
+def test_a_peer_that_sends_a_goodbye_is_not_lost(silent_s: int) -> None:
+    both, one, other = sharing_pair()
     one.pick("Why?")
     both.post()
     both.wait(silent_s)
-    other.share.letters(other.clock.now_s)
+    other.letters()
 
     other.receive([one.share.farewell(one.clock.now_s)])
 
-    assert sum(counts(other).values()) == 0
+    assert other.counted == 0
     assert other.neighbours == PeerCounts(0, 0, 0)
     assert other.strategy.gateways.is_alone
 
 
-@table(("away_s", "heard"), [(0.5, 2), (4.0, 1)])
+@table(("away_s", "known"), [(0.5, 2), (4.0, 1)])
 def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
-    away_s: float, heard: int
+    away_s: float, known: int
 ) -> None:
-    _, other = (both := town(2)).gateways
+    both, _, other = sharing_pair()
     other.clock.now_s += away_s
-    other.share.heartbeat(other.clock.now_s)
-    both.gateways[0] = again = Gateway(5, "abcd")
+    other.heartbeat()
+    both.gateways[0] = again = FleetGateway(5, "abcd")
     again.clock.now_s = other.clock.now_s
     both.beat(2)
-    assert other.neighbours.active == heard
+    assert other.neighbours.active == known
 
     both.beat(4)
 
@@ -232,58 +249,58 @@ def test_a_gateway_that_is_started_again_takes_its_own_place_missed_or_not(
 def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_lives_on(
     beats: int, lost: int
 ) -> None:
-    one, other = (both := town(2)).gateways
-    both.gateways.append(third := Gateway(5, "abcd"))
+    both, one, other = sharing_pair()
+    both.gateways.append(third := FleetGateway(5, "abcd"))
     third.clock.now_s = other.clock.now_s
     both.beat()
     both.gateways.remove(one)
     both.beat(beats)
-    heard = other.neighbours.active + other.neighbours.lost
+    known = other.neighbours.active + other.neighbours.lost
     both.gateways.remove(third)
     both.beat(8)
 
-    assert heard == (2 if lost == 2 else 1)
+    assert known == (2 if lost == 2 else 1)
     assert other.neighbours == PeerCounts(0, 0, lost)
 
 
 @table(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
 def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, prompt: int) -> None:
-    one, other = (both := Town(2)).gateways
+    one, other = (both := SharingGateways(2)).gateways
     # A pool with much to do: what is a tenth of a second old is long past.
     for _ in range(10):
         for number in range(100):
             one.pick(f"{number}?").release()
-        letters = one.share.letters(one.clock.now_s)
+        letters = one.letters()
         both.wait(late_s)
         other.receive(letters)
         both.beat(1, late_s)
-    said = [words("Why?", 500)]
-    first = one.pick(*said)
-    letters = one.share.letters(one.clock.now_s)
+    texts = [words("Why?", 500)]
+    first = one.pick(*texts)
+    letters = one.letters()
     both.wait(late_s)
     other.receive(letters)
 
     assert other.neighbours == PeerCounts(1, prompt, 0)
-    assert sum(counts(other).values()) == prompt
-    assert other.pick(*said, "Because.", "How?").endpoint.name == first.endpoint.name
+    assert other.counted == prompt
+    assert other.pick(*texts, "Because.", "How?").endpoint.name == first.endpoint.name
     assert other.share.peers.delays() == {1_000: pytest.approx(late_s, abs=0.002)}
     assert other.strategy.gateways.times == 2 - prompt
 
 
 def test_a_peer_that_becomes_slow_is_taken_out_of_the_counts_and_put_back() -> None:
-    one, other = (both := town(2)).gateways
+    both, one, other = sharing_pair()
     one.pick("Why?")
     both.post()
     both.beat(10, 0.9)
-    assert sum(counts(other).values()) == 0
+    assert other.counted == 0
 
     both.beat(30)
 
-    assert sum(counts(other).values()) == 1
+    assert other.counted == 1
 
 
 def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
-    one, other = (both := town(2, names="ab")).gateways
+    both, one, other = sharing_pair(names="ab")
     other.follow("bc")
     one.follow("a")
     pick = one.pick("Why?")
@@ -307,47 +324,47 @@ def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
 
 
 def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -> None:
-    one, other = town(2).gateways
+    _, one, other = sharing_pair()
     before = other.share.peers.echoes(0.0)
-    other.receive([other.share.heartbeat(other.clock.now_s), Letter(5, name_of("another pool"), 1)])
+    other.receive([other.heartbeat(), Letter(5, name_of("another pool"), 1)])
     assert other.share.peers.echoes(0.0) == before
 
-    other.receive(answered(other, 5_000 + number) for number in range(MAX_PEERS + 5))
+    other.receive(answer_letter(other, 5_000 + number) for number in range(MAX_PEERS + 5))
 
     assert other.neighbours.active == MAX_PEERS
     assert one.neighbours.active == 1
 
 
-def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
+def answer_letter(gateway: FleetGateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
     """A letter of a peer that got one which this gateway sent so long ago."""
     now_us = int(gateway.clock.now_s * 1e6)
-    echo = Echo(gateway.share.heartbeat(gateway.clock.now_s).peer, now_us - int(ago_s * 1e6), 0)
+    echo = Echo(gateway.heartbeat().peer, now_us - int(ago_s * 1e6), 0)
     return Letter(peer, name_of("llama"), now_us, [*news], [echo])
 
 
 def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     """No block, no count, not even that it is there; an answer to a letter of long ago is none."""
-    gateway = Gateway(0, "abcd")
+    gateway = FleetGateway(0, "abcd")
     pick = Picked(1, name_of("a"), 5, (1, 2, 3))
     stand = Heartbeat(1, {name_of("a"): 1})
     gateway.clock.now_s = 100.0
     gateway.receive([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
-    gateway.receive([answered(gateway, 7, pick, stand, ago_s=10.1)])
+    gateway.receive([answer_letter(gateway, 7, pick, stand, ago_s=10.1)])
     assert gateway.neighbours == PeerCounts()
-    assert sum(counts(gateway).values()) == gateway.strategy.index.matched((1, 2, 3)) == 0
+    assert gateway.counted == gateway.strategy.index.matched((1, 2, 3)) == 0
 
-    gateway.receive([answered(gateway, 7, pick, stand, ago_s=0.01)])
+    gateway.receive([answer_letter(gateway, 7, pick, stand, ago_s=0.01)])
 
     assert gateway.neighbours == PeerCounts(1, 1, 0)
-    assert (sum(counts(gateway).values()), gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
+    assert (gateway.counted, gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
 
 
 def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
     """The end of one chain behind the beginning of another."""
-    gateway = Gateway(0, "a")
+    gateway = FleetGateway(0, "a")
     gateway.clock.now_s = 100.0
     for number, hashes in enumerate([(1, 2), (3, 2), (3, 4), (5, 5)], 1):
-        gateway.receive([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
+        gateway.receive([answer_letter(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
 
     assert gateway.neighbours.active == 1
     assert gateway.strategy.index.matched((1, 2)) == 2
@@ -355,14 +372,14 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
 
 def test_strangers_take_nobodys_place() -> None:
     """However many names somebody has recorded, a current peer stays, and a new one comes in."""
-    one, other = (both := town(2)).gateways
+    both, one, other = sharing_pair()
     other.receive(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
     both.beat()
     assert other.neighbours == PeerCounts(1, 1, 0)
     assert len(other.share.peers.echoes(0.0)) == 1 + MAX_STRANGERS
 
     other.clock.now_s += 4.0
-    other.share.heartbeat(other.clock.now_s)
+    other.heartbeat()
 
     assert other.share.peers.echoes(0.0) == []
     assert one.neighbours.active == 1
@@ -370,25 +387,25 @@ def test_strangers_take_nobodys_place() -> None:
 
 def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
     """Somebody recorded letters and plays them again, to a gateway that has been started since."""
-    one, _ = (both := town(2)).gateways
+    both, one, _ = sharing_pair()
     recorded: list[Letter] = []
     for _ in range(5):
         one.pick("Why?")
-        recorded += one.share.letters(one.clock.now_s)
-        recorded.append(one.share.heartbeat(one.clock.now_s))
+        recorded += one.letters()
+        recorded.append(one.heartbeat())
         both.wait(1)
-    fresh = Gateway(9, "abcd")
+    fresh = FleetGateway(9, "abcd")
     for letter in recorded:
         fresh.clock.now_s += 0.5
-        fresh.share.heartbeat(fresh.clock.now_s)
+        fresh.heartbeat()
         fresh.receive([letter])
 
     assert fresh.neighbours == PeerCounts()
-    assert sum(counts(fresh).values()) == 0
+    assert fresh.counted == 0
 
 
 def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
-    _, other = town(2).gateways
+    *_, other = sharing_pair()
     sent_us = int(other.clock.now_s * 1e6)
     picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
     here = [
@@ -396,7 +413,7 @@ def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     ]
     for news in (*picks, *here[: len(here) // 2]):
         other.receive([Letter(1_000, name_of("llama"), sent_us, [news])])
-    other.receive([answered(other, 5_000)])
+    other.receive([answer_letter(other, 5_000)])
     for news in here:
         other.receive([Letter(5_000, name_of("llama"), sent_us, [news])])
     kept = [len(found) for found in reach(other.share.peers) if isinstance(found, PeerPicks)]
@@ -431,14 +448,14 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
 
 
 def test_strategies_that_see_no_prompt_share_counts_all_the_same() -> None:
-    one, other = (both := town(2)).gateways
+    both, one, other = sharing_pair()
     for gateway in both.gateways:
         gateway.pool.strategy = LeastLoad(gateway.outside)
         gateway.follow("abcd")
     picks = [one.pick("Why?") for _ in range(5)]
     both.post()
     assert counts(other) == counts(one)
-    assert sum(counts(other).values()) == 5
+    assert other.counted == 5
 
     picks[0].release()
     both.post()
@@ -456,7 +473,7 @@ def test_what_was_taken_before_anybody_listened_ends_unheard() -> None:
 
 
 def test_letters_are_bounded_and_lose_nothing() -> None:
-    gateway = Gateway(0, "a", kv_tokens=1_000_000)
+    gateway = FleetGateway(0, "a", kv_tokens=1_000_000)
     gateway.visit(words("Why?", 100_000), after_s=0)
     for number in range(2 * LETTER_NEWS):
         gateway.visit(f"{number}?", after_s=0)
@@ -473,7 +490,7 @@ def test_letters_are_bounded_and_lose_nothing() -> None:
     assert sum(blocks) > LETTER_BLOCKS >= max(blocks)
 
 
-def test_of_too_many_endpoints_the_busiest_are_told_and_names_are_not_kept_for_ever() -> None:
+def test_of_too_many_endpoints_the_busiest_are_sent_and_names_are_not_kept_for_ever() -> None:
     fleet = Fleet("a")
     share, reading = Share(fleet.pool, 1), LeastLoad(fleet.outside)
 
@@ -499,16 +516,16 @@ def test_of_too_many_endpoints_the_busiest_are_told_and_names_are_not_kept_for_e
 class BadBus:
     """Loses a share of the letters, and brings the others in any order, some of them twice."""
 
-    def __init__(self, both: Town, loss: float, rng: random.Random) -> None:
+    def __init__(self, both: SharingGateways, loss: float, rng: random.Random) -> None:
         self._both, self._loss, self._rng = both, loss, rng
-        self._under_way: list[tuple[Gateway, Letter]] = []
+        self._under_way: list[tuple[FleetGateway, Letter]] = []
 
     def carry(self) -> None:
         rng, under_way = self._rng, self._under_way
         for sender in self._both.gateways:
-            letters = sender.share.letters(sender.clock.now_s)
+            letters = sender.letters()
             if rng.random() < 0.2:
-                letters.append(sender.share.heartbeat(sender.clock.now_s))
+                letters.append(sender.heartbeat())
             others = [other for other in self._both.gateways if other is not sender]
             under_way += [
                 (to, one) for one in letters for to in others if rng.random() >= self._loss
@@ -521,11 +538,11 @@ class BadBus:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5]), st.integers(2, 4))
-def test_whatever_is_lost_late_or_told_twice_all_have_the_truth_two_heartbeats_later(
+def test_whatever_is_lost_late_or_sent_twice_all_have_the_truth_two_heartbeats_later(
     seed: int, loss: float, gateways: int
 ) -> None:
     rng = random.Random(seed)
-    both = town(gateways)
+    both = sharing_gateways(gateways)
     bus = BadBus(both, loss, rng)
     picks: list[Pick] = []
     for _ in range(60):
@@ -563,19 +580,19 @@ MAD_NEWS = st.one_of(
 
 
 @given(st.lists(MAD_NEWS | st.sampled_from([(1, 2, 3, 4), (1, 2, 5), (6, 7, 8), ()]), max_size=40))
-def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
+def test_whatever_a_mad_peer_sends_our_own_requests_go_on_and_the_index_holds(
     story: list[News | tuple[int, ...]],
 ) -> None:
     """Between its news we pick (a chain), and end the oldest of ours (an empty one)."""
-    gateway = Gateway(0, "a", kv_tokens=400)
+    gateway = FleetGateway(0, "a", kv_tokens=400)
     gateway.clock.now_s = 100.0
-    gateway.receive([answered(gateway, 7)])
+    gateway.receive([answer_letter(gateway, 7)])
     index, ours = gateway.strategy.index, deque[tuple[Chain, Taken]]()
     holding = index.holding("a")
     assert holding is not None
     for one in story:
         if not isinstance(one, tuple):
-            gateway.receive([answered(gateway, 7, one)])
+            gateway.receive([answer_letter(gateway, 7, one)])
         elif one:
             ends = [200 * place for place in range(1, len(one) + 1)]
             chain = Chain(one, ends, ends, ends[-1], one[0], 0)
@@ -592,7 +609,7 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
     assert (len(holding.idle), holding.idle_bytes, len(index)) == (0, 0, 0)
 
 
-def _too_few(gateway: Gateway) -> list[str]:
+def _too_few(gateway: FleetGateway) -> list[str]:
     """Endpoints of which less is counted than our own requests there."""
     ours = gateway.pool.book.ours()
     return [name for name, count in counts(gateway).items() if count < ours[name] or ours[name] < 0]
@@ -602,7 +619,7 @@ def _too_few(gateway: Gateway) -> list[str]:
 def test_the_same_picks_make_the_same_picture_everywhere(seed: int) -> None:
     """Who picked, and who got its letter, have the same counts, and the same blocks at each endpoint."""
     rng = random.Random(seed)
-    all_ = town(4)
+    all_ = sharing_gateways(4)
     chats: list[list[str]] = [[words(f"{number} Why?", rng.randrange(400))] for number in range(6)]
     picks: list[Pick] = []
     for _ in range(40):
@@ -615,11 +632,11 @@ def test_the_same_picks_make_the_same_picture_everywhere(seed: int) -> None:
             picks.pop(0).release()
             all_.post()
 
-    pictures = [picture(gateway, chats) for gateway in all_.gateways]
+    pictures = [fleet_picture(gateway, chats) for gateway in all_.gateways]
     assert all(one == pictures[0] for one in pictures)
 
 
-def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
+def fleet_picture(gateway: FleetGateway, chats: Sequence[Sequence[str]]) -> object:
     """Counts, and how far each endpoint holds each chat."""
     index = gateway.strategy.index
     depths = []
@@ -637,34 +654,37 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
 
 
 @table(
-    ("told", "heard", "prompt", "count", "times"),
+    ("configured", "known", "prompt", "count", "times"),
     [(8, 0, 0, 8, 8), (8, 7, 7, 1, 1), (8, 7, 0, 1, 8), (8, 3, 3, 2, 2), (2, 7, 7, 1, 1)],
 )
-def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
-    told: int, heard: int, prompt: int, count: float, times: float
+def test_of_configured_gateways_those_that_share_count_as_one(
+    configured: int, known: int, prompt: int, count: float, times: float
 ) -> None:
-    company = GatewayCount(told)
-    company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
+    company = GatewayCount(configured)
+    company.set_peers(PeerCounts(known, prompt, 0), 0.0)
 
     assert (company.count, company.times) == (count, times)
 
 
 def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
-    one, other = (both := town(2, names="abcdefgh")).gateways
+    both, one, other = sharing_pair(names="abcdefgh")
     chats = [[words(f"{number} Why?", 500), "Because.", "How?"] for number in range(20)]
     placed = []
-    for said in chats:
-        placed.append(one.visit(*said, after_s=0).endpoint.name)
+    for texts in chats:
+        placed.append(one.visit(*texts, after_s=0).endpoint.name)
         both.post()
         both.wait(1)
     both.wait(4)
-    other.share.heartbeat(other.clock.now_s)
+    other.heartbeat()
     other.follow("abcdefgh")
     # Turns of a gateway that sends no letters.
-    longer = [[*said, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for said in chats]
-    found = [other.visit(*said, after_s=1).endpoint.name for said in longer]
+    longer = [[*texts, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for texts in chats]
+    found = [other.visit(*texts, after_s=1).endpoint.name for texts in longer]
     assert found == placed
-    assert sum(told.cached for told in other.strategy.signals.predicted().values()) > 20 * 700
+    assert (
+        sum(predicted.cached for predicted in other.strategy.signals.predicted().values())
+        > 20 * 700
+    )
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]

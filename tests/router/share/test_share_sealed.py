@@ -52,7 +52,7 @@ def seal(me: int = ME, cluster: str = "llama", secret: bytes = SECRET) -> Seal:
     return Seal(cluster, secret, me)
 
 
-def fault(data: bytes, reader: Seal | None = None) -> str:
+def open_fault(data: bytes, reader: Seal | None = None) -> str:
     with pytest.raises(LetterError) as raised:
         (reader or seal(OTHER)).open(data)
     return str(raised.value)
@@ -66,7 +66,7 @@ def test_a_letter_comes_as_it_was_sent(letter: letters.Letter) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_letter_or_a_letter_error(data: bytes) -> None:
     for cut in (data, b"\x01" + data):
-        assert fault(cut) in {"version", "short", "foreign"}
+        assert open_fault(cut) in {"version", "short", "foreign"}
 
 
 @given(st.binary(max_size=300))
@@ -82,13 +82,13 @@ def test_a_letter_that_was_changed_anywhere_is_none(
     sent = bytearray(seal().close(letter))
     sent[data.draw(st.integers(0, len(sent) - 1))] ^= data.draw(st.integers(1, 255))
 
-    assert fault(bytes(sent)) in {"version", "foreign"}
-    assert fault(bytes(sent[:-1])) in {"version", "short", "foreign"}
+    assert open_fault(bytes(sent)) in {"version", "foreign"}
+    assert open_fault(bytes(sent[:-1])) in {"version", "short", "foreign"}
 
 
 @table("reader", [seal(OTHER, cluster="qwen"), seal(OTHER, secret=SECRET[::-1])])
 def test_two_installations_never_mix(reader: Seal) -> None:
-    assert fault(seal().close(letters.Letter(ME, 1, 1)), reader) == "foreign"
+    assert open_fault(seal().close(letters.Letter(ME, 1, 1)), reader) == "foreign"
 
 
 def test_nobody_writes_in_anothers_name() -> None:
@@ -100,7 +100,7 @@ def test_nobody_writes_in_anothers_name() -> None:
     sent = bytearray(seal(OTHER).close(letter))
     sent[1:9] = ME.to_bytes(8)
 
-    assert fault(bytes(sent)) == "foreign"
+    assert open_fault(bytes(sent)) == "foreign"
 
 
 def test_a_letter_in_which_somebody_else_is_named_is_garbled() -> None:
@@ -111,14 +111,14 @@ def test_a_letter_in_which_somebody_else_is_named_is_garbled() -> None:
         for name in (OTHER, ME)
     ]
 
-    assert fault(sent[0]) == "garbled"
+    assert open_fault(sent[0]) == "garbled"
     assert sent[1] == seal().close(letters.Letter(ME, 1, 1))
 
 
 def test_another_version_and_what_is_too_long_are_not_looked_at() -> None:
-    assert fault(b"\x02" + seal().close(letters.Letter(ME, 1, 1))[1:]) == "version"
-    assert fault(b"\x01" * (MAX_BYTES + 1)) == "long"
-    assert fault(b"") == "version"
+    assert open_fault(b"\x02" + seal().close(letters.Letter(ME, 1, 1))[1:]) == "version"
+    assert open_fault(b"\x01" * (MAX_BYTES + 1)) == "long"
+    assert open_fault(b"") == "version"
 
 
 def test_a_nonce_is_used_once_and_a_short_secret_is_refused() -> None:
@@ -153,7 +153,7 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
             assert found.bytes_between(start, stop) == chain.bytes_between(start, stop)
 
 
-def test_of_the_longest_prompt_the_head_is_told_and_of_one_without_blocks_the_pick() -> None:
+def test_of_the_longest_prompt_the_head_is_sent_and_of_one_without_blocks_the_pick() -> None:
     places = range(1, letters.MAX_BLOCKS + 10)
     chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
     found = letters.pick_news(1, 2, 3, chain)

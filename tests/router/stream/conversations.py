@@ -3,7 +3,6 @@
 Run against the session itself and, encoded, over a socket.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,10 +12,10 @@ import orjson
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream.session import Session, SessionOptions
+from tests.router.outside import fixed_outside
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000")
 BODY = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": "hello"}]})
@@ -32,7 +31,7 @@ def build_pool(
     limit: int | None = None,
 ) -> Pool:
     kind, options = ("prefix_hash", {"key": keys}) if is_hashed else ("round_robin", {})
-    strategy = STRATEGIES.build(kind, options, Outside(random.Random(0), lambda: 0.0))
+    strategy = STRATEGIES.build(kind, options, fixed_outside())
     pool = Pool(name, strategy, max_in_flight=limit)
     pool.replace([Endpoint(f"{name}-{address}", address) for address in addresses])
     return pool
@@ -76,7 +75,7 @@ def open_session(picker: Picker, **options: Any) -> Session:
     return Session(picker, SessionOptions(lambda: "made", MAX_BODY_BYTES, **options), pool)
 
 
-def in_flight(picker: Picker) -> int:
+def picks_in_flight(picker: Picker) -> int:
     return sum(route.pool.book.total for route in picker.routes.values())
 
 
@@ -476,7 +475,7 @@ SKIPPED = [
 # without endpoints.
 
 # Upstream's requests: an id, a header that means nothing, the orders of a client.
-SAID = {"hi": "mom", "x-request-id": "test-request-id"}
+FIELDS = {"hi": "mom", "x-request-id": "test-request-id"}
 ORDERS = {
     "x-gateway-inference-objective": "premium",
     "x-gateway-model-name-rewrite": "sql-lora-1fdg2",
@@ -516,14 +515,14 @@ def ordered(orders: dict[str, str], body: bytes = BODY, first_bytes: int = 0) ->
     begun: list[Turn] = [(part(body[:first_bytes]), [])] if first_bytes else []
     went = Went(H, request_id=None, removed=tuple(sorted(orders)))
     return [
-        (events.RequestHeaders(SAID | orders), []),
+        (events.RequestHeaders(FIELDS | orders), []),
         *begun,
         (events.RequestBody(body[first_bytes:]), [went, back(body)]),
     ]
 
 
-def within(subset: Sequence[str]) -> Turn:
-    return events.RequestHeaders(SAID, subset=subset), []
+def limited_to(subset: Sequence[str]) -> Turn:
+    return events.RequestHeaders(FIELDS, subset=subset), []
 
 
 TYPED: Turn = (events.RequestHeaders({"content-type": "application/json"}), [])
@@ -554,15 +553,15 @@ UPSTREAMS: dict[str, Turns] = {
         )
     ],
     "a subset, told with headers and body": [
-        within(["10.0.0.2:8000"]),
+        limited_to(["10.0.0.2:8000"]),
         (events.RequestBody(BODY, subset=["10.0.0.2:8000"]), [SECOND, back(BODY)]),
     ],
     "a subset of several, one of which is not known": [
-        within(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
+        limited_to(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]),
         (BODY_SENT, [SECOND, back(BODY)]),
     ],
     "a subset that no endpoint is in": [
-        within(["192.168.1.99:8000"]),
+        limited_to(["192.168.1.99:8000"]),
         (events.RequestBody(BODY, subset=["192.168.1.99:8000"]), [NO_ENDPOINT]),
     ],
     "a response alone, JSON in chunks": [*answer(b'{"id": "cm', b'pl-1"}')],
@@ -571,7 +570,7 @@ UPSTREAMS: dict[str, Turns] = {
     "a response alone, an event stream": [*answer(b"data: {}", b"data: [DONE]", b"")],
     "a response alone, ended by trailers": ENDED_BY_TRAILERS,
     "headers of a request, then a gRPC response that trailers end": [
-        (events.RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
+        (events.RequestHeaders(FIELDS | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
         *ENDED_BY_TRAILERS,
     ],
 }
@@ -642,15 +641,15 @@ NGINX = [
     Conversation("agentgateway: refused", [(CHAT, []), (BODY_SENT, [NO_ENDPOINT])], no_endpoints()),
 ]
 
-TOLD = events.StreamConfig(DUPLEX, DUPLEX)
+REPORTED = events.StreamConfig(DUPLEX, DUPLEX)
 BUFFERED = events.RequestBody(
     BODY, config=events.StreamConfig(events.BodyMode.BUFFERED, events.BodyMode.NONE)
 )
 OURS = ("x-gateway-destination-endpoint-served", "x-extproc-anything")
-TOLD_LATER: dict[str, Turns] = {
+REPORTED_LATER: dict[str, Turns] = {
     "headers skipped: the mode comes with the body": [(BUFFERED, [Went(B)])],
     "headers skipped, full duplex: the pick goes with the first piece": [
-        (events.RequestBody(b"x" * 60_000, end_of_stream=False, config=TOLD), []),
+        (events.RequestBody(b"x" * 60_000, end_of_stream=False, config=REPORTED), []),
         (
             events.RequestBody(b"y" * 10_000),
             [Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)), back(b"y" * 8_000)],
@@ -668,19 +667,19 @@ TOLD_LATER: dict[str, Turns] = {
 
 WITHOUT_ROOM: list[Turn] = [
     (
-        events.RequestBody(b"xx", end_of_stream=False, config=TOLD),
+        events.RequestBody(b"xx", end_of_stream=False, config=REPORTED),
         [Went(B, piece=back(b"", ends=False)), back(b"xx", ends=False)],
     ),
     (events.RequestBody(b"y"), [back(b"y")]),
 ]
-MODE_TOLD_LATE: list[Turn] = [(CHAT, []), (BUFFERED, [Went(H), back(BODY)])]
+MODE_LATE: list[Turn] = [(CHAT, []), (BUFFERED, [Went(H), back(BODY)])]
 OTHERS = [
-    *recorded(TOLD_LATER),
+    *recorded(REPORTED_LATER),
     Conversation(
         "headers skipped, full duplex, no room to hold the body", WITHOUT_ROOM, budget_bytes=1
     ),
     Conversation(
-        "a mode told later than with the first message is none", MODE_TOLD_LATE, goes_unseen=True
+        "a mode told later than with the first message is none", MODE_LATE, goes_unseen=True
     ),
 ]
 

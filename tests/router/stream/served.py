@@ -19,8 +19,9 @@ from extproc.router.stream.names import PROCESS
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.stream.session import SessionOptions
 from extproc.router.telemetry import Metrics
-from tests.router.stream.conversations import MAX_BODY_BYTES, Expected, in_flight
-from tests.router.stream.wire import read, write
+from tests.router.stream.conversations import MAX_BODY_BYTES, Expected, picks_in_flight
+from tests.router.stream.wire import read_response, write_request
+from tests.waiting import until
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -28,7 +29,7 @@ UNSEEN_S = 7.0
 
 
 @dataclass
-class Served:
+class ServedProcessor:
     """A running service and a channel to it."""
 
     picker: Picker
@@ -42,6 +43,9 @@ class Served:
         self.channel = grpc.aio.insecure_channel(self.target)
         self._open = self.channel.stream_stream(PROCESS, None, None)
 
+    async def until_idle(self) -> None:
+        await until(lambda: self.processor.streams_open == 0)
+
     def open(self, pool: str | None = None) -> Call:
         return self._open(
             None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None
@@ -51,20 +55,20 @@ class Served:
         """A new stream on which these messages are sent."""
         call = self.open(pool)
         for event in events:
-            await call.write(write(event))
+            await call.write(write_request(event))
         return call
 
     async def ask(self, *events: Event, pool: str | None = None) -> tuple[Call, Expected]:
         """A new stream whose messages wait for an answer each; and the last of these."""
         call = self.open(pool)
         for event in events:
-            await call.write(write(event))
-            answer = read(await receive(call))
+            await call.write(write_request(event))
+            answer = read_response(await receive(call))
         return call, answer
 
     @property
     def in_flight(self) -> int:
-        return in_flight(self.picker)
+        return picks_in_flight(self.picker)
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -88,7 +92,9 @@ def build_processor(
 
 
 @asynccontextmanager
-async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator[Served]:
+async def serving_processor(
+    picker: Picker, budget: Budget | None = None
+) -> AsyncIterator[ServedProcessor]:
     metrics = Metrics()
     unseen: list[tuple[float, Callable[[], None]]] = []
     processor = build_processor(
@@ -104,7 +110,7 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
     server = await bind_transport(settings, processor.routes(), Budget(1 << 26))
     await server.start()
-    served = Served(picker, processor, metrics, server, f"127.0.0.1:{server.port}", unseen)
+    served = ServedProcessor(picker, processor, metrics, server, f"127.0.0.1:{server.port}", unseen)
     async with served.channel:
         yield served
     await server.stop()

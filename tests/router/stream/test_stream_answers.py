@@ -39,13 +39,13 @@ def test_anthropics_clients_are_refused_in_anthropics_words(
 def test_others_are_refused_in_openais(path: str) -> None:
     answer = refuse(errors.UnknownModel("none", param="model"), path)
 
-    said = {
+    answers = {
         "message": "none",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
     }
-    assert orjson.loads(answer.body) == {"error": said}
+    assert orjson.loads(answer.body) == {"error": answers}
 
 
 @table("path", ["/v1/messages", "/v1/completions"])

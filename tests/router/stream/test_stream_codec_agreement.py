@@ -1,6 +1,5 @@
 """Our codec and envoy-data-plane, which knows the whole API, read each other's messages alike."""
 
-import random
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -18,16 +17,16 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
-from tests.router.stream.wire import write
+from tests.router.outside import fixed_outside
+from tests.router.stream.wire import write_request
 from tests.tables import table
 
 DESTINATION = "x-gateway-destination-endpoint"
-STRATEGY = RoundRobin(Outside(random.Random(1), lambda: 0.0))
+STRATEGY = RoundRobin(fixed_outside(1))
 POOL = Pool("llama", STRATEGY)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -113,7 +112,7 @@ replies = st.one_of(
 def test_what_the_other_codec_writes_is_the_event_it_wrote(event: events.Event) -> None:
     wanted = event.headers.keys() if isinstance(event, events.RequestHeaders) else ()
 
-    request = write(event)
+    request = write_request(event)
 
     assert event == decode(request, wanted)
     ours = pb.ProcessingRequest.FromString(request).SerializeToString()
@@ -257,16 +256,16 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     mutation.remove_headers = sorted(reply.remove_headers)
     if reply.request_id is not None:
         mutation.set_headers += _mutation({"x-request-id": reply.request_id}).set_headers
-    told = {
+    fields = {
         "pool": "llama",
         "strategy": pick.strategy,
         "reason": pick.reason,
         "endpoint": pick.endpoint.name,
     }
     if key is not None:
-        told["prefix"] = f"{key:016x}"
+        fields["prefix"] = f"{key:016x}"
     if reply.ticket:
-        told["pick"] = f"{reply.ticket:016x}"
+        fields["pick"] = f"{reply.ticket:016x}"
     if reply.is_unread:
         mutation.set_headers += _mutation({"x-extproc-unread": "1"}).set_headers
     clears = reply.clear_route_cache or reply.is_unread
@@ -281,7 +280,7 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
     response.dynamic_metadata = Struct(
         fields={
             "envoy.lb": Value(struct_value=_struct({DESTINATION: destination})),
-            "extproc": Value(struct_value=_struct(told)),
+            "extproc": Value(struct_value=_struct(fields)),
         }
     )
     shown = modes.ProcessingModeHeaderSendMode.SKIP
@@ -292,10 +291,10 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
 
 
 def _mode(
-    body: modes.ProcessingModeBodySendMode, told: modes.ProcessingModeHeaderSendMode
+    body: modes.ProcessingModeBodySendMode, header_mode: modes.ProcessingModeHeaderSendMode
 ) -> modes.ProcessingMode:
     return modes.ProcessingMode(
-        response_header_mode=told,
+        response_header_mode=header_mode,
         request_body_mode=body,
         request_trailer_mode=modes.ProcessingModeHeaderSendMode.SKIP,
         response_trailer_mode=modes.ProcessingModeHeaderSendMode.SEND,

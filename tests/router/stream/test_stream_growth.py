@@ -18,7 +18,7 @@ SIZE = 4_000
 REQUESTS = 300
 
 
-def opening(fields: dict[str, str], *, has_body: bool) -> bytes:
+def opening_message(fields: dict[str, str], *, has_body: bool) -> bytes:
     message = pb.ProcessingRequest()
     message.request_headers.end_of_stream = not has_body
     message.protocol_config.request_body_mode = pb.BUFFERED
@@ -32,10 +32,10 @@ def opening(fields: dict[str, str], *, has_body: bool) -> bytes:
     return message.SerializeToString()
 
 
-def send(fields: dict[str, str], body: bytes | None = None) -> None:
+def send_request(fields: dict[str, str], body: bytes | None = None) -> None:
     """One request from its first message to the end of its stream."""
     session = open_session(PICKER)
-    messages = [opening(fields, has_body=body is not None)]
+    messages = [opening_message(fields, has_body=body is not None)]
     if body is not None:
         last = pb.ProcessingRequest()
         last.request_body.body, last.request_body.end_of_stream = body, True
@@ -45,27 +45,29 @@ def send(fields: dict[str, str], body: bytes | None = None) -> None:
     session.close()
 
 
-def text(number: int) -> str:
+def text_of_size(number: int) -> str:
     """A long text that no other request has."""
     return random.Random(number).randbytes(SIZE // 2).hex()
 
 
 CHOICES: dict[str, Callable[[int], None]] = {
-    "names of headers that end here": lambda n: send({f"x-llm-d-{text(n)}": "1"}),
-    "short names of such": lambda n: send(
-        {f"x-llm-d-{text(n)[i : i + 50]}": "1" for i in range(0, 1_500, 50)}
+    "names of headers that end here": lambda n: send_request({f"x-llm-d-{text_of_size(n)}": "1"}),
+    "short names of such": lambda n: send_request(
+        {f"x-llm-d-{text_of_size(n)[i : i + 50]}": "1" for i in range(0, 1_500, 50)}
     ),
-    "names of unread headers": lambda n: send({f"x-{text(n)}": "1"}),
-    "values": lambda n: send({"x-gateway-inference-objective": text(n)}),
-    "paths": lambda n: send({":path": f"/v1/{text(n)}"}, b"{}"),
-    "session keys": lambda n: send({"x-session": text(n)}),
-    "traces": lambda n: send({"traceparent": text(n)}),
-    "models": lambda n: send({}, b'{"model": "%s", "messages": []}' % text(n).encode()),
-    "times to live": lambda n: send({"x-llm-d-inference-ttl": text(n)}),
-    "orders of known names": lambda n: send(
+    "names of unread headers": lambda n: send_request({f"x-{text_of_size(n)}": "1"}),
+    "values": lambda n: send_request({"x-gateway-inference-objective": text_of_size(n)}),
+    "paths": lambda n: send_request({":path": f"/v1/{text_of_size(n)}"}, b"{}"),
+    "session keys": lambda n: send_request({"x-session": text_of_size(n)}),
+    "traces": lambda n: send_request({"traceparent": text_of_size(n)}),
+    "models": lambda n: send_request(
+        {}, b'{"model": "%s", "messages": []}' % text_of_size(n).encode()
+    ),
+    "times to live": lambda n: send_request({"x-llm-d-inference-ttl": text_of_size(n)}),
+    "orders of known names": lambda n: send_request(
         dict.fromkeys(random.Random(n).sample(sorted(KNOWN_ORDERS), len(KNOWN_ORDERS)), "1")
     ),
-    "methods": lambda n: send({":method": text(n)}),
+    "methods": lambda n: send_request({":method": text_of_size(n)}),
 }
 
 
@@ -90,9 +92,9 @@ def test_nothing_is_kept_of_what_a_client_chose(choice: str) -> None:
 @table(
     "headers",
     [
-        lambda n: {":path": f"/v1/chat/completions?{text(n) * 10}"},
-        lambda n: {f"x-llm-d-{text(n) * 10}": "1"},
-        lambda n: {f"x-llm-d-{text(n)[:50]}-{i}": text(n) for i in range(200)},
+        lambda n: {":path": f"/v1/chat/completions?{text_of_size(n) * 10}"},
+        lambda n: {f"x-llm-d-{text_of_size(n) * 10}": "1"},
+        lambda n: {f"x-llm-d-{text_of_size(n)[:50]}-{i}": text_of_size(n) for i in range(200)},
     ],
 )
 def test_requests_that_wait_for_their_bodies_hold_little_of_long_headers(
@@ -103,7 +105,7 @@ def test_requests_that_wait_for_their_bodies_hold_little_of_long_headers(
     tracemalloc.start()
     try:
         for number in range(100):
-            message = opening(headers(number), has_body=True)
+            message = opening_message(headers(number), has_body=True)
             session = open_session(PICKER)
             assert session.on(decode(message, WANTED)) == [Continue(Phase.REQUEST_HEADERS)]
             open_sessions.append(session)
@@ -118,7 +120,7 @@ def test_requests_that_wait_for_their_bodies_hold_little_of_long_headers(
 
 def test_long_session_keys_that_differ_at_their_ends_are_two() -> None:
     def key(value: str) -> str:
-        event = decode(opening({"x-session": value}, has_body=True), WANTED)
+        event = decode(opening_message({"x-session": value}, has_body=True), WANTED)
         assert isinstance(event, RequestHeaders)
         return event.headers["x-session"]
 

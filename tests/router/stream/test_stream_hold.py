@@ -39,8 +39,14 @@ from tests.router.stream.conversations import (
     part,
     summarize,
 )
-from tests.router.stream.served import Served, build_processor, chosen, receive, serving
-from tests.router.stream.wire import read, write
+from tests.router.stream.served import (
+    ServedProcessor,
+    build_processor,
+    chosen,
+    receive,
+    serving_processor,
+)
+from tests.router.stream.wire import read_response, write_request
 from tests.tables import table
 from tests.waiting import until
 
@@ -80,10 +86,10 @@ def make_room(picker: Picker, limit: int | None = None) -> None:
         route.pool.max_in_flight = limit
 
 
-def joined(told: Iterable[Expected]) -> list[Expected]:
+def joined(parts: Iterable[Expected]) -> list[Expected]:
     """Replies with a body's pieces put together: where it was cut is nobody's business."""
     whole: list[Expected] = []
-    for one in [piece for reply in told for piece in parted(reply)]:
+    for one in [piece for reply in parts for piece in parted(reply)]:
         last = whole[-1] if whole else None
         if (
             isinstance(one, events.Piece)
@@ -109,7 +115,7 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
     limits = [route.pool.max_in_flight for route in picker.routes.values()]
     in_flight = [route.pool.book.total for route in picker.routes.values()]
     session = open_session(picker, budget=budget, pool=conversation.pool)
-    told = list[Expected]()
+    given = list[Expected]()
     with full(picker) as queues:
         for event, _ in conversation.turns:
             replies = session.on(event)
@@ -122,13 +128,13 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
                 for route, limit in zip(picker.routes.values(), limits, strict=True):
                     route.pool.max_in_flight = limit
                 replies = session.on(events.Room(is_last=True))
-            told += map(summarize, replies)
+            given += map(summarize, replies)
         session.close()
         assert sum(map(len, queues)) == 0
     expected = joined(reply for _, replies in conversation.turns for reply in replies)
 
-    assert len(expected) == len(joined(told)), told
-    assert all(map(agrees, expected, joined(told))), told
+    assert len(expected) == len(joined(given)), given
+    assert all(map(agrees, expected, joined(given))), given
     assert [route.pool.book.total for route in picker.routes.values()] == in_flight
     assert budget.used == 0
 
@@ -147,15 +153,15 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
 
 
 @pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chosen, "transport", request.param)
 
 
 @asynccontextmanager
-async def serving_full() -> AsyncIterator[tuple[Served, Queue]]:
+async def serving_full() -> AsyncIterator[tuple[ServedProcessor, Queue]]:
     picker = one_pool()
     with full(picker, later=asyncio.get_running_loop().call_later) as [queue]:
-        async with serving(picker) as served:
+        async with serving_processor(picker) as served:
             yield served, queue
 
 
@@ -181,18 +187,18 @@ OPENINGS: dict[str, tuple[Sequence[events.Event], int, bool, Sequence[Expected]]
 }
 
 
-@pytest.mark.usefixtures("transport")
-@table(("opening", "answered", "is_told", "expected"), OPENINGS.values(), ids=OPENINGS)
+@pytest.mark.usefixtures("hold_transport")
+@table(("opening", "answered", "is_reported", "expected"), OPENINGS.values(), ids=OPENINGS)
 async def test_a_held_request_is_answered_when_there_is_room(
-    opening: Sequence[events.Event], answered: int, is_told: bool, expected: Sequence[Expected]
+    opening: Sequence[events.Event], answered: int, is_reported: bool, expected: Sequence[Expected]
 ) -> None:
     async with serving_full() as (served, queue):
         call = await served.say(*opening)
         for _ in range(answered):
             await receive(call)
-        if is_told:
-            told = ProcessingResponse.parse(await receive(call))
-            assert told == ProcessingResponse(
+        if is_reported:
+            reply = ProcessingResponse.parse(await receive(call))
+            assert reply == ProcessingResponse(
                 override_message_timeout=timedelta(seconds=WAIT_S + 2)
             )
         else:
@@ -201,9 +207,9 @@ async def test_a_held_request_is_answered_when_there_is_room(
         make_room(served.picker)
         queue.stir()
 
-        assert all(map(agrees, expected, [read(await receive(call)) for _ in expected]))
+        assert all(map(agrees, expected, [read_response(await receive(call)) for _ in expected]))
         assert served.in_flight == 1
-        if is_told:
+        if is_reported:
             await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK
         for _, release in served.unseen:
@@ -211,7 +217,7 @@ async def test_a_held_request_is_answered_when_there_is_room(
         assert (served.in_flight, len(queue)) == (0, 0)
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
     async with serving_full() as (served, queue):
         call = await served.say(headers(), BODY_BEGUN, events.RequestTrailers())
@@ -220,14 +226,14 @@ async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
         await until(lambda: len(queue) == 1)
         make_room(served.picker)
         queue.stir()
-        replies = [read(await receive(call)) for _ in range(2)]
+        replies = [read_response(await receive(call)) for _ in range(2)]
         await call.done_writing()
 
     assert isinstance(replies[0], Went)
     assert getattr(replies[1], "phase", None) is events.Phase.REQUEST_TRAILERS
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> None:
     async with serving_full() as (served, queue):
         calls = [await served.say(headers(end=True)) for _ in range(3)]
@@ -244,14 +250,14 @@ async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> Non
         await until(lambda: served.in_flight == 0)
 
 
-@pytest.mark.usefixtures("transport")
+@pytest.mark.usefixtures("hold_transport")
 async def test_the_last_word_of_a_queue_is_the_refusal() -> None:
     async with serving_full() as (served, queue):
         call = await served.say(headers(end=True))
         await receive(call)
         await until(lambda: len(queue) == 1)
         queue.shut()
-        answer = read(await receive(call))
+        answer = read_response(await receive(call))
         await call.done_writing()
         counted = served.sample("extproc_requests_total", pool="llama", outcome="overloaded")
 
@@ -263,7 +269,7 @@ def test_held_requests_stay_bounded() -> None:
     """What comes beyond is refused; what waits is small; each leaves once, a few in each turn of the loop."""
     picker, count, more = one_pool(), 1_000, 50
     processor = build_processor(picker, later=never)
-    message, turns = write(headers(end=True)), list[Callable[[], None]]()
+    message, turns = write_request(headers(end=True)), list[Callable[[], None]]()
     calls = [RecordedCall() for _ in range(count + more)]
     with full(picker, count, lambda _, action: turns.append(action)) as [queue]:
         handlers = [processor.open(call) for call in calls]
@@ -283,19 +289,19 @@ def test_held_requests_stay_bounded() -> None:
         while turns:
             turns.pop(0)()
             left.append(held - len(queue))
-        told = [len(call.sent) for call in calls]
+        counts = [len(call.sent) for call in calls]
         for handler in handlers:
             handler.on_close()
 
     assert held == count
-    assert told == [2] * count + [1] * more  # how long it takes, and where to; or no
+    assert counts == [2] * count + [1] * more  # how long it takes, and where to; or no
     assert max(after - before for before, after in pairwise([0, *left])) <= 100
     assert bytes_each < 5_000
     assert picker.routes["llama"].pool.book.total == 0
 
 
 @table(
-    ("told", "waits_s"),
+    ("more_headers", "waits_s"),
     [
         ({}, 30),
         ({"x-llm-d-inference-ttl": "1500ms"}, 1.5),
@@ -306,14 +312,16 @@ def test_held_requests_stay_bounded() -> None:
     ],
 )
 def test_a_request_waits_as_long_as_its_objective_and_its_own_word_allow(
-    told: dict[str, str], waits_s: float
+    more_headers: dict[str, str], waits_s: float
 ) -> None:
     picker = one_pool(())
     with full(picker) as [queue]:
         queue.limits.wait_s_by_objective = {"batch": 300}
         session = open_session(picker)
         [held] = session.on(
-            replace(headers(end=True), headers={":method": "GET", ":path": "/v1/models"} | told)
+            replace(
+                headers(end=True), headers={":method": "GET", ":path": "/v1/models"} | more_headers
+            )
         )
         session.close()
 

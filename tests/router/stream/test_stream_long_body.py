@@ -13,7 +13,7 @@ from tests.tables import table
 LONG = bytes(range(256)) * 400
 
 
-def request(**parts: object) -> pb.ProcessingRequest:
+def request_message(**parts: object) -> pb.ProcessingRequest:
     message = pb.ProcessingRequest(**parts)  # type: ignore[arg-type]
     message.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields[
         "x-gateway-destination-endpoint-subset"
@@ -36,7 +36,7 @@ def both_ways(message: bytes) -> list[Event | None]:
 @table("is_end", [False, True])
 def test_long_body_is_what_protobuf_reads(is_end: bool) -> None:
     body = pb.HttpBody(body=LONG, end_of_stream=is_end)
-    asked, answered = request(request_body=body), request(response_body=body)
+    asked, answered = request_message(request_body=body), request_message(response_body=body)
     [plain, in_place] = both_ways(asked.SerializeToString())
 
     assert isinstance(plain, RequestBody)
@@ -56,7 +56,7 @@ def test_whatever_comes_behind_a_body_is_kept() -> None:
         part = pb.HttpBody.FromString(
             pb.HttpBody(body=LONG, end_of_stream=True).SerializeToString() + more
         )
-        [plain, in_place] = both_ways(request(request_body=part).SerializeToString())
+        [plain, in_place] = both_ways(request_message(request_body=part).SerializeToString())
 
         assert isinstance(plain, RequestBody)
         assert (LONG, True) == (plain.data, plain.end_of_stream)
@@ -64,8 +64,8 @@ def test_whatever_comes_behind_a_body_is_kept() -> None:
 
 
 def test_long_body_is_not_copied_and_one_that_a_proxy_only_shows_is_observed() -> None:
-    message = bytearray(request(request_body=pb.HttpBody(body=LONG)).SerializeToString())
-    shown = request(request_body=pb.HttpBody(body=LONG), observability_mode=True)
+    message = bytearray(request_message(request_body=pb.HttpBody(body=LONG)).SerializeToString())
+    shown = request_message(request_body=pb.HttpBody(body=LONG), observability_mode=True)
     event = decode(message, ())
 
     assert isinstance(event, RequestBody)
@@ -73,7 +73,7 @@ def test_long_body_is_not_copied_and_one_that_a_proxy_only_shows_is_observed() -
     assert [Observed()] * 2 == both_ways(shown.SerializeToString())
 
 
-def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
+def test_part_that_is_sent_twice_counts_as_protobuf_has_it() -> None:
     long, short = (
         pb.ProcessingRequest(request_body=pb.HttpBody(body=body)) for body in (LONG, b"short")
     )
@@ -90,9 +90,9 @@ def test_headers_that_no_proxy_takes_are_refused_before_they_are_read(part: str)
     """Once 40 MB of empty ones took 23 s and 1.7 GB: the container's end."""
     long, none = pb.HeaderValue(raw_value=bytes(1_048_576)), pb.HeaderValue()
     for headers, is_read in (([none] * 10_000, True), ([none] * 10_001, False), ([long], False)):
-        message = request(**{part: pb.HttpHeaders(headers=pb.HeaderMap(headers=headers))})
+        message = request_message(**{part: pb.HttpHeaders(headers=pb.HeaderMap(headers=headers))})
         assert (None not in both_ways(message.SerializeToString())) == is_read
-    body = request(request_body=pb.HttpBody(body=LONG)).SerializeToString()
+    body = request_message(request_body=pb.HttpBody(body=LONG)).SerializeToString()
     assert both_ways(body + b"\x7a" + varint(1_048_576) + bytes(1_048_576)) == [None, None]
 
 
@@ -108,7 +108,7 @@ BEHIND_OTHERS = [b"\x09abcdefgh\x22\x02\x0a\x00", b"\x50\x01" * 64 + b"\x22\x02\
 
 
 @table("message", [*CUT, *BEHIND_OTHERS, b"\xff" * 11])
-def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
+def test_place_that_cannot_be_known_is_none(message: bytes) -> None:
     assert find_body(message) is None
 
 
@@ -116,20 +116,22 @@ def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
 def test_spoilt_message_is_read_as_protobuf_reads_it(
     noise: bytes, place: int, is_behind: bool
 ) -> None:
-    message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=True)).SerializeToString()
+    message = request_message(
+        request_body=pb.HttpBody(body=LONG, end_of_stream=True)
+    ).SerializeToString()
     spoilt = (
         message[: None if is_behind else place]
         + noise
         + message[len(message) if is_behind else place :]
     )
     try:
-        told = pb.ProcessingRequest.FromString(spoilt)
+        found = pb.ProcessingRequest.FromString(spoilt)
     except Exception:  # noqa: BLE001  # whatever protobuf raises, we refuse
-        told = None
+        found = None
     for event in both_ways(spoilt):
-        if event is not None and told is not None and isinstance(event, RequestBody):
-            assert (told.request_body.body, told.request_body.end_of_stream) == (
+        if event is not None and found is not None and isinstance(event, RequestBody):
+            assert (found.request_body.body, found.request_body.end_of_stream) == (
                 event.data,
                 event.end_of_stream,
             )
-        assert (event is None) <= (told is None or told.WhichOneof("request") is None)
+        assert (event is None) <= (found is None or found.WhichOneof("request") is None)

@@ -1,6 +1,5 @@
 """The session, by recorded conversations and by invariants."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -16,11 +15,11 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Found, Picker, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream import events as say
 from extproc.router.stream.session import Session
+from tests.router.outside import fixed_outside
 from tests.router.stream.conversations import (
     ADDRESSES,
     BODY,
@@ -31,9 +30,9 @@ from tests.router.stream.conversations import (
     Conversation,
     agrees,
     headers,
-    in_flight,
     one_pool,
     open_session,
+    picks_in_flight,
     summarize,
     two_pools,
 )
@@ -135,7 +134,7 @@ def every_body_is_long() -> Iterator[None]:
 @table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded(conversation: Conversation, *, reads_apart: bool) -> None:
     picker, budget = conversation.picker, Budget(conversation.budget_bytes)
-    before = in_flight(picker)
+    before = picks_in_flight(picker)
     session = open_session(picker, pool=conversation.pool, budget=budget, reads_apart=reads_apart)
     with every_body_is_long() if reads_apart else nullcontext():
         for event, expected in conversation.turns:
@@ -148,9 +147,9 @@ def test_conversation_goes_as_recorded(conversation: Conversation, *, reads_apar
 
     assert (unseen is not None) is conversation.goes_unseen
     if unseen is not None:
-        assert before + 1 == in_flight(picker)
+        assert before + 1 == picks_in_flight(picker)
         unseen.release()
-    assert before == in_flight(picker)
+    assert before == picks_in_flight(picker)
     assert budget.used == 0
 
 
@@ -172,25 +171,27 @@ def test_a_request_served_elsewhere_counts_there() -> None:
 
     session.close()
 
-    assert in_flight(picker) == 0
+    assert picks_in_flight(picker) == 0
 
 
 @table("served", [None, ADDRESSES[0], "9.9.9.9:1"])
-def test_what_a_gateway_tells_of_the_answer_is_told_once_and_the_request_counts_on(
+def test_the_response_headers_are_reported_once_and_the_request_counts_on(
     served: str | None,
 ) -> None:
     picker = one_pool(ADDRESSES[:1])
     session = open_session(picker)
     event = say.ResponseHeaders(served, status=503, retry_after="7")
-    told = say.Served("llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1")
+    served_reply = say.Served(
+        "llama", served or ADDRESSES[0], event, is_elsewhere=served == "9.9.9.9:1"
+    )
 
     assert open_session(picker).on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)], (
         "nobody routed it"
     )
     session.on(headers(end=True))
-    assert session.on(event) == [told]
+    assert session.on(event) == [served_reply]
     assert session.on(event) == [say.Continue(say.Phase.RESPONSE_HEADERS)]
-    assert in_flight(picker) == 1
+    assert picks_in_flight(picker) == 1
 
 
 ENDS = [
@@ -206,10 +207,10 @@ def test_a_request_counts_until_its_response_has_ended(end: say.Event) -> None:
     session = open_session(picker)
     for event in (headers(end=True), say.ResponseHeaders(), say.ResponseBody(b"data")):
         session.on(event)
-        assert in_flight(picker) == 1
+        assert picks_in_flight(picker) == 1
     for _ in range(2):
         session.on(end)
-        assert in_flight(picker) == 0
+        assert picks_in_flight(picker) == 0
 
 
 @table("event", [say.RequestBody(BODY), say.BodySkipped()], ids=["budget", "skipped"])
@@ -235,7 +236,7 @@ def test_an_order_that_the_operator_names_goes_on() -> None:
 
 
 def ticketed() -> tuple[Session, Tickets, Pool]:
-    outside = Outside(random.Random(0), lambda: 0.0)
+    outside = fixed_outside()
     pool = Pool("llama", PrefixCache(outside))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     tickets = Tickets(outside.clock, 0)
@@ -245,7 +246,7 @@ def ticketed() -> tuple[Session, Tickets, Pool]:
 CHAT = {":method": "POST", ":path": "/v1/completions"}
 
 
-def test_a_pick_is_found_by_its_number_which_its_response_tells_until_its_log_has_come() -> None:
+def test_a_pick_is_found_by_the_number_in_its_response_until_its_log_has_come() -> None:
     session, tickets, pool = ticketed()
     session.on(say.RequestHeaders(CHAT, config=say.StreamConfig(say.BodyMode.BUFFERED)))
     [routed] = session.on(say.RequestBody(b'{"prompt": "Why?"}'))
@@ -305,8 +306,8 @@ def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> N
         isinstance(reply, say.Routed) and {*reply.remove_headers} == {*orders} for reply in routed
     )
     assert isinstance(refused, say.Answer)
-    told = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
-    assert (429, "sheddable", told) == (refused.status, refused.outcome, refused.headers)
+    fields = {"retry-after": "1", "x-llm-d-request-dropped-reason": "rejected-saturated"}
+    assert (429, "sheddable", fields) == (refused.status, refused.outcome, refused.headers)
     assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
 
     for session in sessions:
@@ -424,7 +425,7 @@ def test_any_order_of_events_is_answered_once_and_released_once(
 ) -> None:
     """Also where bodies are read apart, or never."""
     with every_body_is_long() if reads_apart else nullcontext():
-        tell_all(events, build(), max(limit_bytes, least_bytes), hear, reads_apart=reads_apart)
+        run_session(events, build(), max(limit_bytes, least_bytes), hear, reads_apart=reads_apart)
 
 
 @table("has_begun", [False, True])
@@ -447,7 +448,7 @@ def test_a_refusal_that_reading_brings_is_the_answer_and_ignored_where_nobody_as
     assert answer.status == 400
 
 
-def tell_all(
+def run_session(
     events: list[say.Event],
     picker: Picker,
     limit_bytes: int,
@@ -467,7 +468,7 @@ def tell_all(
         if ends_response(event) or any(isinstance(reply, say.Answer) for reply in new):
             counted = 0
 
-        assert in_flight(picker) == counted
+        assert picks_in_flight(picker) == counted
         assert 0 <= budget.used <= limit_bytes
     decisions = [reply for reply in replies if isinstance(reply, say.Routed | say.Answer)]
     routed = [reply for reply in decisions if isinstance(reply, say.Routed)]
@@ -481,7 +482,7 @@ def tell_all(
     session.close()
 
     assert session.on(say.RequestBody(BODY)) == []
-    assert in_flight(picker) == 0
+    assert picks_in_flight(picker) == 0
     assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(
         picker.routes
     )

@@ -1,7 +1,6 @@
 """Which requests become spans, and what a span says: no SDK here."""
 
 import asyncio
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,14 +11,14 @@ from hypothesis import strategies as st
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
 from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, describe_span
 from tests.grpc_server.calls import RecordedCall
+from tests.router.outside import fixed_outside
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
 from tests.router.stream.served import build_processor
-from tests.router.stream.wire import write
+from tests.router.stream.wire import write_request
 from tests.tables import table
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -48,11 +47,11 @@ CHAT = "/v1/chat/completions"
 )
 def test_only_a_sampled_caller_is_followed(metadata: str, header: str, parent: str | None) -> None:
     sampling = Sampling()
-    told, asked = ({"traceparent": text} if text else {} for text in (metadata, header))
-    origin = sampling.origin(told, {":path": CHAT, **asked})
+    metadata_fields, asked = ({"traceparent": text} if text else {} for text in (metadata, header))
+    origin = sampling.origin(metadata_fields, {":path": CHAT, **asked})
 
     assert (origin and origin.traceparent) == parent
-    if sampling.rules_out(told):
+    if sampling.rules_out(metadata_fields):
         assert parent is None
 
 
@@ -71,10 +70,10 @@ def test_a_sampler_of_its_own_is_asked_about_the_others_and_a_state_that_is_too_
 
 @given(st.text(), st.text())
 def test_any_header_gives_an_origin_or_none(parent: str, state: str) -> None:
-    told = {"traceparent": parent, "tracestate": state}
+    fields = {"traceparent": parent, "tracestate": state}
     for sampling in (Sampling(), Sampling(unsampled=True, roots=True)):
-        assert (sampling.origin({}, told) or Origin()).traceparent in {parent, ""}
-        sampling.rules_out(told)
+        assert (sampling.origin({}, fields) or Origin()).traceparent in {parent, ""}
+        sampling.rules_out(fields)
 
 
 @given(
@@ -87,9 +86,9 @@ def test_clean_text_is_short_and_utf8_can_write_it(text: str) -> None:
     assert len(cleaned) == min(len(text), MODEL_CHARS)
 
 
-def decide(*texts: str) -> Decision:
+def decide_last(*texts: str) -> Decision:
     """The last of several requests, each with its answer forgotten, to a pool of three."""
-    pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)), fallbacks=1)
+    pool = Pool("llama", PrefixCache(fixed_outside()), fallbacks=1)
     pool.replace([Endpoint(name, f"10.0.0.{place}:80") for place, name in enumerate("abc", 1)])
     picker = Picker([Route(pool)])
     for text in texts:
@@ -100,25 +99,31 @@ def decide(*texts: str) -> Decision:
 
 def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
     text = "lorem ipsum " * 200
-    decision = decide(text, text)
-    told: Mapping[str, Any] = describe_span(Routed(Phase.REQUEST_BODY, decision), CHAT)
-    first, *others = told["extproc.candidates"]
+    decision = decide_last(text, text)
+    attributes: Mapping[str, Any] = describe_span(Routed(Phase.REQUEST_BODY, decision), CHAT)
+    first, *others = attributes["extproc.candidates"]
 
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.model"] == "llama"
-    assert (told["extproc.pool"], told["extproc.strategy"]) == ("llama", "prefix_cache")
-    assert (told["extproc.outcome"], told["extproc.reason"]) == ("routed", "prefix")
-    assert told["extproc.prefix"] == f"{decision.key:016x}"
-    assert told["extproc.endpoint"] == first == decision.pick.endpoint.name
-    assert told["extproc.destination"].count(",") == 1
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.model"] == "llama"
+    assert (attributes["extproc.pool"], attributes["extproc.strategy"]) == ("llama", "prefix_cache")
+    assert (attributes["extproc.outcome"], attributes["extproc.reason"]) == ("routed", "prefix")
+    assert attributes["extproc.prefix"] == f"{decision.key:016x}"
+    assert attributes["extproc.endpoint"] == first == decision.pick.endpoint.name
+    assert attributes["extproc.destination"].count(",") == 1
     assert others
-    assert told["extproc.match_tokens"] == told["extproc.candidates.match_tokens"][0] > 500
-    assert told["extproc.prompt_tokens"] - told["extproc.match_tokens"] < 20
-    assert told["extproc.candidates.match_tokens"][1:] == [0] * len(others)
-    assert told["extproc.candidates.cost_ms"] == sorted(told["extproc.candidates.cost_ms"])
-    lengths = {len(value) for name, value in told.items() if name.startswith("extproc.candidates")}
+    assert (
+        attributes["extproc.match_tokens"] == attributes["extproc.candidates.match_tokens"][0] > 500
+    )
+    assert attributes["extproc.prompt_tokens"] - attributes["extproc.match_tokens"] < 20
+    assert attributes["extproc.candidates.match_tokens"][1:] == [0] * len(others)
+    assert attributes["extproc.candidates.cost_ms"] == sorted(
+        attributes["extproc.candidates.cost_ms"]
+    )
+    lengths = {
+        len(value) for name, value in attributes.items() if name.startswith("extproc.candidates")
+    }
     assert lengths == {1 + len(others)}
-    assert "lorem" not in str(told)
+    assert "lorem" not in str(attributes)
     # An open request keeps none of what was weighed.
     assert len(decision.costs) > 1
     assert decision.pick.reading.costs == ()
@@ -133,25 +138,25 @@ class Noted:
         self.sent_before: list[int] = []
         self.call = RecordedCall()
 
-    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> None:
+    def record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:
         assert elapsed_s > 0
-        self.notes.append((origin, told))
+        self.notes.append((origin, reply))
         self.sent_before.append(len(self.call.sent))
 
 
-async def converse(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:
+async def send_traced(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:
     stream = build_processor(one_pool(), tracer=tracer).open(tracer.call)
-    stream.on_message(write(headers(traceparent=traceparent)))
-    stream.on_message(write(RequestBody(body)))
+    stream.on_message(write_request(headers(traceparent=traceparent)))
+    stream.on_message(write_request(RequestBody(body)))
     stream.on_close()
     await asyncio.sleep(0)
 
 
 async def test_a_span_is_made_behind_the_answer_and_once_of_who_is_sampled() -> None:
     tracers = [Noted() for _ in range(3)]
-    await converse(tracers[0], SAMPLED)
-    await converse(tracers[1], SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
-    await converse(tracers[2], UNSAMPLED)
+    await send_traced(tracers[0], SAMPLED)
+    await send_traced(tracers[1], SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
+    await send_traced(tracers[2], UNSAMPLED)
     [(origin, routed)], [(_, refused)], nothing = (tracer.notes for tracer in tracers)
 
     assert origin == Origin(SAMPLED, "", CHAT)

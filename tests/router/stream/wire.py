@@ -15,36 +15,36 @@ from tests.router.stream.conversations import Expected, Said, Went
 DESTINATION = "x-gateway-destination-endpoint"
 
 
-def write(event: events.Event) -> bytes:
+def write_request(event: events.Event) -> bytes:
     """The `ProcessingRequest` that a proxy sends for `event`."""
-    told: dict[str, Any] = {"protocol_config": _config(getattr(event, "config", None))}
+    fields: dict[str, Any] = {"protocol_config": _config(getattr(event, "config", None))}
     match event:
         case events.Observed():
-            told |= {"request_headers": ext_proc.HttpHeaders(), "observability_mode": True}
+            fields |= {"request_headers": ext_proc.HttpHeaders(), "observability_mode": True}
         case events.RequestHeaders():
             headers = ext_proc.HttpHeaders(
                 headers=_header_map(event.headers), end_of_stream=event.end_of_stream
             )
-            told |= {"request_headers": headers, "metadata_context": _hint(event.subset)}
+            fields |= {"request_headers": headers, "metadata_context": _hint(event.subset)}
         case events.RequestBody():
             body = ext_proc.HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
-            told |= {"request_body": body, "metadata_context": _hint(event.subset)}
+            fields |= {"request_body": body, "metadata_context": _hint(event.subset)}
         case events.RequestTrailers():
-            told["request_trailers"] = ext_proc.HttpTrailers()
+            fields["request_trailers"] = ext_proc.HttpTrailers()
         case events.ResponseHeaders():
             headers = ext_proc.HttpHeaders(
                 headers=_header_map(_response_headers(event)), end_of_stream=event.end_of_stream
             )
-            told |= {"response_headers": headers, "metadata_context": _served(event.served)}
+            fields |= {"response_headers": headers, "metadata_context": _served(event.served)}
         case events.ResponseBody():
-            told["response_body"] = ext_proc.HttpBody(
+            fields["response_body"] = ext_proc.HttpBody(
                 body=bytes(event.data), end_of_stream=event.end_of_stream
             )
         case events.ResponseTrailers():
-            told["response_trailers"] = ext_proc.HttpTrailers()
+            fields["response_trailers"] = ext_proc.HttpTrailers()
         case _:
             raise ValueError("it is what a transport says of a message, not a message")
-    return bytes(ext_proc.ProcessingRequest(**told))
+    return bytes(ext_proc.ProcessingRequest(**fields))
 
 
 def asks_for_time(message: bytes) -> bool:
@@ -52,11 +52,11 @@ def asks_for_time(message: bytes) -> bool:
     return ext_proc.ProcessingResponse.parse(message).override_message_timeout is not None
 
 
-def read(message: bytes) -> Expected:
+def read_response(message: bytes) -> Expected:
     """What a `ProcessingResponse` says, as conversations expect it."""
     response = ext_proc.ProcessingResponse.parse(message)
     if response.immediate_response is not None:
-        return _said(response.immediate_response)
+        return _answered(response.immediate_response)
     for phase in events.Phase:
         answer = getattr(response, phase.name.lower())
         if answer is not None:
@@ -66,14 +66,14 @@ def read(message: bytes) -> Expected:
 
 def _response_headers(event: events.ResponseHeaders) -> dict[str, str]:
     """What a proxy sends of them, and one that nobody wants."""
-    told = {"content-type": "text/event-stream"}
+    fields = {"content-type": "text/event-stream"}
     if event.status:
-        told[":status"] = str(event.status)
+        fields[":status"] = str(event.status)
     if event.retry_after is not None:
-        told["retry-after"] = event.retry_after
+        fields["retry-after"] = event.retry_after
     if event.is_upstreams:
-        told["x-envoy-upstream-service-time"] = "7"
-    return told
+        fields["x-envoy-upstream-service-time"] = "7"
+    return fields
 
 
 def _header_map(headers: Mapping[str, str]) -> core.HeaderMap:
@@ -132,12 +132,12 @@ def _answer(phase: events.Phase, response: ext_proc.ProcessingResponse, answer: 
         return given_back
     assert common.header_mutation is not None
     assert response.dynamic_metadata is not None
-    set_headers, told = (
+    set_headers, fields = (
         _set(common.header_mutation.set_headers),
         response.dynamic_metadata.fields["envoy.lb"],
     )
-    assert told.struct_value is not None
-    assert told.struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
+    assert fields.struct_value is not None
+    assert fields.struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
     override = response.mode_override
     return Went(
         phase,
@@ -158,7 +158,7 @@ def _piece(phase: events.Phase, common: ext_proc.CommonResponse) -> events.Piece
     return events.Piece(phase, piece.body, piece.end_of_stream)
 
 
-def _said(answer: ext_proc.ImmediateResponse) -> Said:
+def _answered(answer: ext_proc.ImmediateResponse) -> Said:
     assert answer.status is not None
     set_headers = _set(answer.headers.set_headers) if answer.headers is not None else {}
     assert set_headers["content-type"] == "application/json"

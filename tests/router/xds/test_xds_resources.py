@@ -22,17 +22,17 @@ from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog, build_c
 STANDALONE = Path(__file__).parents[3] / "envoy" / "standalone.yaml"
 
 
-def assignment(*told: Sequence[Endpoint]) -> ClusterLoadAssignment:
+def assignment(*assigned: Sequence[Endpoint]) -> ClusterLoadAssignment:
     """What there is of a pool after these endpoints, one after the other."""
     catalog = Catalog(["llama"])
-    for endpoints in told:
+    for endpoints in assigned:
         catalog.replace("llama", endpoints)
     message = Any.parse(catalog[ASSIGNMENTS]["llama"].body).unpack()
     assert isinstance(message, ClusterLoadAssignment)
     return message
 
 
-def statuses(message: ClusterLoadAssignment) -> dict[str, HealthStatus]:
+def health_statuses(message: ClusterLoadAssignment) -> dict[str, HealthStatus]:
     entries = [entry for locality in message.endpoints for entry in locality.lb_endpoints]
     found = {}
     for entry in entries:
@@ -44,24 +44,26 @@ def statuses(message: ClusterLoadAssignment) -> dict[str, HealthStatus]:
     return found
 
 
-def test_a_draining_endpoint_is_told_as_draining() -> None:
+def test_a_draining_endpoint_is_sent_as_draining() -> None:
     draining = Endpoint("b", "10.0.0.2:8001", is_ready=False)
-    told = assignment([Endpoint("a", "10.0.0.1:8000"), draining, Endpoint("c", "[fd00::1]:8000")])
+    assigned = assignment(
+        [Endpoint("a", "10.0.0.1:8000"), draining, Endpoint("c", "[fd00::1]:8000")]
+    )
 
-    assert told.cluster_name == "llama"
-    assert statuses(told) == {
+    assert assigned.cluster_name == "llama"
+    assert health_statuses(assigned) == {
         "10.0.0.1 8000": HealthStatus.HEALTHY,
         "10.0.0.2 8001": HealthStatus.DRAINING,
         "fd00::1 8000": HealthStatus.HEALTHY,
     }
 
 
-def test_exactly_the_last_endpoints_are_told() -> None:
+def test_exactly_the_last_endpoints_are_sent() -> None:
     many = [Endpoint(f"n{n}", f"10.0.0.{n}:8000") for n in range(1, 200)]
     last = [Endpoint("n7", "10.0.0.7:8000", is_ready=False)]
 
-    assert statuses(assignment(many, last)) == {"10.0.0.7 8000": HealthStatus.DRAINING}
-    assert statuses(assignment(many, [])) == {}
+    assert health_statuses(assignment(many, last)) == {"10.0.0.7 8000": HealthStatus.DRAINING}
+    assert health_statuses(assignment(many, [])) == {}
 
 
 def test_an_endpoint_that_stays_is_not_serialised_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +120,7 @@ def test_the_default_cluster_has_the_open_pools_endpoints() -> None:
 
 def test_without_an_open_pool_there_is_no_default_cluster() -> None:
     catalog = Catalog(["llama"], "llama")
-    told = [list(catalog[CLUSTERS])]
+    assigned = [list(catalog[CLUSTERS])]
     changes: list[Callable[[], None]] = [
         lambda: catalog.open(None),
         lambda: catalog.open("qwen"),
@@ -128,9 +130,9 @@ def test_without_an_open_pool_there_is_no_default_cluster() -> None:
     ]
     for change in changes:
         change()
-        told.append(list(catalog[CLUSTERS]))
+        assigned.append(list(catalog[CLUSTERS]))
 
-    assert told == [
+    assert assigned == [
         ["llama", "_default"],
         *[["llama"]] * 2,
         ["llama", "qwen", "_default"],

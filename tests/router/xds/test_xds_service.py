@@ -19,7 +19,7 @@ from extproc.router.xds.service import Xds
 from tests.waiting import until
 
 
-class Proxy:
+class DiscoveryProxy:
     """An Envoy as far as the discovery service can see."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -48,7 +48,7 @@ class Proxy:
 
 
 @asynccontextmanager
-async def serving(xds: Xds) -> AsyncGenerator[str]:
+async def serving_xds(xds: Xds) -> AsyncGenerator[str]:
     server = grpc.aio.server()
     add_routes(server, xds.routes())
     port = server.add_insecure_port("127.0.0.1:0")
@@ -77,10 +77,10 @@ async def test_a_refusal_is_counted_and_logged_without_line_breaks(
 ) -> None:
     rejections: list[str] = []
     async with (
-        serving(Xds(["llama"], on_rejection=rejections.append)) as target,
+        serving_xds(Xds(["llama"], on_rejection=rejections.append)) as target,
         grpc.aio.insecure_channel(target) as channel,
     ):
-        proxy = Proxy(channel)
+        proxy = DiscoveryProxy(channel)
         await proxy.ask(CLUSTERS)
         await proxy.answer(
             await proxy.hear(), fault="bad cluster\nlevel=ERROR forged" + "x" * 5_000
@@ -95,8 +95,8 @@ async def test_a_refusal_is_counted_and_logged_without_line_breaks(
 async def test_an_envoy_that_does_not_read_gets_the_newest_in_the_end(xds: Xds) -> None:
     """Hundreds of changes while one Envoy reads nothing: it finds one old message and the last one."""
     pool = [endpoint(number) for number in range(100)]
-    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
-        slow = Proxy(channel)
+    async with serving_xds(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        slow = DiscoveryProxy(channel)
         await slow.ask(ASSIGNMENTS, "llama")
         for number in range(300):
             pool[number % 100] = endpoint(number % 100, is_ready=number >= 100)
@@ -115,8 +115,8 @@ async def test_an_envoy_that_does_not_read_gets_the_newest_in_the_end(xds: Xds) 
 async def test_a_stream_of_nonsense_is_ended_and_the_others_go_on(
     xds: Xds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
-        good, bad = Proxy(channel), Proxy(channel)
+    async with serving_xds(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        good, bad = DiscoveryProxy(channel), DiscoveryProxy(channel)
         await good.ask(CLUSTERS)
         await good.answer(await good.hear())
         await bad.call.write(b"\xff" * 40)
@@ -129,9 +129,9 @@ async def test_a_stream_of_nonsense_is_ended_and_the_others_go_on(
 
 
 async def test_a_stream_that_is_gone_is_forgotten(xds: Xds) -> None:
-    async with serving(xds) as target:
+    async with serving_xds(xds) as target:
         async with grpc.aio.insecure_channel(target) as channel:
-            proxy = Proxy(channel)
+            proxy = DiscoveryProxy(channel)
             await proxy.ask(CLUSTERS)
             await proxy.hear()
             assert xds.streams_open == 1
@@ -139,8 +139,8 @@ async def test_a_stream_that_is_gone_is_forgotten(xds: Xds) -> None:
 
 
 async def test_a_client_that_says_goodbye_ends_its_stream(xds: Xds) -> None:
-    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
-        proxy = Proxy(channel)
+    async with serving_xds(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        proxy = DiscoveryProxy(channel)
         await proxy.ask(CLUSTERS)
         await proxy.hear()
 

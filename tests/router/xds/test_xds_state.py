@@ -16,7 +16,7 @@ A = Endpoint("default/a", "10.0.0.1:8000")
 B = Endpoint("default/b", "10.0.0.2:8000")
 
 
-def names(response: WireResponse | None) -> list[str]:
+def resource_names(response: WireResponse | None) -> list[str]:
     """What a response is about: the names of its clusters, or of the clusters whose endpoints it has."""
     assert response is not None
     messages = [Any.parse(resource).unpack() for resource in response.resources]
@@ -59,9 +59,9 @@ def subscribed_to_nothing_yet(catalog: Catalog) -> Subscriber:
 def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
     subscriber = subscribed_to_nothing_yet(published(llama=[A]))
     subscriber.on(Request(CLUSTERS))
-    told = [subscriber.next(), subscriber.next()]
+    responses = [subscriber.next(), subscriber.next()]
 
-    assert [response.type_url for response in told if response] == [CLUSTERS, ASSIGNMENTS]
+    assert [response.type_url for response in responses if response] == [CLUSTERS, ASSIGNMENTS]
 
 
 def test_an_accepted_version_is_not_sent_again() -> None:
@@ -72,12 +72,12 @@ def test_an_accepted_version_is_not_sent_again() -> None:
     assert subscriber.next() is None
 
 
-def test_a_change_tells_only_the_pool_that_changed() -> None:
+def test_a_change_sends_only_the_pool_that_changed() -> None:
     catalog = published(llama=[A], qwen=[B])
     subscriber = subscribed(catalog, "llama", "qwen")
     catalog.replace("qwen", [])
 
-    assert names(subscriber.next()) == ["qwen"]
+    assert resource_names(subscriber.next()) == ["qwen"]
     assert subscriber.next() is None
 
 
@@ -108,7 +108,7 @@ def test_a_refused_version_is_reported_and_not_sent_again_until_it_changes() -> 
     )
     assert subscriber.next() is None
     catalog.replace("llama", [B])
-    assert names(subscriber.next()) == ["llama"]
+    assert resource_names(subscriber.next()) == ["llama"]
 
 
 def test_a_request_about_an_older_response_changes_nothing() -> None:
@@ -125,10 +125,10 @@ def test_a_request_about_an_older_response_changes_nothing() -> None:
 
     assert subscriber.next() is None
     accept(subscriber, second, ["llama"])
-    assert names(subscriber.next()) == ["llama"]
+    assert resource_names(subscriber.next()) == ["llama"]
 
 
-def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -> None:
+def test_an_unsubscribed_pool_is_sent_no_more_and_again_when_asked_for_again() -> None:
     catalog = published(llama=[A], qwen=[B])
     subscriber = subscribed(catalog, "llama", "qwen")
     catalog.replace("qwen", [A])
@@ -138,23 +138,23 @@ def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -
     assert subscriber.next() is None
 
     accept(subscriber, response, ["llama", "qwen"])
-    assert names(subscriber.next()) == ["qwen"]
+    assert resource_names(subscriber.next()) == ["qwen"]
 
 
-def test_a_new_pool_is_a_new_cluster_and_endpoints_are_told_again() -> None:
+def test_a_new_pool_is_a_new_cluster_and_endpoints_are_sent_again() -> None:
     catalog = published(llama=[A])
     subscriber = subscribed(catalog, "llama")
     catalog.replace("qwen", [B])
     clusters = subscriber.next()
     endpoints = subscriber.next()
-    assert names(clusters) == ["llama", "qwen"]
-    assert names(endpoints) == ["llama"]
+    assert resource_names(clusters) == ["llama", "qwen"]
+    assert resource_names(endpoints) == ["llama"]
     accept(subscriber, clusters)
     accept(subscriber, endpoints, ["llama", "qwen"])
-    assert names(subscriber.next()) == ["qwen"]
+    assert resource_names(subscriber.next()) == ["qwen"]
 
 
-def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_told() -> None:
+def test_a_removed_pool_is_left_out_of_the_clusters_but_no_empty_list_is_sent() -> None:
     catalog = Catalog(["llama", "qwen"])
     subscriber = Subscriber(catalog)
     subscriber.on(Request(CLUSTERS))
@@ -162,7 +162,7 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
     catalog.remove("llama")
     response = subscriber.next()
     assert response is not None
-    assert names(response) == ["qwen"]
+    assert resource_names(response) == ["qwen"]
     assert b"llama" not in b"".join(response.resources)
     accept(subscriber, response)
     catalog.remove("qwen")
@@ -170,18 +170,18 @@ def test_a_removed_pool_is_left_out_of_the_clusters_but_no_pool_at_all_is_never_
 
 
 @table(
-    ("wanted", "told"),
+    ("wanted", "sent"),
     [((), ["llama", "qwen"]), (("*",), ["llama", "qwen"]), (("qwen", "nobody"), ["qwen"])],
 )
 def test_clusters_can_be_asked_for_by_name_before_any_endpoints_are_known(
-    wanted: tuple[str, ...], told: list[str]
+    wanted: tuple[str, ...], sent: list[str]
 ) -> None:
     subscriber = Subscriber(Catalog(["llama", "qwen"]))
     assert subscriber.next() is None
 
     subscriber.on(Request(CLUSTERS, wanted))
 
-    assert names(subscriber.next()) == told
+    assert resource_names(subscriber.next()) == sent
 
 
 def test_a_type_that_is_not_served_gets_no_answer() -> None:
@@ -215,7 +215,7 @@ def test_a_client_that_answers_ends_with_what_is_published(
 ) -> None:
     """Whatever the pace of the client: in the end it has the catalog's clusters and their endpoints."""
     catalog = Catalog(["p"])
-    client = Client(catalog)
+    client = EnvoyClient(catalog)
     for step, pool, numbers in steps:
         if step == "publish":
             catalog.replace(pool, [Endpoint(f"n{n}", f"10.0.0.{n}:8000") for n in numbers])
@@ -232,7 +232,7 @@ def test_a_client_that_answers_ends_with_what_is_published(
     }
 
 
-class Client:
+class EnvoyClient:
     """What Envoy does: replaces all clusters, asks for the endpoints of those it has."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -246,7 +246,7 @@ class Client:
         response = self._subscriber.next()
         if response is None:
             return False
-        found = dict(zip(names(response), response.resources, strict=True))
+        found = dict(zip(resource_names(response), response.resources, strict=True))
         if response.type_url == CLUSTERS:
             # A cluster that is new starts without endpoints, one that is gone takes its own along.
             self.endpoints = {

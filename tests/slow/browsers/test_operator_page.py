@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 
 from extproc.bench.measure.words import DASH
-from tests.operator.statuses import EVIL, everything, served, write_report
-from tests.stack.browser import Browser, find
+from tests.operator.statuses import EVIL, everything, serving_bodies, write_report
+from tests.stack.browser import Browser, find_chromium
 
-pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="needs chromium")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), (1200, "light")])
@@ -21,11 +21,11 @@ async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
     run = known["default", "chat"]["status"]["history"][0]["run"]
     write_report(tmp_path / "reports", known["default", "chat"], run)
     async with (
-        served(known, tmp_path / "reports") as url,
+        serving_bodies(known, tmp_path / "reports") as url,
         browser.visit(f"{url}/", width=width, scheme=scheme, ready="h1") as visit,
     ):
         rows = await visit.table(".table:first-of-type")
-        text = await visit.page.locator("body").inner_text()
+        text = await visit.text()
         charts = await visit.page.locator("svg").count()
         images = await visit.page.locator("img").count()
         wide = await visit.page.evaluate("document.documentElement.scrollWidth")

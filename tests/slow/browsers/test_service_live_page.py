@@ -12,13 +12,13 @@ import yaml
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.page import build_page
-from tests.router.service.live_service import Live, looking
-from tests.stack.browser import Browser, Visit, find
-from tests.stack.client import ask
+from tests.router.service.live_service import Live, serving_live
+from tests.stack.browser import Browser, Visit, find_chromium
+from tests.stack.client import chat_about
 from tests.stack.service import Pool, pool
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="needs chromium")
 
 # The second half turns what follows it around, where it can.
 EVIL = "<img src=x onerror=alert(1)>\u202e"
@@ -29,15 +29,15 @@ ROWS = "#pools section:nth-of-type({}) table"
 DECIDED = "count => document.querySelectorAll('#decisions tr').length === count"
 
 
-async def explain(visit: Visit, body: bytes, told: str = "#told h3") -> str:
+async def explain(visit: Visit, body: bytes, selector: str = "#told h3") -> str:
     """Asks the page's box; returns what it says."""
     await visit.page.fill("#body", body.decode())
     await visit.page.click("#explain button")
-    await visit.page.wait_for_selector(told)
-    return str(await visit.page.locator(told).inner_text())
+    await visit.page.wait_for_selector(selector)
+    return str(await visit.text(selector))
 
 
-def listed(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[Pool]:
+def write_pool_file(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[Pool]:
     """Writes a list of endpoints by their names and ports, in one step; returns the pool that follows it."""
     rows = [{"address": "10.0.0.1", "port": port, "name": each} for each, port in endpoints.items()]
     draft = folder / "endpoints.draft"
@@ -46,60 +46,60 @@ def listed(folder: Path, endpoints: Mapping[str, int], name: str = "a") -> list[
     return [{"name": name, "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
 
 
-def spread(live: Live, name: str = "a") -> None:
+def spread_picks(live: Live, name: str = "a") -> None:
     """Some requests, and what endpoints say of their first tokens."""
     for number in range(8):
         decision = live.request(f"what is {number}?", name)
-        told = live.app.pools[name].feedback.signals
-        told[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
+        fed = live.app.pools[name].feedback.signals
+        fed[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
 
 
-async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser) -> None:
+async def test_the_page_shows_what_pools_shows(tmp_path: Path, browser: Browser) -> None:
     """Names, states and loads of every endpoint of every pool; the decisions; the configuration."""
     pools = [
         pool(["127.0.0.1:8001", "127.0.0.1:8002"], name="a", models=["m"], probe=False),
         pool(["127.0.0.1:8003"], {"name": "least_load"}, name="b", probe=False),
     ]
-    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
-        spread(live)
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        spread_picks(live)
         await visit.until(DECIDED, 8)
-        said = await live.pools()
-        for number, told in enumerate(said, 1):
+        live_pools = await live.pools()
+        for number, in_pools in enumerate(live_pools, 1):
             rows = await visit.table(ROWS.format(number))
             loads = [int(row[2].partition("/")[0]) for row in rows]
 
             heading = visit.page.locator(f"#pools section:nth-of-type({number}) h2")
-            assert await heading.inner_text() == f"pool {told['name']}"
+            assert await heading.inner_text() == f"pool {in_pools['name']}"
             assert [row[:2] for row in rows] == [
-                [row["name"], row["state"]] for row in told["endpoints"]
+                [row["name"], row["state"]] for row in in_pools["endpoints"]
             ]
-            assert loads == [row["in_flight"] for row in told["endpoints"]]
+            assert loads == [row["in_flight"] for row in in_pools["endpoints"]]
         rows = await visit.table(ROWS.format(1))
         assert sum(int(row[3].removesuffix(" %")) for row in rows) in range(99, 102)
         assert {row[4] for row in rows if row[3] != "0 %"} == {"250 ms"}
         decided = [(row[0], row[1], row[2]) for row in await visit.table(".decisions")]
         assert {pool_name for _, _, pool_name in decided} == {"a"}
         assert {reason for _, reason, _ in decided} <= {"home", "spill"}
-        assert str(tmp_path) in await visit.page.locator("#config-facts").inner_text()
+        assert str(tmp_path) in await visit.text("#config-facts")
         assert "home" in str(await visit.page.locator("#chart").get_attribute("aria-label"))
 
 
 async def test_the_page_follows_endpoints_that_come_and_cool_and_go(
     tmp_path: Path, browser: Browser
 ) -> None:
-    pools = listed(tmp_path, {"e1": 1, "e2": 2})
+    pools = write_pool_file(tmp_path, {"e1": 1, "e2": 2})
     names = "wanted => [...document.querySelectorAll('#pools tbody th span')]"
     names += ".map(name => name.textContent).join() === wanted"
     state = "wanted => document.querySelectorAll('#pools .state')[1].textContent.startsWith(wanted)"
-    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         await visit.until(names, "e1,e2")
-        listed(tmp_path, {"e1": 1, "e2": 2, "e3": 3})
+        write_pool_file(tmp_path, {"e1": 1, "e2": 2, "e3": 3})
         await visit.until(names, "e1,e2,e3")
         live.fail("a", "10.0.0.1:2")
         await visit.until(state, "cooling, ")
         await visit.until(state, "on trial")
         live.outcome("a", "10.0.0.1:2", Verdict.ANSWERED)
-        listed(tmp_path, {"e3": 3})
+        write_pool_file(tmp_path, {"e3": 3})
         await visit.until(names, "e3")
 
         assert visit.complaints == []
@@ -108,10 +108,10 @@ async def test_the_page_follows_endpoints_that_come_and_cool_and_go(
 async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_complain_of(
     tmp_path: Path, browser: Browser
 ) -> None:
-    async with looking(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
-        spread(live, "vllm")
+    async with serving_live(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
+        spread_picks(live, "vllm")
         await visit.until("() => document.querySelectorAll('#decisions tr').length > 0")
-        await explain(visit, ask("hello"))
+        await explain(visit, chat_about("hello"))
         await visit.page.click("summary")
         await visit.until(
             "() => document.getElementById('config-text').textContent.includes('prefix_hash')"
@@ -139,23 +139,27 @@ async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_compla
     }
 
 
-async def test_a_refused_configuration_is_told_at_the_top_and_by_the_status(
+async def test_a_refused_configuration_is_reported_at_the_top_and_by_the_status(
     tmp_path: Path, browser: Browser
 ) -> None:
     """1. Nothing is wrong. 2. A bad file is refused, what was before stays. 3. A good one takes its place."""
-    async with looking(tmp_path) as live, live.watching(), browser.visit(f"{live.url}/") as visit:
+    async with (
+        serving_live(tmp_path) as live,
+        live.watching(),
+        browser.visit(f"{live.url}/") as visit,
+    ):
         refusal = visit.page.locator("#refusal")
         assert not await refusal.is_visible()
         live.configure((), "pools: [{name: a, endpionts: {}}]")
         await refusal.wait_for()
-        told = await refusal.inner_text()
-        status = await visit.page.locator("#status").inner_text()
+        shown = await refusal.inner_text()
+        status = await visit.text("#status")
         box, first = await refusal.bounding_box(), await visit.page.locator("#tiles").bounding_box()
         live.configure([pool(["127.0.0.1:8001"], probe=False)])
         await refusal.wait_for(state="hidden")
         await visit.until("() => document.getElementById('status').textContent === 'ready'")
 
-    assert "endpionts: there is no such setting" in told
+    assert "endpionts: there is no such setting" in shown
     assert status == "ready, a change refused"
     assert box is not None
     assert first is not None
@@ -166,19 +170,19 @@ async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Bro
     """No list of endpoints has come: the page is there all the same."""
     pools = [{"name": "a", "endpoints": {"file": "missing.yaml"}, "probe": False}]
     async with (
-        looking(tmp_path, pools, is_ready=False) as live,
+        serving_live(tmp_path, pools, is_ready=False) as live,
         browser.visit(f"{live.url}/") as visit,
         live.session.get("/readyz") as answer,
     ):
-        told = await visit.page.locator("#trouble").inner_text()
-        status = await visit.page.locator("#status").inner_text()
-        nothing = await visit.page.locator("#pools .nothing").inner_text()
+        shown = await visit.text("#trouble")
+        status = await visit.text("#status")
+        nothing = await visit.text("#pools .nothing")
         [reason] = (await answer.text()).strip().splitlines()
         (tmp_path / "missing.yaml").write_text("[{address: 10.0.0.1, port: 1, name: e1}]")
         await visit.page.wait_for_selector("#status[data-state=ready]")
 
     assert (answer.status, status, nothing) == (503, "not ready", "No endpoint is known.")
-    assert told == f"Not ready\n{reason}"
+    assert shown == f"Not ready\n{reason}"
 
 
 async def test_an_endpoints_load_is_shown_against_what_limits_it(
@@ -192,15 +196,17 @@ async def test_an_endpoints_load_is_shown_against_what_limits_it(
         pool(["127.0.0.1:3"], {"name": "prefix_cache"}, name="free", probe=False),
     ]
     pools = [each | {"models": [each["name"]]} for each in pools]
-    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         for each in pools:
             live.request(pool_name=each["name"])
         await visit.until(DECIDED, 3)
         loads = [(await visit.table(ROWS.format(number)))[0][2] for number in (1, 2, 3)]
         facts = await visit.page.locator("#pools .facts").all_inner_texts()
 
-    said = ["no limit on the requests of an endpoint" in " ".join(each.split()) for each in facts]
-    assert (loads, said) == (["1 / 4", "1 / 7", "1"], [False, False, True])
+    unlimited = [
+        "no limit on the requests of an endpoint" in " ".join(each.split()) for each in facts
+    ]
+    assert (loads, unlimited) == (["1 / 4", "1 / 7", "1"], [False, False, True])
 
 
 async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_which_and_why(
@@ -208,7 +214,7 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
 ) -> None:
     pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
     text = "The same long question. " * 50
-    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         [feedback] = [each.feedback for each in live.app.pools]
         warm = {live.request(text).pick.endpoint.name for _ in range(2)}
         for endpoint in feedback.pool.snapshot.ready.values():
@@ -218,12 +224,12 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
             )
         await visit.until(DECIDED, 2)
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
-        facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())
-        await visit.page.fill("#body", ask(text).decode())
+        facts = " ".join((await visit.text("#pools .facts")).split())
+        await visit.page.fill("#body", chat_about(text).decode())
         await visit.page.focus("#explain button")
         await visit.page.keyboard.press("Enter")
         await visit.page.wait_for_selector("#told table")
-        title = await visit.page.locator("#told h3").inner_text()
+        title = await visit.text("#told h3")
         candidates = await visit.table("#told .wide:last-child table")
         heads = await visit.page.locator("#told .wide:last-child th").all_inner_texts()
         tree = await visit.page.locator("#explain").aria_snapshot()
@@ -246,16 +252,16 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
 
 async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
     """An endpoint's name is whoever's names Pods; a refusal quotes a file, an answer a body."""
-    pools = [each | {"models": ["simulated"]} for each in listed(tmp_path, {EVIL: 1})]
-    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+    pools = [each | {"models": ["simulated"]} for each in write_pool_file(tmp_path, {EVIL: 1})]
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         async with live.watching():
             live.configure((), f"pools: [{{name: '{EVIL}'}}]\n{EVIL}: 1")
             await visit.page.wait_for_selector("#refusal:not([hidden])")
         live.request()
         await visit.page.wait_for_selector("#decisions tr")
-        told = await explain(visit, ask("hello"))
+        explained = await explain(visit, chat_about("hello"))
         refused = await explain(
-            visit, ask("hello").replace(b"simulated", EVIL.encode()), "#told .bad"
+            visit, chat_about("hello").replace(b"simulated", EVIL.encode()), "#told .bad"
         )
         texts = await visit.page.locator(
             "#pools tbody th, #decisions th, #refusal"
@@ -263,7 +269,7 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
 
         assert all(SHOWN in text for text in texts)
         assert len(texts) == 3
-        assert SHOWN in told
+        assert SHOWN in explained
         assert SHOWN in refused
         assert await visit.page.locator("img, iframe, object, embed").count() == 0
         # Chromium's own line for an answer of 404: the model that there is not.
@@ -274,16 +280,18 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
 async def test_the_page_is_read_at_420_pixels_and_its_text_has_contrast(
     tmp_path: Path, browser: Browser, scheme: Literal["light", "dark"]
 ) -> None:
-    pools = listed(tmp_path, {"a-pod-with-a-very-long-name-" + "x" * 60: 1, "b" * 120: 2}, "p" * 60)
+    pools = write_pool_file(
+        tmp_path, {"a-pod-with-a-very-long-name-" + "x" * 60: 1, "b" * 120: 2}, "p" * 60
+    )
     async with (
-        looking(tmp_path, pools) as live,
+        serving_live(tmp_path, pools) as live,
         browser.visit(f"{live.url}/", width=420, scheme=scheme) as visit,
     ):
         live.request()
         live.fail("p" * 60, "10.0.0.1:1")
         await visit.page.wait_for_selector(".state[data-state=cooling]")
         await visit.page.wait_for_selector("#decisions tr")
-        await explain(visit, ask("hello " * 99))
+        await explain(visit, chat_about("hello " * 99))
         width = await visit.page.evaluate("() => document.documentElement.scrollWidth")
         wide = await visit.page.evaluate(WIDE)
         poor = await visit.page.evaluate(CONTRAST)
@@ -309,7 +317,7 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
     tmp_path: Path, browser: Browser
 ) -> None:
     """What a screen reader is told, also where rows are stacked."""
-    async with looking(tmp_path) as live, browser.visit(f"{live.url}/", width=420) as visit:
+    async with serving_live(tmp_path) as live, browser.visit(f"{live.url}/", width=420) as visit:
         live.request()
         await visit.page.wait_for_selector("#decisions tr")
         tree = await visit.page.locator("body").aria_snapshot()
@@ -344,7 +352,7 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
 async def test_a_pause_holds_the_page_still_and_a_hidden_page_does_not_look(
     tmp_path: Path, browser: Browser
 ) -> None:
-    async with looking(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
+    async with serving_live(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
         await visit.page.click("#pause")
         await visit.until("() => document.getElementById('status').textContent === 'paused'")
         live.request()
@@ -368,7 +376,7 @@ async def test_of_a_thousand_endpoints_those_in_trouble_and_the_busiest_are_show
 ) -> None:
     addresses = [f"10.{n // 250}.0.{n % 250}:80" for n in range(1_000)]
     pools = [pool(addresses, {"name": "round_robin"}, probe=False)]
-    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         busy = [live.request().pick.endpoint.name for _ in range(3)]
         live.fail("vllm", addresses[-1])
         await visit.page.wait_for_selector(".state[data-state=cooling]")

@@ -8,7 +8,7 @@ import pytest
 GRPC = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 
 
-async def run(*command: str) -> str:
+async def run_program(*command: str) -> str:
     """Returns what a program prints; it must end well."""
     if shutil.which(command[0]) is None:
         pytest.fail(f"{command[0]} is missing: .ci/run names the packages")

@@ -14,24 +14,24 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 async def url() -> AsyncGenerator[str]:
-    async with serving() as face:
-        yield f"http://127.0.0.1:{face.port}"
+    async with serving() as simulator:
+        yield f"http://127.0.0.1:{simulator.port}"
 
 
 @pytest.fixture
-async def client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
+async def simulator_client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
 
 async def test_openais_client_reads_chat_and_responses_whole_and_streamed(
-    client: openai.AsyncOpenAI,
+    simulator_client: openai.AsyncOpenAI,
 ) -> None:
-    whole = await client.chat.completions.create(model="tiny", messages=HELLO)
-    async with client.chat.completions.stream(model="tiny", messages=HELLO) as stream:
+    whole = await simulator_client.chat.completions.create(model="tiny", messages=HELLO)
+    async with simulator_client.chat.completions.stream(model="tiny", messages=HELLO) as stream:
         streamed = await stream.get_final_completion()
-    response = await client.responses.create(model="tiny", input="hello")
-    async with client.responses.stream(model="tiny", input="hello") as events:
+    response = await simulator_client.responses.create(model="tiny", input="hello")
+    async with simulator_client.responses.stream(model="tiny", input="hello") as events:
         final = await events.get_final_response()
 
     assert (
@@ -42,16 +42,18 @@ async def test_openais_client_reads_chat_and_responses_whole_and_streamed(
     assert response.output_text == final.output_text
 
 
-async def test_openais_client_reads_embeddings_and_refusals(client: openai.AsyncOpenAI) -> None:
-    told = await client.embeddings.create(model="tiny", input="hello", dimensions=48)
+async def test_openais_client_reads_embeddings_and_refusals(
+    simulator_client: openai.AsyncOpenAI,
+) -> None:
+    embedded = await simulator_client.embeddings.create(model="tiny", input="hello", dimensions=48)
 
-    assert 48 == len(told.data[0].embedding)
+    assert 48 == len(embedded.data[0].embedding)
     with pytest.raises(openai.BadRequestError, match="plain text only"):
-        await client.chat.completions.create(
+        await simulator_client.chat.completions.create(
             model="tiny", messages=HELLO, response_format={"type": "json_object"}
         )
     with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve("resp_nope")
+        await simulator_client.responses.retrieve("resp_nope")
 
 
 async def test_anthropics_client_reads_text_whole_and_streamed(url: str) -> None:

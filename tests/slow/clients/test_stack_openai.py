@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.stack.client import ask, connect, send
+from tests.stack.client import connect, send_all
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.stack.upstream import serve
@@ -19,7 +19,7 @@ NEVER_RETRY = 0
 
 
 @pytest.fixture
-def two_pools(stack: Stack) -> Stack:
+def two_model_stack(stack: Stack) -> Stack:
     """Model names are needed here."""
     stack.use(
         pool(stack.addresses[:2], name="simulated", models=[MODEL]),
@@ -29,8 +29,8 @@ def two_pools(stack: Stack) -> Stack:
 
 
 @pytest.fixture
-async def client(two_pools: Stack) -> AsyncGenerator[openai.AsyncOpenAI]:
-    async with _connect(two_pools) as client:
+async def stack_client(two_model_stack: Stack) -> AsyncGenerator[openai.AsyncOpenAI]:
+    async with _connect(two_model_stack) as client:
         yield client
 
 
@@ -38,10 +38,10 @@ def _connect(stack: Stack) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=NEVER_RETRY)
 
 
-async def test_chat(client: openai.AsyncOpenAI) -> None:
+async def test_chat(stack_client: openai.AsyncOpenAI) -> None:
     cached = []
     for _ in range(2):
-        answer = await client.chat.completions.create(
+        answer = await stack_client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hello " * 50}], max_tokens=5
         )
         assert answer.choices[0].message.content
@@ -55,8 +55,8 @@ async def test_chat(client: openai.AsyncOpenAI) -> None:
     assert cached[1] > 0
 
 
-async def test_streaming_chat(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
+async def test_streaming_chat(stack_client: openai.AsyncOpenAI) -> None:
+    stream = await stack_client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Hello"}],
         max_tokens=5,
@@ -83,14 +83,14 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str | None
     ("asked", "kind", "status", "code"), REFUSED, ids=["model", "7", "endpoint", "size"]
 )
 async def test_a_refusal_is_the_exception_that_users_catch(
-    client: openai.AsyncOpenAI,
+    stack_client: openai.AsyncOpenAI,
     asked: dict[str, Any],
     kind: type[openai.APIStatusError],
     status: int,
     code: str | None,
 ) -> None:
     with pytest.raises(kind) as caught:
-        await client.completions.create(**asked)
+        await stack_client.completions.create(**asked)
 
     assert caught.value.status_code == status
     if code is not None:
@@ -105,7 +105,7 @@ async def test_overload_raises_rate_limit_error(stack: Stack) -> None:
         connect(stack.url) as session,
         _connect(stack) as client,
     ):
-        held = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(4)]
+        held = send_all(session, "held", 4)
         await endpoints.until_arrived(4)
         with pytest.raises(openai.RateLimitError) as caught:
             await client.completions.create(model=MODEL, prompt="x")

@@ -5,6 +5,7 @@ temporalio's client for tonic and hyper. Each frames, pings and opens windows in
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,42 +17,37 @@ from temporalio.client import Client
 from temporalio.service import GrpcCompression
 
 from extproc.grpc_server.calls import Call
-from tests.grpc_server.serving import ECHO, Echo, Served, serving
-from tests.slow.clients.programs import GRPC, run
+from tests.grpc_server.serving import ECHO, Echo, ServedListener, serving_listener
+from tests.slow.clients.programs import GRPC, run_program
 from tests.stack.ports import free_ports
-from tests.stack.process import Process
+from tests.stack.process import Process, memory_bytes
 from tests.waiting import until
 
 
 @pytest.fixture
-def message(tmp_path: Path) -> str:
+def message_file(tmp_path: Path) -> str:
     """A file that holds one gRPC message, framed."""
     path = tmp_path / "message"
     path.write_bytes(b"\0" + (2_000).to_bytes(4, "big") + bytes(2_000))
     return str(path)
 
 
-def memory_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4_096
-
-
-async def h2load(served: Served, message: str, total: int, *options: str) -> str:
+async def h2load(served: ServedListener, message: str, total: int, *options: str) -> str:
     """What it prints of `total` calls."""
     url = f"http://{served.target}{ECHO}"
-    return await run("h2load", "-n", str(total), "-d", message, *options, *GRPC, url)
+    return await run_program("h2load", "-n", str(total), "-d", message, *options, *GRPC, url)
 
 
-async def test_h2load_opens_ten_thousand_streams_over_ten_connections(message: str) -> None:
-    async with serving() as served:
-        await h2load(served, message, 10_000, "-c", "10", "-m", "100")
-        before = memory_bytes()
-        output = await h2load(served, message, 10_000, "-c", "10", "-m", "100")
+async def test_h2load_opens_ten_thousand_streams_over_ten_connections(message_file: str) -> None:
+    async with serving_listener() as served:
+        await h2load(served, message_file, 10_000, "-c", "10", "-m", "100")
+        before = memory_bytes(os.getpid())
+        output = await h2load(served, message_file, 10_000, "-c", "10", "-m", "100")
 
         assert "10000 succeeded, 0 failed, 0 errored, 0 timeout" in output
         assert "status codes: 10000 2xx" in output
         assert served.opened == len(served.ends) == 20_000
-        assert memory_bytes() < before * 1.1
+        assert memory_bytes(os.getpid()) < before * 1.1
         assert served.listener.budget.used == 0
 
 
@@ -70,24 +66,24 @@ WINDOWS = [
 
 @pytest.mark.parametrize(("total", "options"), [*TABLES, *WINDOWS])
 async def test_clients_with_any_header_table_and_window_get_their_answers(
-    message: str, total: int, options: tuple[str, ...]
+    message_file: str, total: int, options: tuple[str, ...]
 ) -> None:
-    async with serving() as served:
-        output = await h2load(served, message, total, "-m", "10", *options)
+    async with serving_listener() as served:
+        output = await h2load(served, message_file, total, "-m", "10", *options)
 
     assert f"{total} succeeded, 0 failed, 0 errored" in output
 
 
 async def nghttp(message: str, *options: str) -> str:
-    async with serving() as served:
-        output = await run(
+    async with serving_listener() as served:
+        output = await run_program(
             "nghttp", "-v", "-d", message, *options, *GRPC, f"http://{served.target}{ECHO}"
         )
     return re.sub(r"\x1b\[[0-9;]*m", "", output)
 
 
-async def test_nghttp_sees_headers_messages_and_trailers(message: str) -> None:
-    lines = await nghttp(message)
+async def test_nghttp_sees_headers_messages_and_trailers(message_file: str) -> None:
+    lines = await nghttp(message_file)
 
     assert re.search(r"recv \(stream_id=\d+\) :status: 200", lines)
     assert re.search(r"recv DATA frame <length=2005, flags=0x00", lines)
@@ -95,25 +91,27 @@ async def test_nghttp_sees_headers_messages_and_trailers(message: str) -> None:
     assert "RST_STREAM" not in lines
 
 
-async def test_nghttp_that_pads_is_served(message: str) -> None:
-    lines = await nghttp(message, "-b", "200")
+async def test_nghttp_that_pads_is_served(message_file: str) -> None:
+    lines = await nghttp(message_file, "-b", "200")
 
     assert "PADDED" in lines
     assert re.search(r"grpc-status: *0", lines)
 
 
-async def test_curl_is_answered_over_http2(message: str) -> None:
+async def test_curl_is_answered_over_http2(message_file: str) -> None:
     curl = ("curl", "-sS", "-i", "--http2-prior-knowledge", "--max-time", "20", "--output", "-")
-    async with serving() as served:
-        output = await run(
-            *curl, "--data-binary", f"@{message}", *GRPC, f"http://{served.target}{ECHO}"
+    async with serving_listener() as served:
+        output = await run_program(
+            *curl, "--data-binary", f"@{message_file}", *GRPC, f"http://{served.target}{ECHO}"
         )
 
         assert output.startswith("HTTP/2 200")
         assert "grpc-status: 0" in output
-        assert (await run(*curl, f"http://{served.target}/")).startswith("HTTP/2 405")
+        assert (await run_program(*curl, f"http://{served.target}/")).startswith("HTTP/2 405")
         wrong = ("-X", "POST", "-H", "content-type: text/plain")
-        assert (await run(*curl, *wrong, f"http://{served.target}{ECHO}")).startswith("HTTP/2 415")
+        assert (await run_program(*curl, *wrong, f"http://{served.target}{ECHO}")).startswith(
+            "HTTP/2 415"
+        )
 
 
 KV_RANGE = "/etcdserverpb.KV/Range"
@@ -123,7 +121,7 @@ PROXIES = {"nginx": ("/usr/sbin/nginx", "-c"), "haproxy": ("/usr/sbin/haproxy", 
 
 
 @asynccontextmanager
-async def in_front(name: str, folder: Path, upstream: int) -> AsyncIterator[int]:
+async def behind_proxy(name: str, folder: Path, upstream: int) -> AsyncIterator[int]:
     """Runs a proxy before the listener; yields its port."""
     [port] = free_ports(1)
     text, config = Path(__file__).with_name(f"{name}.conf").read_text(), folder / f"{name}.conf"
@@ -146,8 +144,8 @@ async def accepts(port: int, process: Process) -> bool:
 async def test_calls_through_a_proxy_are_answered(name: str, tmp_path: Path) -> None:
     message = tmp_path / "message"
     message.write_bytes(b"\0" + (100_000).to_bytes(4, "big") + bytes(100_000))
-    async with serving() as served, in_front(name, tmp_path, served.port) as port:
-        output = await run(
+    async with serving_listener() as served, behind_proxy(name, tmp_path, served.port) as port:
+        output = await run_program(
             *("h2load", "-n", "200", "-c", "4", "-m", "8", "-d", str(message)),
             *GRPC,
             f"http://127.0.0.1:{port}{ECHO}",
@@ -167,7 +165,7 @@ async def answering(path: str) -> AsyncIterator[tuple[str, list[Call]]]:
             answered.append(self.call)
             self.call.send(b"")
 
-    async with serving() as served:
+    async with serving_listener() as served:
         served.listener.routes = {path: lambda call: Empty(call, served.ends)}
         yield served.target, answered
 
@@ -175,7 +173,7 @@ async def answering(path: str) -> AsyncIterator[tuple[str, list[Call]]]:
 async def test_grpc_go_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETCDCTL_API", "3")
     async with answering(KV_RANGE) as (target, answered):
-        output = await run(
+        output = await run_program(
             "etcdctl", f"--endpoints={target}", "--command-timeout=10s", "get", "key"
         )
 

@@ -68,7 +68,7 @@ def _started() -> Iterator[None]:
             daemon.terminate()
 
 
-def build() -> dict[str, str]:
+def build_images() -> dict[str, str]:
     """Builds the service's image; returns the variables that name the others where no registry is reached."""
     variables = {}
     if any(docker("pull", "--quiet", name).returncode for name in IMAGES.values()):

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from extproc import __version__
-from tests.slow.compose.docker import NETWORK, PROJECT, Compose, build, docker, engine
+from tests.slow.compose.docker import NETWORK, PROJECT, Compose, build_images, docker, engine
 from tests.stack.ports import free_ports
 from tests.waiting import until
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.xdist_group("compose"), pytest.mark.timeout(900)]
 
 
 @dataclass
-class Stack:
+class ComposeStack:
     """The stack, and the ports at which the machine reaches it."""
 
     compose: Compose
@@ -50,20 +50,22 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
+def compose_stack() -> Iterator[ComposeStack]:
     gateway, admin, envoy = free_ports(3)
     ports = {"GATEWAY_PORT": gateway, "ADMIN_PORT": admin, "ENVOY_PORT": envoy}
     with engine():
-        compose = Compose({**build(), **{name: str(port) for name, port in ports.items()}})
+        compose = Compose({**build_images(), **{name: str(port) for name, port in ports.items()}})
         try:
             compose.run("down", "--volumes")  # what an earlier run left
             compose.run("up", "--detach")
-            yield Stack(compose, gateway, admin, envoy)
+            yield ComposeStack(compose, gateway, admin, envoy)
         finally:
             compose.run("down", "--volumes", "--timeout", "5")
 
 
-def test_the_image_is_nobodys_labelled_and_writes_nothing(stack: Stack) -> None:
+def test_the_image_runs_without_rights_has_labels_and_writes_nothing(
+    compose_stack: ComposeStack,
+) -> None:
     name = "extproc-router:compose"
     limits = [
         "--read-only",
@@ -74,7 +76,7 @@ def test_the_image_is_nobodys_labelled_and_writes_nothing(stack: Stack) -> None:
         "--network",
         "none",
     ]
-    said, written = [
+    shown, written = [
         docker("run", "--rm", *limits, name, word).stdout for word in ("--version", "init")
     ]
     [image] = json.loads(docker("image", "inspect", name).stdout)
@@ -84,11 +86,11 @@ def test_the_image_is_nobodys_labelled_and_writes_nothing(stack: Stack) -> None:
 
     assert image["Config"]["User"] == "65532:65532"
     assert {"title", "description", "licenses", "version", "revision"} <= labels
-    assert (said, "pools:" in written) == (f"extproc, version {__version__}\n", True)
+    assert (shown, "pools:" in written) == (f"extproc, version {__version__}\n", True)
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """One answer as a client saw it: when it began and ended, who gave it, what went wrong."""
 
     began_s: float
@@ -97,9 +99,11 @@ class Answer:
     fault: str = ""
 
 
-async def ask(http: aiohttp.ClientSession, stack: Stack, text: str, tokens: int = 4) -> Answer:
+async def stream_answer(
+    http: aiohttp.ClientSession, stack: ComposeStack, text: str, tokens: int = 4
+) -> StreamedAnswer:
     """Streams one answer; an answer without its last line is none."""
-    answer = Answer(time.monotonic())
+    answer = StreamedAnswer(time.monotonic())
     body = {
         "model": "simulated",
         "messages": [{"role": "user", "content": text}],
@@ -119,14 +123,18 @@ async def ask(http: aiohttp.ClientSession, stack: Stack, text: str, tokens: int 
 
 
 @asynccontextmanager
-async def load(stack: Stack, clients: int = 12) -> AsyncIterator[list[Answer]]:
+async def streaming_clients(
+    stack: ComposeStack, clients: int = 12
+) -> AsyncIterator[list[StreamedAnswer]]:
     """Clients that stream one answer of a second after the other; each has a conversation of its own."""
-    answers: list[Answer] = []
+    answers: list[StreamedAnswer] = []
     is_over = asyncio.Event()
 
     async def client(number: int) -> None:
         while not is_over.is_set():
-            answers.append(await ask(http, stack, f"conversation {number} of many", tokens=300))
+            answers.append(
+                await stream_answer(http, stack, f"conversation {number} of many", tokens=300)
+            )
             await asyncio.sleep(0.01)
 
     timeout = aiohttp.ClientTimeout(total=60, sock_read=20)
@@ -138,25 +146,25 @@ async def load(stack: Stack, clients: int = 12) -> AsyncIterator[list[Answer]]:
         is_over.set()
 
 
-async def ask_all(stack: Stack) -> dict[str, str]:
+async def stream_answers(stack: ComposeStack) -> dict[str, str]:
     async with aiohttp.ClientSession() as http:
         texts = [f"conversation {number}" for number in range(20)]
-        answers = {text: await ask(http, stack, text) for text in texts}
+        answers = {text: await stream_answer(http, stack, text) for text in texts}
     assert not [each.fault for each in answers.values() if each.fault]
     return {text: each.endpoint for text, each in answers.items()}
 
 
-async def test_conversations_have_homes_whoever_comes_and_goes(stack: Stack) -> None:
-    await until(stack.is_whole, "an endpoint was never ready")
-    homes = await ask_all(stack)
-    again = await ask_all(stack)
-    stack.compose.run("kill", "extproc")
-    without = await ask_all(stack)
-    stack.compose.run("start", "extproc")
-    await until(stack.is_whole, "the service never came back")
+async def test_conversations_have_homes_whoever_comes_and_goes(compose_stack: ComposeStack) -> None:
+    await until(compose_stack.is_whole, "an endpoint was never ready")
+    homes = await stream_answers(compose_stack)
+    again = await stream_answers(compose_stack)
+    compose_stack.compose.run("kill", "extproc")
+    without = await stream_answers(compose_stack)
+    compose_stack.compose.run("start", "extproc")
+    await until(compose_stack.is_whole, "the service never came back")
     # It begins with an empty index: whoever answers first is home.
-    anew = await ask_all(stack)
-    later = await ask_all(stack)
+    anew = await stream_answers(compose_stack)
+    later = await stream_answers(compose_stack)
 
     assert len(Counter(homes.values())) > 1, "all conversations met on one endpoint"
     assert again == homes
@@ -192,16 +200,16 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "name"), FAULTS)
 async def test_clients_lose_what_streamed_through_the_broken_part_and_nothing_else(
-    stack: Stack, fault: str, name: str
+    compose_stack: ComposeStack, fault: str, name: str
 ) -> None:
-    await until(stack.is_whole, "the stack was never whole")
-    async with load(stack) as answers:
+    await until(compose_stack.is_whole, "the stack was never whole")
+    async with streaming_clients(compose_stack) as answers:
         before = len(answers)
         broken_s = time.monotonic()
         await do(WORDS[fault][0], name)
         await until(lambda: len(answers) >= before + 60 or time.monotonic() - broken_s > 10)
         await do(WORDS[fault][1], name)
-        await until(stack.is_whole, "the stack was never whole again")
+        await until(compose_stack.is_whole, "the stack was never whole again")
         mended_s = time.monotonic()
         mended = len(answers)
         await until(lambda: len(answers) >= mended + 36)

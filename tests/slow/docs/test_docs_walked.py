@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def blocks(page: str) -> list[str]:
+def shell_blocks(page: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", (START / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
@@ -63,7 +63,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
         path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable}{module} "$@"\n')
         path.chmod(0o755)
     (folder / ".venv-run" / ".ready").touch()
-    [command] = [block for block in blocks("laptop.md") if block.startswith("make ")]
+    [command] = [block for block in shell_blocks("laptop.md") if block.startswith("make ")]
     script = f"ip link set lo up && exec {command}"
     with (folder / "run.log").open("wb") as log:
         running = subprocess.Popen(
@@ -82,7 +82,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
 
 
 def test_the_first_page_is_walked(laptop: Laptop) -> None:
-    [start, ask, explain] = blocks("laptop.md")
+    [start, ask, explain] = shell_blocks("laptop.md")
     asked = laptop.run(ask)
     explained = laptop.run(explain)
     served = re.findall(r"^x-served-by: (\S+)", asked, re.MULTILINE)
@@ -98,7 +98,7 @@ def test_the_first_page_is_walked(laptop: Laptop) -> None:
 @pytest.mark.timeout(1200)
 def test_two_strategies_are_compared(laptop: Laptop) -> None:
     """Exit status 3 says that this machine was too busy to measure; the walk is the same."""
-    [simulate, start, plan, compare] = blocks("benchmark.md")
+    [simulate, start, plan, compare] = shell_blocks("benchmark.md")
     settings = (laptop.folder / "envoy" / "extproc.yaml").read_text()
 
     assert "hit rate" in laptop.run(simulate)

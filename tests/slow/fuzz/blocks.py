@@ -6,7 +6,14 @@ cut, put into strings, said twice, in other representations, behind changes of t
 
 from typing import Final
 
-from tests.grpc_server.header_blocks import MAX_BYTES, compare, literal, size_update, string, within
+from tests.grpc_server.header_blocks import (
+    MAX_BYTES,
+    compare_decoders,
+    huffman_valued,
+    literal,
+    size_update,
+    string,
+)
 from tests.slow.fuzz.choices import Choices
 
 LIMITS: Final = (MAX_BYTES, MAX_BYTES, 600)
@@ -25,7 +32,7 @@ VALUES: Final = (
     ),
 )
 NAMES: Final = (b"traceparent", b"tracestate", b"x", b"x-request-id")
-FRONT: Final = (
+BEGINNING: Final = (
     b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
 )
 PARENT: Final = b"\x00" + string(b"traceparent")
@@ -38,18 +45,18 @@ ODD_STRINGS: Final = (
 UPDATES: Final = (*(b"",) * 8, size_update(0), size_update(70), size_update(4_096), b"\x20\x20\x20")
 
 
-def blocks(data: bytes) -> str:
+def check_blocks(data: bytes) -> str:
     """Any blocks mean what `hpack` says they mean."""
     choices = Choices(data)
     limit_bytes = choices.one_of(LIMITS)
-    traced = FRONT + PARENT + string(VALUES[0])
+    traced = BEGINNING + PARENT + string(VALUES[0])
     sequence = (
-        [size_update(0) + FRONT, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
+        [size_update(0) + BEGINNING, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
     )
     while choices and len(sequence) < 30:
         sequence.append(_block(choices, sequence))
-    told, filled = compare(sequence, limit_bytes)
-    return f"{min(filled, 5)} filled in, {'lost' if 'lost' in told else 'whole'}"
+    heads, filled = compare_decoders(sequence, limit_bytes)
+    return f"{min(filled, 5)} filled in, {'lost' if 'lost' in heads else 'whole'}"
 
 
 def _block(choices: Choices, sequence: list[bytes]) -> bytes:
@@ -59,7 +66,7 @@ def _block(choices: Choices, sequence: list[bytes]) -> bytes:
     if way > 60 and sequence:
         return _changed(choices, choices.one_of(sequence), choices.one_of(sequence))
     pieces = [_piece(choices) for _ in range(choices.byte() % 4)]
-    return choices.one_of(UPDATES) + FRONT + b"".join(pieces)
+    return choices.one_of(UPDATES) + BEGINNING + b"".join(pieces)
 
 
 def _piece(choices: Choices) -> bytes:
@@ -72,7 +79,9 @@ def _piece(choices: Choices) -> bytes:
     if way < 11:
         return literal(name, value, choices.one_of((0x00, 0x10, 0x40)), is_huffman=is_huffman)
     if way < 13:
-        return within(name, PARENT + string(value) + (STATE + b"\x00" if is_huffman else b""))
+        return huffman_valued(
+            name, PARENT + string(value) + (STATE + b"\x00" if is_huffman else b"")
+        )
     odd = (
         PARENT + choices.one_of(ODD_STRINGS),
         STATE + choices.one_of(ODD_STRINGS),

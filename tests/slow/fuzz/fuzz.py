@@ -114,7 +114,7 @@ def run_seeded(name: str, runs: int, seed: int, max_findings: int) -> int:
     corpus = [path.read_bytes() for path in sorted((HERE / "corpus" / name).iterdir())]
     outcomes: Counter[str] = Counter()
     findings, start_s = 0, time.monotonic()
-    told_s = start_s
+    logged_s = start_s
     for count, data in enumerate(
         inputs(Random(seed), corpus), start=1
     ):  # the same inputs for the same seed
@@ -127,9 +127,9 @@ def run_seeded(name: str, runs: int, seed: int, max_findings: int) -> int:
             place.write_bytes(data)
             console.print(f"a finding, {place}:\n{traceback.format_exc(limit=-3)}", markup=False)
         is_over = count >= runs or findings >= max_findings
-        if is_over or time.monotonic() - told_s > 60:
-            told_s = time.monotonic()
-            passed = f"{count:,} runs, {told_s - start_s:,.0f} s"
+        if is_over or time.monotonic() - logged_s > 60:
+            logged_s = time.monotonic()
+            passed = f"{count:,} runs, {logged_s - start_s:,.0f} s"
             console.print(f"{name}: {passed}, {findings} findings, seed {seed}")
         if is_over:
             break
@@ -160,14 +160,14 @@ def main() -> None:
         found = [run_seeded(name, options.runs, options.seed, options.findings) for name in targets]
         sys.exit(any(found))
     table = Table("target", "executions", "seconds", "findings", title="fuzzing")
-    told = [
+    results = [
         fuzz_apart(target, options.seconds // len(targets), options.executions)
         for target in targets
     ]
-    for target, (executions, elapsed_s, is_finding) in zip(targets, told, strict=True):
+    for target, (executions, elapsed_s, is_finding) in zip(targets, results, strict=True):
         table.add_row(target, f"{executions:,}", f"{elapsed_s:.0f}", str(int(is_finding)))
     Console().print(table)
-    sys.exit(any(is_finding for _, _, is_finding in told))
+    sys.exit(any(is_finding for _, _, is_finding in results))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from extproc.grpc_server.streams import (
     Opened,
 )
 from tests.slow.fuzz.choices import Choices
-from tests.slow.fuzz.http2_client import Client
+from tests.slow.fuzz.http2_client import Http2Client
 from tests.slow.fuzz.http2_reference import Call, Fact, Reference, frames_of, head_of
 
 # Small enough for short conversations to reach them.
@@ -48,7 +48,7 @@ STATUSES: Final = (Status.OK, Status.OK, Status.INTERNAL, Status.NOT_FOUND)
 Act = tuple[str, int, float]
 
 
-class Step(NamedTuple):
+class OneSidedFrame(NamedTuple):
     """One frame on which only one of the two ended the connection."""
 
     kind: int
@@ -86,12 +86,12 @@ class Step(NamedTuple):
 
 BLOCKS: Final = (frames.HEADERS, frames.CONTINUATION)
 # Differences that are meant: what each is about, what makes us right, and where exactly it applies.
-RULES: Final[Mapping[str, Callable[[Step], bool]]] = {
+RULES: Final[Mapping[str, Callable[[OneSidedFrame], bool]]] = {
     # `h2` ends the connection, we do not.
     "trailers without END_STREAM end their stream only (RFC 9113 §8.1, §8.1.1)": lambda step: (
         "Trailers must have END_STREAM" in step.words and step.is_reset(Code.PROTOCOL_ERROR)
     ),
-    "headers with :status are malformed, a stream error (RFC 9113 §8.1.1, §8.3)": Step.has_malformed_status,
+    "headers with :status are malformed, a stream error (RFC 9113 §8.1.1, §8.3)": OneSidedFrame.has_malformed_status,
     "a content-length unlike the DATA ends the stream only (RFC 9113 §8.1.1)": lambda step: (
         isinstance(step.error, InvalidBodyLengthError) or "content-length" in step.words
     ),
@@ -203,11 +203,11 @@ class Match:
         perform(self.ours, act, self.now_s)
         match verb:
             case "send":
-                reference.told_to_send(stream_id, bytes(int(what)))
+                reference.on_send(stream_id, bytes(int(what)))
             case "finish":
-                reference.told_to_finish(stream_id, Status(int(what)))
+                reference.on_finish(stream_id, Status(int(what)))
             case "reset":
-                reference.told_to_reset(stream_id)
+                reference.on_reset(stream_id)
             case "drain":
                 reference.is_draining = True
             case "tick":
@@ -288,7 +288,7 @@ class Match:
             for kind, _, stream_id, payload in frames_of(output)
             if kind == frames.RST_STREAM
         }
-        step = Step(*head_of(frame), error, fault, resets, is_used)
+        step = OneSidedFrame(*head_of(frame), error, fault, resets, is_used)
         self.rule = next((name for name, applies in RULES.items() if applies(step)), None)
         assert self.rule is not None, f"a difference that no rule knows: {step}"
 
@@ -318,7 +318,7 @@ def http2(data: bytes) -> str | None:
     choices = Choices(data)
     match = Match(*choices.one_of(WORLDS))
     cut_bytes = choices.one_of((1, 3, 7, 20, 100, 1_000_000, 1_000_000, 1_000_000))
-    client = Client(choices)
+    client = Http2Client(choices)
     match.receive(client.start())
     while choices and not match.is_over:
         if choices.byte() % 4 == 3:

@@ -138,7 +138,7 @@ class Blocks:
         return _integer(index, bits, prefix) + written + string(value, is_huffman=is_huffman)
 
 
-class Client:
+class Http2Client:
     """Makes frames, one step of the conversation at a time."""
 
     def __init__(self, choices: Choices) -> None:
@@ -294,16 +294,28 @@ class Client:
         return framed * (1 + (way >> 2) % 3)
 
 
-Step = Callable[[Client], bytes]
+Step = Callable[[Http2Client], bytes]
 
 REGULAR: Final[tuple[Step, ...]] = (
-    *(Client.request,) * 8,
-    *(Client.data,) * 10,
-    *(Client.trailers, Client.trailers, Client.reset, Client.reset, Client.goaway, Client.priority),
-    *(Client.window_update, Client.window_update, Client.window_update, Client.wider_connection),
-    *(Client.settings, Client.settings, lambda _: frames.SETTINGS_ACK, Client.ping),
+    *(Http2Client.request,) * 8,
+    *(Http2Client.data,) * 10,
+    *(
+        Http2Client.trailers,
+        Http2Client.trailers,
+        Http2Client.reset,
+        Http2Client.reset,
+        Http2Client.goaway,
+        Http2Client.priority,
+    ),
+    *(
+        Http2Client.window_update,
+        Http2Client.window_update,
+        Http2Client.window_update,
+        Http2Client.wider_connection,
+    ),
+    *(Http2Client.settings, Http2Client.settings, lambda _: frames.SETTINGS_ACK, Http2Client.ping),
 )
-STEPS: Final = (*REGULAR, Client.any_frame, Client.changed_frame, Client.anything)
+STEPS: Final = (*REGULAR, Http2Client.any_frame, Http2Client.changed_frame, Http2Client.anything)
 
 
 def _integer(number: int, bits: int, prefix: int) -> bytes:

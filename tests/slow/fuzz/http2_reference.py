@@ -176,13 +176,13 @@ class Reference:
         call.unsent = call.unsent and call.unsent - len(data)
         if call.is_refused:
             return
-        for told in deframe(call.received, self.limits.message_bytes):
-            if isinstance(told, Status):
+        for found in deframe(call.received, self.limits.message_bytes):
+            if isinstance(found, Status):
                 call.is_refused = True
-                call.status = told if call.status is None else call.status
+                call.status = found if call.status is None else call.status
             else:
                 call.is_waiting = False
-                self.facts.append(("message", stream_id, told))
+                self.facts.append(("message", stream_id, found))
 
     def _on_end(self, stream_id: int) -> None:
         call = self.calls.get(stream_id)
@@ -206,18 +206,18 @@ class Reference:
             smallest = change.new_value if self._table_bytes is None else self._table_bytes
             self._table_bytes = min(change.new_value, smallest)
 
-    def told_to_send(self, stream_id: int, message: bytes) -> None:
+    def on_send(self, stream_id: int, message: bytes) -> None:
         call = self.calls.get(stream_id)
         if call is not None and call.status is None:
             call.sent_s = call.sent_s if call.to_send else self.now_s
             call.to_send += len(message).to_bytes(PREFIX_BYTES, "big") + message
 
-    def told_to_finish(self, stream_id: int, status: Status) -> None:
+    def on_finish(self, stream_id: int, status: Status) -> None:
         call = self.calls.get(stream_id)
         if call is not None and call.status is None:
             call.status = status
 
-    def told_to_reset(self, stream_id: int) -> None:
+    def on_reset(self, stream_id: int) -> None:
         if stream_id in self.calls:
             self.resets[stream_id] = Code.CANCEL
 
@@ -353,11 +353,11 @@ def is_malformed(fields: Fields, flags: HeaderValidationFlags) -> bool:
         return True
     checked = {(b":method", b"CONNECT"): (b":method", b"POST")}
     try:
-        told = [
+        found = [
             (b"x-host", field[1]) if field[0] == b"host" else checked.get(field, field)
             for field in fields
         ]
-        list(validate_headers(told, flags))
+        list(validate_headers(found, flags))
     except ProtocolError as error:
         return "an :authority or Host" not in str(error)
     return False

@@ -4,7 +4,6 @@ Run by the fuzzer for as long as one likes, and by the tests on every input that
 """
 
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,6 @@ from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.prompt.json_reader import LIMITS
 from extproc.router.routing.prompt.parse import Prompt, parse
 from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
-from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.share.letters import name_of
 from extproc.router.share.pool_share import Share
@@ -33,7 +31,8 @@ from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session, SessionOptions
-from tests.slow.fuzz.blocks import blocks
+from tests.router.outside import fixed_outside
+from tests.slow.fuzz.blocks import check_blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
 
@@ -70,11 +69,11 @@ KEYS: Final = tuple(map(parse_key, KEY_NAMES))
 ENDPOINTS: Final = tuple(
     Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
 )
-STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4)
+STRATEGY: Final = PrefixHash(fixed_outside(1), key=KEY_NAMES, positions=4)
 SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
 
 
-def prompt(data: bytes) -> None:
+def check_prompt(data: bytes) -> None:
     """Any bytes are a prompt or a `PromptError`; a prompt answers every question, within bounds."""
     choices = Choices(data)
     path, content_type = choices.one_of(PATHS), choices.one_of(CONTENT_TYPES)
@@ -122,12 +121,12 @@ def letter(data: bytes) -> None:
         share.heartbeat(now)
         head = [choices.byte() % 3, name_of("a"), int(now * 1e6)]
         try:
-            told = read(
+            decoded = read(
                 encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]])
             )
         except LetterError:
-            told = read(encode_letter([*head, []]))
-        share.receive(told, now)
+            decoded = read(encode_letter([*head, []]))
+        share.receive(decoded, now)
         assert min(pool.book.counts().values()) >= 0
         assert not any(pool.book.ours().values())
     share.peers.check(now + 4, 0)
@@ -154,7 +153,7 @@ def _some_news(choices: Choices, names: list[int]) -> list[object]:
 
 
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {"prompt": prompt, "wire": wire, "http2": http2, "blocks": blocks, "letter": letter}
+    {"prompt": check_prompt, "wire": wire, "http2": http2, "blocks": check_blocks, "letter": letter}
 )
 
 
@@ -196,14 +195,14 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
 
 
 def _converse(
-    picker: Picker, pools: list[Pool], said: Iterable[events.Event], choices: Choices
+    picker: Picker, pools: list[Pool], story: Iterable[events.Event], choices: Choices
 ) -> None:
     pool = choices.one_of((None, None, "a", "x"))
     budget = Budget(200)
     stream = Session(picker, SessionOptions(lambda: "id", 300, budget=budget), pool)
     replies: list[events.Reply] = []
     sent = b""
-    for event in said:
+    for event in story:
         sent += event.data if isinstance(event, events.RequestBody) else b""
         new = stream.on(event)
         assert not (new and any(isinstance(reply, events.Answer) for reply in replies)), (
@@ -230,10 +229,10 @@ def _converse(
 
 def _check_request_pieces(sent: bytes, replies: list[events.Reply]) -> None:
     """What is given back is what came, in order, up to one end."""
-    told = [reply.piece if isinstance(reply, events.Routed) else reply for reply in replies]
+    replied = [reply.piece if isinstance(reply, events.Routed) else reply for reply in replies]
     pieces = [
         piece
-        for piece in told
+        for piece in replied
         if isinstance(piece, events.Piece) and piece.phase is events.Phase.REQUEST_BODY
     ]
     assert sent.startswith(b"".join(piece.data for piece in pieces))

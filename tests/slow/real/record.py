@@ -11,7 +11,7 @@ from tests.simulator.face import events, post
 from tests.simulator.wording import ERRORS, STREAMS, WHOLE, as_stream, list_kinds, mask
 
 
-async def record(url: str) -> dict[str, object]:
+async def record_answers(url: str) -> dict[str, object]:
     """Returns the masked answers to all cases, in their order."""
     async with aiohttp.ClientSession(url) as client:
         streams = [
@@ -24,6 +24,6 @@ async def record(url: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    recorded = asyncio.run(record(sys.argv[1]))
+    recorded = asyncio.run(record_answers(sys.argv[1]))
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     Path(sys.argv[2]).write_bytes(orjson.dumps(recorded, option=options))

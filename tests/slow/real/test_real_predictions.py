@@ -38,7 +38,7 @@ SMALL_CACHE = "60 open chats, a cache of 9,600 tokens"
 SMALL = ("--num-gpu-blocks-override", "300")
 
 
-class Router:
+class EnginePool:
     """A pool of one engine."""
 
     def __init__(self, address: str) -> None:
@@ -54,14 +54,14 @@ class Router:
         return self._picker.pick(Query("POST", CHAT, {}, body)).pick, self._predicted() - before
 
     def _predicted(self) -> float:
-        return sum(told.cached for told in self.strategy.signals.predicted().values())
+        return sum(predicted.cached for predicted in self.strategy.signals.predicted().values())
 
 
-class Scene:
+class PredictionScene:
     """One client and two routers, the second of which hears events. Rows: tokens found, predicted, asked."""
 
     def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
-        self.routers, self.talks = [Router(address), Router(address)], Talks(2026)
+        self.routers, self.talks = [EnginePool(address), EnginePool(address)], Talks(2026)
         self._client, self.url, self._asked = client, f"http://{address}", 0
 
     @property
@@ -101,7 +101,7 @@ class Scene:
         return rows
 
 
-def tell(name: str, rows: list[tuple[float, ...]]) -> list[float]:
+def print_row(name: str, rows: list[tuple[float, ...]]) -> list[float]:
     """Prints a row of the table; returns the shares of requests that were right to one block."""
     shares, cells = [], [name, str(len(rows))]
     for place in (1, 2):
@@ -120,7 +120,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
     config = orjson.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **places}).decode()
     rows = {RESET: list[tuple[float, ...]]()}
     async with aiohttp.ClientSession() as client:
-        scene = Scene(f"127.0.0.1:{port}", client)
+        scene = PredictionScene(f"127.0.0.1:{port}", client)
         hearing = scene.routers[1]
         reader = asyncio.create_task(
             EventReader(hearing.pool, hearing.heard, None, monotonic).run()
@@ -141,7 +141,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
     print()  # noqa: T201
-    shares = {name: tell(name, each) for name, each in rows.items()}
+    shares = {name: print_row(name, each) for name, each in rows.items()}
 
     # With events, then how much better than without.
     limits = {
@@ -150,7 +150,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
         RESTARTED: (0.93, 0.02),
         SMALL_CACHE: (0.9, 0.0),
     }
-    for name, (inferred, heard) in shares.items():
-        assert heard >= limits[name][0], name
-        assert heard >= inferred + limits[name][1], name
+    for name, (inferred, signals) in shares.items():
+        assert signals >= limits[name][0], name
+        assert signals >= inferred + limits[name][1], name
     assert all(sum(row[0] > BLOCK for row in each) > len(each) / 3 for each in rows.values())

@@ -77,19 +77,19 @@ async def read_counters(client: aiohttp.ClientSession) -> dict[str, float]:
 async def test_cached_tokens_equal_vllms_request_by_request(
     real: str, options: ServerOptions
 ) -> None:
-    async with aiohttp.ClientSession(real) as client, serving(options, speed=50) as face:
+    async with aiohttp.ClientSession(real) as client, serving(options, speed=50) as simulator:
         await post(client, "/reset_prefix_cache", b"")
         before = await read_counters(client)
         pairs = []
         for request in write_requests(Talks(2026)):
             _, expected = await post(client, CHAT, request)
-            _, actual = await face.post(CHAT, request)
+            _, actual = await simulator.post(CHAT, request)
             usages = [answer["usage"] for answer in (expected, actual)]
             pairs.append(
                 [(usage["prompt_tokens"], usage["prompt_tokens_details"]) for usage in usages]
             )
         after = await read_counters(client)
-        simulated = await read_counters(face.client)
+        simulated = await read_counters(simulator.client)
     cached = [expected[1]["cached_tokens"] for expected, _ in pairs]
     equal = sum(expected == actual for expected, actual in pairs)
     grown = {name: after[name] - before[name] for name in after}
@@ -107,10 +107,10 @@ async def test_streams_have_vllms_events(
     real: str, options: ServerOptions, path: str, body: dict[str, Any]
 ) -> None:
     body = wording.as_stream(body)
-    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+    async with aiohttp.ClientSession(real) as client, serving(options) as simulator:
         await post(client, "/reset_prefix_cache", b"")
         expected = await events(client, path, body)
-        actual = await face.events(path, body)
+        actual = await simulator.events(path, body)
 
     assert list_kinds(expected) == list_kinds(actual)
 
@@ -119,9 +119,9 @@ async def test_streams_have_vllms_events(
 async def test_whole_answers_have_vllms_fields(
     real: str, options: ServerOptions, path: str, body: dict[str, Any]
 ) -> None:
-    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+    async with aiohttp.ClientSession(real) as client, serving(options) as simulator:
         await post(client, "/reset_prefix_cache", b"")
-        answers = [await post(one, path, body) for one in (client, face.client)]
+        answers = [await post(one, path, body) for one in (client, simulator.client)]
     (expected_status, expected), (actual_status, actual) = answers
 
     assert expected_status == actual_status
@@ -130,16 +130,16 @@ async def test_whole_answers_have_vllms_fields(
 
 @pytest.mark.parametrize(("path", "body"), ERRORS)
 async def test_errors_are_vllms(real: str, options: ServerOptions, path: str, body: object) -> None:
-    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+    async with aiohttp.ClientSession(real) as client, serving(options) as simulator:
         expected = await post(client, path, body)
-        actual = await face.post(path, body)
+        actual = await simulator.post(path, body)
 
     assert expected == actual
 
 
 async def test_metrics_have_vllms_names_and_labels(real: str, options: ServerOptions) -> None:
-    async with aiohttp.ClientSession(real) as client, serving(options) as face:
-        expected, actual = [await read_families(one) for one in (client, face.client)]
+    async with aiohttp.ClientSession(real) as client, serving(options) as simulator:
+        expected, actual = [await sample_families(one) for one in (client, simulator.client)]
 
     assert expected == actual
 
@@ -155,16 +155,16 @@ async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_
         subscriber.connect(f"tcp://127.0.0.1:{events_port}")
         async with (
             aiohttp.ClientSession(real) as client,
-            serving(options, publisher=publisher) as face,
+            serving(options, publisher=publisher) as simulator,
         ):
             # Until the subscription has arrived, no event comes.
             while not await subscriber.poll(200):
                 await post(client, wording.COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
                 await post(client, "/reset_prefix_cache", b"")
             for body in asked:
-                for one in (client, face.client):
+                for one in (client, simulator.client):
                     await post(one, wording.COMPLETIONS, body | {"max_tokens": 1})
-            for one in (client, face.client):
+            for one in (client, simulator.client):
                 await post(one, "/reset_prefix_cache", b"")
                 # vLLM publishes a reset with its next step.
                 await post(one, wording.COMPLETIONS, {"prompt": [6] * 40, "max_tokens": 1})
@@ -197,7 +197,7 @@ def number_hashes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-async def read_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:
+async def sample_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:
     """Returns the label names of every sample of vLLM's own metrics, after one request."""
     await post(client, CHAT, {"messages": wording.HELLO, "max_tokens": 2})
     async with client.get("/metrics") as answer:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tests.router.share.gateways import end, rave
+from tests.router.share.gateways import end_task, rave
 from tests.slow.share.broker import Broker, rave_over
 from tests.slow.share.sharing import LONG_S, Sharing, build, share_settings, started
 from tests.stack.ports import free_ports
@@ -168,7 +168,7 @@ class Carriage:
             yield
         finally:
             if mad is not None:
-                await end(mad)
+                await end_task(mad)
             self.heal()
 
 

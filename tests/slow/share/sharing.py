@@ -14,7 +14,7 @@ import orjson
 from extproc.router.stream.events import Continue, Phase, RequestBody
 from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import Went, headers
-from tests.router.stream.wire import asks_for_time, read, write
+from tests.router.stream.wire import asks_for_time, read_response, write_request
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
 
@@ -74,7 +74,7 @@ def started(services: list[Sharing], stack: ExitStack) -> list[Sharing]:
     return services
 
 
-class Proxy:
+class StreamProxy:
     """What an Envoy does: one channel to each service, a stream for each request."""
 
     def __init__(self, services: Sequence[Service]) -> None:
@@ -95,13 +95,13 @@ class Proxy:
         chat = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(messages)]
         call = self._channels[place].stream_stream(PROCESS, None, None)(None)
         body = orjson.dumps({"model": "llama", "messages": chat})
-        await call.write(write(headers(content_length=str(len(body)))))
-        first = read(cast("bytes", await call.read()))
+        await call.write(write_request(headers(content_length=str(len(body)))))
+        first = read_response(cast("bytes", await call.read()))
         assert first == Continue(Phase.REQUEST_HEADERS), first
-        await call.write(write(RequestBody(body, True)))
+        await call.write(write_request(RequestBody(body, True)))
         while asks_for_time(message := cast("bytes", await call.read())):
             pass
-        reply = read(message)
+        reply = read_response(message)
         assert isinstance(reply, Went)
         yield str(reply.address)
         await call.done_writing()
@@ -115,24 +115,24 @@ async def hit_rate(
 
     Other conversations for each `seed`. `waits_s` gets how long each decision took.
     """
-    proxy = Proxy(services)
+    proxy = StreamProxy(services)
     rng = random.Random(seed)
     hits = 0
 
     async def talk(number: int) -> None:
         nonlocal hits
-        said: list[str] = []
+        texts: list[str] = []
         before = None
         await asyncio.sleep(rng.random())
         for turn in range(turns):
-            said.append(f"question {seed} {number} {turn} " + "words " * 200)
+            texts.append(f"question {seed} {number} {turn} " + "words " * 200)
             asked_s = monotonic()
-            async with proxy.asking(rng.randrange(len(services)), said) as endpoint:
+            async with proxy.asking(rng.randrange(len(services)), texts) as endpoint:
                 waits_s.append(monotonic() - asked_s)
                 await asyncio.sleep(0.1)
             hits += endpoint == before
             before = endpoint
-            said.append(f"answer {seed} {number} {turn} " + "words " * 100)
+            texts.append(f"answer {seed} {number} {turn} " + "words " * 100)
             await asyncio.sleep(0.2 + 0.2 * rng.random())
 
     await asyncio.gather(*(talk(number) for number in range(conversations)))

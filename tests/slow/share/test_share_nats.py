@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack
 from hashlib import sha512
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nkeys  # type: ignore[import-untyped]
 import orjson
@@ -19,7 +19,14 @@ import trustme
 
 from extproc.router.share.courier import LetterCounts
 from extproc.router.share.nats import Nats, NatsAccess
-from tests.router.share.gateways import Build, Gateway, end
+from tests.router.share.gateways import (
+    Build,
+    ShareGateway,
+    all_running,
+    end_task,
+    until_counted,
+    until_prompt,
+)
 from tests.slow.share.broker import PASSWORD, Broker, rave_over
 from tests.stack.ports import free_ports
 from tests.waiting import until
@@ -50,16 +57,14 @@ def broker(tmp_path: Path) -> Broker:
 
 
 @pytest.fixture
-async def three(broker: Broker) -> AsyncGenerator[list[Gateway]]:
-    gateways = [Gateway(me, over(broker)) for me in (1, 2, 3)]
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
+async def three(broker: Broker) -> AsyncGenerator[list[ShareGateway]]:
+    gateways = [ShareGateway(me, over(broker)) for me in (1, 2, 3)]
+    async with all_running(gateways):
         yield gateways
 
 
 async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
-    broker: Broker, three: list[Gateway]
+    broker: Broker, three: list[ShareGateway]
 ) -> None:
     """Nobody waits for the server.
 
@@ -71,17 +76,17 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
     one, two, _ = three
     one.pick("before").release()
     with broker:
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
+        await until_prompt(three)
         pick = one.pick()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
+        await until_counted(three, 1)
         broker.kill()
         await until(lambda: two.pool.book.total == 0 and two.neighbours.lost == 2)
         two.pick("meanwhile").release()
         broker.start()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
+        await until_counted(three, 1)
         pick.release()
-        await until(lambda: not any(gateway.pool.book.total for gateway in three))
-        async with Gateway(4, over(broker)).running():
+        await until_counted(three, 0)
+        async with ShareGateway(4, over(broker)).running():
             await until(lambda: all(gateway.neighbours.active == 3 for gateway in three))
         await until(lambda: all(gateway.neighbours.active == 2 for gateway in three))
         assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]
@@ -93,7 +98,7 @@ async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Pa
     users = 'authorization {users: [{user: "gateway", password: "%s"}]}'
     rules.write_text(users % "password")
     broker = Broker(tmp_path, free_ports(1)[0], ("-c", str(rules)))
-    one, other = (Gateway(me, over(broker)) for me in (1, 2))
+    one, other = (ShareGateway(me, over(broker)) for me in (1, 2))
     with broker:
         async with one.running(), other.running():
             await until(lambda: one.neighbours.active == other.neighbours.active == 1)
@@ -107,7 +112,7 @@ async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Pa
 
 async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> None:
     with broker:
-        gateway = Gateway(1, over(broker))
+        gateway = ShareGateway(1, over(broker))
         async with asyncio.timeout(40), gateway.running():
             await until(lambda: gateway.counts["sent"] > 0)
             broker.send(signal.SIGSTOP)
@@ -123,14 +128,14 @@ def test_nobody_reads_a_password_in_what_is_printed() -> None:
     )
 
 
-async def test_a_wrong_password_and_another_cluster_are_not_heard(
-    broker: Broker, three: list[Gateway]
+async def test_a_wrong_password_and_another_cluster_are_not_believed(
+    broker: Broker, three: list[ShareGateway]
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(broker)
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
-        shut = Gateway(4, over(broker, password="wrong"))
-        other = Gateway(5, over(broker), cluster="another")
+        await until_prompt(three)
+        shut = ShareGateway(4, over(broker, password="wrong"))
+        other = ShareGateway(5, over(broker), cluster="another")
         await stack.enter_async_context(shut.running())
         await stack.enter_async_context(other.running())
         await until(lambda: shut.counts["unsent"] > 1 and three[0].counts["foreign"] > 1)
@@ -140,19 +145,30 @@ async def test_a_wrong_password_and_another_cluster_are_not_heard(
         assert other.neighbours.active == 0
 
 
-async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
-    """What gateways with these accesses got and sent, once the first two reach each other."""
+class Reach(NamedTuple):
+    """How far a gateway gets: the peers that it hears, and the letters that it sent."""
+
+    peers: int
+    sent: int
+
+
+ALONE = Reach(peers=0, sent=0)
+
+
+async def share_beside(ours: NatsAccess, *others: NatsAccess) -> list[Reach]:
+    """Two gateways with our access reach each other; returns how far each of the others gets."""
 
     def build(access: NatsAccess) -> Build:
         return lambda tally: Nats(access, "llm", tally)
 
-    gateways = [Gateway(me, build(access)) for me, access in enumerate(accesses, 1)]
-    async with AsyncExitStack() as stack:
-        for gateway in gateways:
-            await stack.enter_async_context(gateway.running())
-        await until(lambda: gateways[0].neighbours.active == gateways[1].neighbours.active == 1)
-        await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]))
-        return [(gateway.neighbours.active, gateway.counts["sent"]) for gateway in gateways[2:]]
+    gateways = [
+        ShareGateway(me, build(access)) for me, access in enumerate([ours, ours, *others], 1)
+    ]
+    one, other, *strangers = gateways
+    async with all_running(gateways):
+        await until(lambda: one.neighbours.active == other.neighbours.active == 1)
+        await until(lambda: all(gateway.counts["unsent"] for gateway in strangers))
+        return [Reach(gateway.neighbours.active, gateway.counts["sent"]) for gateway in strangers]
 
 
 async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(
@@ -168,7 +184,9 @@ async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not
     others = NatsAccess(servers, credentials=str(tmp_path / "other.creds"))
     missing = NatsAccess(servers, credentials=str(tmp_path / "no.creds"))
     with Broker(tmp_path, port, ("-c", str(tmp_path / "server.conf"))):
-        assert await share_by(ours, ours, others, missing, NatsAccess(servers)) == [(0, 0)] * 3
+        reached = await share_beside(ours, others, missing, NatsAccess(servers))
+
+    assert reached == [ALONE] * 3
 
 
 async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> None:
@@ -186,23 +204,25 @@ async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> 
         )
 
     with Broker(tmp_path, port, (*PASSWORD, *tls)):
-        assert await share_by(access(authority), access(authority), access(stranger)) == [(0, 0)]
+        reached = await share_beside(access(authority), access(stranger))
+
+    assert reached == [ALONE]
 
 
 async def test_a_flood_over_the_server_ends_with_its_sender(
-    broker: Broker, three: list[Gateway]
+    broker: Broker, three: list[ShareGateway]
 ) -> None:
     """It has the secret, and is believed. It crowds out others' letters, but keeps nobody from picking."""
     one, other, _ = three
     with broker:
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
+        await until_prompt(three)
         task = asyncio.create_task(rave_over(broker, one.me))
         await until(lambda: one.counts["flood"] + one.counts["heard"] > 1_000)
         pick = one.pick()
-        await end(task)
-        await until(lambda: other.pool.book.total == 1)
+        await end_task(task)
+        await until_counted([other], 1)
         pick.release()
-        await until(lambda: other.pool.book.total == 0)
+        await until_counted([other], 0)
 
 
 class Operator:

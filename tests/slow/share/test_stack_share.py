@@ -10,13 +10,20 @@ import grpc.aio
 import pytest
 
 from tests.slow.share.broker import Broker
-from tests.slow.share.sharing import LONG_S, Proxy, build, share_settings, started
+from tests.slow.share.sharing import LONG_S, Sharing, StreamProxy, build, share_settings, started
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 from tests.waiting import until
 
 
-async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_path: Path) -> None:
+async def until_peers(services: Sequence[Sharing], count: int) -> None:
+    """Until each uses the counts of so many others."""
+    await until(lambda: all(one.peers() == count for one in services))
+
+
+async def test_a_killed_gateway_counts_no_more_and_one_that_ends_sends_a_goodbye(
+    tmp_path: Path,
+) -> None:
     """A process that ends without a word, and with one.
 
     1. A request in flight at one of four counts at all of them. 2. That one is killed: it counts
@@ -26,8 +33,8 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_pat
     """
     with ExitStack() as stack:
         four = started(build(tmp_path, 4), stack)
-        await until(lambda: all(one.peers() == 3 for one in four))
-        proxy = Proxy(four)
+        await until_peers(four, 3)
+        proxy = StreamProxy(four)
         killed, *others = four
         with suppress(grpc.aio.AioRpcError):  # the killed one's stream
             async with proxy.asking(0, ["hello"]):
@@ -37,7 +44,7 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_pat
         await proxy.close()
         assert [1, 1, 1] == [service.peers("lost") for service in others]
         killed.start()
-        await until(lambda: all(one.peers() == 3 for one in others))
+        await until_peers(others, 3)
         assert [0, 0, 0] == [service.peers("lost") for service in others]
         await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
         killed.send(signal.SIGTERM)
@@ -47,17 +54,17 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(tmp_pat
         assert (2, 2) == (shown["share"]["heard"], shown["share"]["prompt"])
 
 
-async def go_on(
+async def next_turns(
     services: Sequence[Service], place: int, chats: list[list[str]], last: list[str]
 ) -> int:
     """Each chat has one more turn at one gateway; returns how many went where the turn before went."""
-    proxy, hits = Proxy(services), 0
-    for number, said in enumerate(chats):
-        said.append(f"question {number} " + "words " * 200)
-        async with proxy.asking(place, said) as endpoint:
+    proxy, hits = StreamProxy(services), 0
+    for number, texts in enumerate(chats):
+        texts.append(f"question {number} " + "words " * 200)
+        async with proxy.asking(place, texts) as endpoint:
             hits += endpoint == last[number]
         last[number] = endpoint
-        said.append(f"answer {number} " + "words " * 100)
+        texts.append(f"answer {number} " + "words " * 100)
     await proxy.close()
     return hits
 
@@ -84,20 +91,20 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(
                     **share_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access})
                 )
         started(two, stack)
-        await until(lambda: all(one.peers() == 1 for one in two))
+        await until_peers(two, 1)
         chats: list[list[str]] = [[] for _ in range(30)]
         last = ["" for _ in chats]
-        await go_on(two, 0, chats, last)
+        await next_turns(two, 0, chats, last)
         await asyncio.sleep(0.1)
-        before = await go_on(two, 1, chats, last)
+        before = await next_turns(two, 1, chats, last)
         killed = two[0]
         killed.kill()
         killed.start()
         await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
-        await until(lambda: all(one.peers() == 1 for one in two))
-        await go_on(two, 1, chats, last)
+        await until_peers(two, 1)
+        await next_turns(two, 1, chats, last)
         await asyncio.sleep(0.1)
-        after = await go_on(two, 0, chats, last)
+        after = await next_turns(two, 0, chats, last)
 
     print(f"{carrier}: of {len(chats)} later turns {before} hit before, {after} after")  # noqa: T201
     assert after >= before - 1 >= 27

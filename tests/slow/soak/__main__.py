@@ -5,8 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.slow.soak.report import write
-from tests.slow.soak.run import Options, run
+from tests.slow.soak.report import format_report
+from tests.slow.soak.run import Options, run_soak
 
 
 def main() -> int:
@@ -24,8 +24,8 @@ def main() -> int:
     options = Options(
         60 * arguments.minutes, arguments.seed, arguments.users, arguments.carrier, directory
     )
-    findings = run(options, lambda text: print(text, flush=True))
-    page = write(findings)
+    findings = run_soak(options, lambda text: print(text, flush=True))
+    page = format_report(findings)
     (directory / "report.txt").write_text(page + "\n")
     print(page)
     return 1 if findings.reasons() else 0

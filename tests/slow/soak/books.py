@@ -50,7 +50,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClientEntry:
     """A request as its client knows it. Times are of the day."""
 
     id: str
@@ -62,7 +62,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class GatewayEntry:
     """A line of an Envoy's access log. Without a pick `picked` is empty."""
 
     id: str
@@ -87,7 +87,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class DecisionEntry:
     """A decision in a service's log: an endpoint's name, or empty for an answer of its own."""
 
     id: str
@@ -97,7 +97,7 @@ class Picked:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class EndpointEntry:
     """An entry of an endpoint's log. `ended_s` is `None` if it never ended, `status` if it was cancelled."""
 
     id: str
@@ -134,10 +134,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    asked: Sequence[Asked]
-    lines: Sequence[Line]
-    picked: Sequence[Picked]
-    served: Sequence[Served]
+    asked: Sequence[ClientEntry]
+    lines: Sequence[GatewayEntry]
+    picked: Sequence[DecisionEntry]
+    served: Sequence[EndpointEntry]
     outages: Sequence[Outage]
 
 
@@ -170,19 +170,19 @@ def envoy(gateway: int) -> str:
     return f"envoy {gateway}"
 
 
-def service(gateway: int) -> str:
+def service_name(gateway: int) -> str:
     return f"service {gateway}"
 
 
-_Entry = TypeVar("_Entry", Asked, Line, Picked, Served)
+_Entry = TypeVar("_Entry", ClientEntry, GatewayEntry, DecisionEntry, EndpointEntry)
 
 
-def compare_counts(tally: Tally, told: int) -> str:
+def compare_counts(tally: Tally, logged: int) -> str:
     """Returns what is wrong with a count beside the `told` entries of the log from there on, or nothing."""
-    least = told if tally.is_last else 0
-    if least <= tally.counted <= told:
+    least = logged if tally.is_last else 0
+    if least <= tally.counted <= logged:
         return ""
-    return f"{tally.part} counted {tally.counted}, its log has {told}"
+    return f"{tally.part} counted {tally.counted}, its log has {logged}"
 
 
 def reconcile(books: Books) -> Balance:
@@ -237,7 +237,7 @@ class _Clerk:
     def _endpoints(self) -> Iterator[str]:
         return (part for part in self._outages if not part.startswith(("envoy", "service")))
 
-    def _compare_line(self, asked: Asked) -> None:
+    def _compare_line(self, asked: ClientEntry) -> None:
         """Clients against Envoys."""
         line = self._lines.get(asked.id)
         span = (asked.began_s, asked.ended_s)
@@ -262,7 +262,7 @@ class _Clerk:
             case End.LEFT:
                 pass  # before the answer or behind its last byte: Envoy may log either
 
-    def _compare_whole(self, asked: Asked, line: Line) -> None:
+    def _compare_whole(self, asked: ClientEntry, line: GatewayEntry) -> None:
         if line.status != asked.status:
             self._balance.settle(
                 "client and Envoy tell different statuses", (asked, line), excuse=False
@@ -273,7 +273,7 @@ class _Clerk:
                 f"Envoy's own answer, {line.status}", (asked, line), excuse=is_away
             )
 
-    def _compare_pick(self, line: Line) -> None:
+    def _compare_pick(self, line: GatewayEntry) -> None:
         """Envoys against services."""
         picked = self._picked.get(line.id)
         if line.picked and picked is None:
@@ -285,15 +285,15 @@ class _Clerk:
             what = "passed by the service" if picked is None else "a pick that Envoy did not have"
             self._balance.settle(what, line, excuse=self._is_passed_by(line))
 
-    def _is_passed_by(self, line: Line) -> bool:
+    def _is_passed_by(self, line: GatewayEntry) -> bool:
         is_late = line.ended_s - line.began_s >= PATIENCE_S
         return (
             line.is_left
             or is_late
-            or self._was_away([service(line.gateway)], line.began_s, line.ended_s)
+            or self._was_away([service_name(line.gateway)], line.began_s, line.ended_s)
         )
 
-    def _compare_answer(self, line: Line) -> None:
+    def _compare_answer(self, line: GatewayEntry) -> None:
         """Envoys against endpoints."""
         served = self._served.get(line.id)
         if served is None:
@@ -312,7 +312,7 @@ class _Clerk:
             elif served.status != line.status:
                 self._balance.settle("statuses differ behind Envoy", (line, served), excuse=False)
 
-    def _was_killed(self, served: Served) -> bool:
+    def _was_killed(self, served: EndpointEntry) -> bool:
         """Whether the endpoint was killed while somebody still waited for this answer."""
         waiting = self._lines.get(served.id) or self._asked.get(served.id)
         if waiting is None:

@@ -52,7 +52,7 @@ def keep_log(app: web.Application, log: int) -> None:
     app.middlewares.insert(0, note)
 
 
-async def serve(port: int, log: int) -> None:
+async def serve_endpoint(port: int, log: int) -> None:
     profile = replace(
         find_profile(DEFAULT_PROFILE), kv_tokens=KV_TOKENS, max_model_len=KV_TOKENS // 2
     )
@@ -71,7 +71,7 @@ async def serve(port: int, log: int) -> None:
 def main() -> None:
     port, path = int(sys.argv[1]), Path(sys.argv[2])
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    uvloop.run(serve(port, log))
+    uvloop.run(serve_endpoint(port, log))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 from xxhash import xxh3_64_hexdigest
 
-from tests.slow.soak.books import Asked, End
+from tests.slow.soak.books import ClientEntry, End
 from tests.stack.client import CHAT, chat_body
 
 THINK_S: Final = 1.0
@@ -23,7 +23,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=60)
 
 
-class Load:
+class SoakLoad:
     """`users` at a time, each with one conversation after the other; `asked` grows."""
 
     def __init__(self, urls: Sequence[str], users: int, seed: int) -> None:
@@ -33,7 +33,7 @@ class Load:
         self._sessions: list[aiohttp.ClientSession] = []
         self._number = 0
         self._is_over = asyncio.Event()
-        self.asked: list[Asked] = []
+        self.asked: list[ClientEntry] = []
         self.ends: Counter[str] = Counter()
         self.open = 0
         self.faults: list[str] = []
@@ -53,10 +53,10 @@ class Load:
     async def _use(self) -> None:
         await self._pause(self._rng.uniform(0, THINK_S))
         while not self._is_over.is_set():
-            said: list[dict[str, str]] = []
+            chat: list[dict[str, str]] = []
             for _ in range(self._rng.randint(1, 8)):
-                said.append({"role": "user", "content": self._write()})
-                said.append({"role": "assistant", "content": await self._turn(said)})
+                chat.append({"role": "user", "content": self._write()})
+                chat.append({"role": "assistant", "content": await self._turn(chat)})
                 await self._pause(self._rng.expovariate(1 / THINK_S))
                 if self._is_over.is_set():
                     return
@@ -69,20 +69,20 @@ class Load:
     def _write(self) -> str:
         return f"question {self._rng.random()} " + "some words " * self._rng.randint(5, 60)
 
-    async def _turn(self, said: Sequence[dict[str, str]]) -> str:
+    async def _turn(self, chat: Sequence[dict[str, str]]) -> str:
         """Asks; returns the answer's text, empty if there is none."""
         self._number += 1
         gateway, name = self._rng.randrange(len(self._sessions)), f"request-{self._number}"
         is_stream = self._rng.random() < STREAMS
         tokens = self._rng.randint(4, 48)
         leaves_s = self._rng.uniform(0, 0.6) if self._rng.random() < LEAVING else None
-        body = chat_body(said, max_tokens=tokens, stream=is_stream, ignore_eos=True)
+        body = chat_body(chat, max_tokens=tokens, stream=is_stream, ignore_eos=True)
         began_s, sent = time(), SimpleNamespace(is_sent=False)
         self.open += 1
         end, status, text = await self._send(gateway, name, body, leaves_s, sent)
         self.open -= 1
         self.ends[end] += 1
-        self.asked.append(Asked(name, gateway, began_s, time(), end, status))
+        self.asked.append(ClientEntry(name, gateway, began_s, time(), end, status))
         return text
 
     async def _send(

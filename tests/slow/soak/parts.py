@@ -16,10 +16,10 @@ from tests.stack.service import Service
 # What else the machine does is nobody's fault.
 LONG_S: Final = 300.0
 _ASKED: Final = 30
-_Told = TypeVar("_Told")
+_Answer = TypeVar("_Answer")
 
 
-class Endpoint(Process):
+class SoakEndpoint(Process):
     """One simulated endpoint in a process of its own, with a log of its requests."""
 
     def __init__(self, directory: Path, port: int) -> None:
@@ -51,7 +51,7 @@ def read_requests(part: Service) -> float:
     return part.metric("extproc_requests_total")
 
 
-def ask_patiently(ask: Callable[[], _Told]) -> _Told:
+def ask_patiently(ask: Callable[[], _Answer]) -> _Answer:
     """Asks again where nobody answers; raises `OSError` at last."""
     for _ in range(_ASKED):
         with suppress(OSError):

@@ -31,7 +31,7 @@ _LASTING: Final = frozenset({Kind.STRATEGY, Kind.BAD_FILE, *OF_BROKER})
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedFault:
     """From `at_s` on, for `lasts_s`, something is wrong with a gateway or an endpoint, known by its place."""
 
     at_s: float
@@ -45,9 +45,9 @@ class Step:
         return f"{self.kind}" if self.kind in OF_BROKER else f"{self.kind} ({whose})"
 
 
-def plan(
+def plan_faults(
     seconds: float, seed: int, gateways: int = 2, endpoints: int = 4, *, has_broker: bool = True
-) -> list[Step]:
+) -> list[PlannedFault]:
     """Every kind once in each round, in another order each time.
 
     The first gateway and the first endpoint live on from a while before the second half, so that
@@ -55,12 +55,12 @@ def plan(
     """
     kinds = [kind for kind in Kind if has_broker or kind not in OF_BROKER]
     rng, at_s = random.Random(seed), EVERY_S / 2
-    steps: list[Step] = []
+    steps: list[PlannedFault] = []
     while True:
         for kind in rng.sample(kinds, len(kinds)):
             if at_s > seconds - QUIET_S - EVERY_S:
                 return steps
             first = 1 if at_s > SPARED * seconds and kind not in _LASTING else 0
             gateway, endpoint = rng.randrange(first, gateways), rng.randrange(first, endpoints)
-            steps.append(Step(at_s, kind, gateway, endpoint, rng.uniform(0.5, 3)))
+            steps.append(PlannedFault(at_s, kind, gateway, endpoint, rng.uniform(0.5, 3)))
             at_s += rng.uniform(0.75, 1.25) * EVERY_S

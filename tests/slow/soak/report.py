@@ -87,7 +87,7 @@ class Findings:
         ]
 
 
-def write(findings: Findings) -> str:
+def format_report(findings: Findings) -> str:
     reasons = findings.reasons()
     verdict = (
         ["Verdict: good"] if not reasons else ["Verdict: FAILED", *(f"  {why}" for why in reasons)]

@@ -10,25 +10,31 @@ ENDPOINT = "127.0.0.1:1"
 DISCONNECTED = "upstream_reset_before_response_started{connection_termination}"
 
 
-def asked(name: str = "a", **fields: Any) -> ours.Asked:
-    return replace(ours.Asked(name, 0, 10.0, 11.0, ours.End.WHOLE, 200), **fields)
+def client_entry(name: str = "a", **fields: Any) -> ours.ClientEntry:
+    return replace(ours.ClientEntry(name, 0, 10.0, 11.0, ours.End.WHOLE, 200), **fields)
 
 
-def line(name: str = "a", **fields: Any) -> ours.Line:
-    return replace(ours.Line(name, 0, 10.0, 11.0, 200, picked="one", served_by=ENDPOINT), **fields)
+def gateway_entry(name: str = "a", **fields: Any) -> ours.GatewayEntry:
+    return replace(
+        ours.GatewayEntry(name, 0, 10.0, 11.0, 200, picked="one", served_by=ENDPOINT), **fields
+    )
 
 
-def picked(name: str = "a", **fields: Any) -> ours.Picked:
-    return replace(ours.Picked(name, 0, 10.1, "one"), **fields)
+def decision_entry(name: str = "a", **fields: Any) -> ours.DecisionEntry:
+    return replace(ours.DecisionEntry(name, 0, 10.1, "one"), **fields)
 
 
-def served(name: str = "a", **fields: Any) -> ours.Served:
-    return replace(ours.Served(name, ENDPOINT, 10.2, 10.9, 200), **fields)
+def endpoint_entry(name: str = "a", **fields: Any) -> ours.EndpointEntry:
+    return replace(ours.EndpointEntry(name, ENDPOINT, 10.2, 10.9, 200), **fields)
 
 
 def good(*names: str) -> ours.Books:
     return ours.Books(
-        [*map(asked, names)], [*map(line, names)], [*map(picked, names)], [*map(served, names)], []
+        [*map(client_entry, names)],
+        [*map(gateway_entry, names)],
+        [*map(decision_entry, names)],
+        [*map(endpoint_entry, names)],
+        [],
     )
 
 
@@ -56,18 +62,18 @@ def but(**books: Any) -> ours.Books:
     return replace(good("a"), **books)
 
 
-NEVER_ENDED = served(ended_s=None, status=None)
-NO_ANSWER = line(status=503, details=DISCONNECTED)
-REFUSED = ours.Books([asked(end=ours.End.REFUSED)], [], [], [], [])
-PASSED_BY = but(lines=[line(picked="")], picked=[])
+NEVER_ENDED = endpoint_entry(ended_s=None, status=None)
+NO_ANSWER = gateway_entry(status=503, details=DISCONNECTED)
+REFUSED = ours.Books([client_entry(end=ours.End.REFUSED)], [], [], [], [])
+PASSED_BY = but(lines=[gateway_entry(picked="")], picked=[])
 WRONG = {
-    "different statuses": but(asked=[asked(status=500)]),
-    "statuses differ": but(served=[served(status=500)]),
-    "of another gateway": but(asked=[asked(gateway=1)]),
-    "was another one": but(picked=[picked(endpoint="two")]),
-    "of another endpoint": but(served=[served(endpoint="other")]),
-    "broke off": but(asked=[asked(end=ours.End.BROKEN)]),
-    "own answer, 503": but(asked=[asked(status=503)], lines=[NO_ANSWER], served=[]),
+    "different statuses": but(asked=[client_entry(status=500)]),
+    "statuses differ": but(served=[endpoint_entry(status=500)]),
+    "of another gateway": but(asked=[client_entry(gateway=1)]),
+    "was another one": but(picked=[decision_entry(endpoint="two")]),
+    "of another endpoint": but(served=[endpoint_entry(endpoint="other")]),
+    "broke off": but(asked=[client_entry(end=ours.End.BROKEN)]),
+    "own answer, 503": but(asked=[client_entry(status=503)], lines=[NO_ANSWER], served=[]),
     "of what was refused": REFUSED,
     "passed by": PASSED_BY,
     "without an end": but(served=[NEVER_ENDED]),
@@ -75,13 +81,13 @@ WRONG = {
 
 
 @table(("fault", "books"), WRONG.items())
-def test_what_disagrees_is_told(fault: str, books: ours.Books) -> None:
-    assert any(fault in told for told in ours.reconcile(books).faults)
+def test_what_disagrees_is_reported(fault: str, books: ours.Books) -> None:
+    assert any(fault in fault_text for fault_text in ours.reconcile(books).faults)
 
 
 EXCUSED = {
     "a client whose Envoy was killed": (
-        but(asked=[asked(end=ours.End.BROKEN)], lines=[]),
+        but(asked=[client_entry(end=ours.End.BROKEN)], lines=[]),
         away("envoy 0"),
     ),
     "a line that was not written yet": (but(lines=[]), away("envoy 0", 11.5)),
@@ -89,8 +95,8 @@ EXCUSED = {
     "the service was away": (PASSED_BY, away("service 0")),
     "the endpoint was killed": (
         but(
-            asked=[asked(end=ours.End.BROKEN)],
-            lines=[line(details=DISCONNECTED)],
+            asked=[client_entry(end=ours.End.BROKEN)],
+            lines=[gateway_entry(details=DISCONNECTED)],
             served=[NEVER_ENDED],
         ),
         away(ENDPOINT),
@@ -116,14 +122,20 @@ def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(
 
 
 def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_patience() -> None:
-    left = but(asked=[asked(end=ours.End.LEFT)], lines=[line(picked="", flags="DC")], served=[])
-    late, soon = (but(lines=[line(picked="", ended_s=ended_s)]) for ended_s in (13.0, 12.9))
+    left = but(
+        asked=[client_entry(end=ours.End.LEFT)],
+        lines=[gateway_entry(picked="", flags="DC")],
+        served=[],
+    )
+    late, soon = (
+        but(lines=[gateway_entry(picked="", ended_s=ended_s)]) for ended_s in (13.0, 12.9)
+    )
 
     assert [ours.reconcile(books).is_even for books in (left, late, soon)] == [True, True, False]
 
 
 @table(
-    ("counted", "told", "is_last", "is_good"),
+    ("counted", "logged", "is_last", "is_good"),
     [
         (7, 7, True, True),
         (7, 8, True, False),
@@ -133,8 +145,8 @@ def test_a_pick_may_be_missing_where_its_client_left_or_late_by_the_gateways_pat
     ],
 )
 def test_a_count_is_that_of_the_log_or_of_a_life_that_was_ended_at_most(
-    counted: int, told: int, is_last: bool, is_good: bool
+    counted: int, logged: int, is_last: bool, is_good: bool
 ) -> None:
-    fault = ours.compare_counts(ours.Tally("service 0", 0, counted, is_last), told)
+    fault = ours.compare_counts(ours.Tally("service 0", 0, counted, is_last), logged)
 
     assert (fault == "") is is_good

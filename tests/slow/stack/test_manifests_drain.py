@@ -12,7 +12,7 @@ import pytest
 from tests.manifests.rendering import MANIFESTS
 from tests.stack.client import connect, send
 from tests.stack.fetch import answers
-from tests.stack.gateway import Gateway, Tree, cluster, edited, load
+from tests.stack.gateway import Gateway, Tree, cluster_named, edited, load
 from tests.stack.ports import free_ports
 from tests.stack.upstream import HELD, Endpoints, serve
 from tests.waiting import until, wait_until
@@ -38,21 +38,23 @@ def run_script(
     return asyncio.create_task(run)
 
 
-def alone(tree: Tree) -> None:
+def without_pools(tree: Tree) -> None:
     """Envoy without the service and with one endpoint: what drains is Envoy."""
     manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
         "typed_config"
     ]
     manager["http_filters"] = manager["http_filters"][-1:]
-    del cluster(tree, "vllm")["load_assignment"]["endpoints"][0]["lb_endpoints"][1:]
+    del cluster_named(tree, "vllm")["load_assignment"]["endpoints"][0]["lb_endpoints"][1:]
 
 
 @asynccontextmanager
-async def run_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Endpoints, int]]:
+async def run_draining_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Endpoints, int]]:
     """Yields an Envoy, its one pod and Envoy's admin port."""
     client, admin, service, pod = free_ports(4)
     tree = edited(
-        load("standalone.yaml"), {8080: client, 9901: admin, 9002: service, 8001: pod}, [alone]
+        load("standalone.yaml"),
+        {8080: client, 9901: admin, 9002: service, 8001: pod},
+        [without_pools],
     )
     async with serve([f"127.0.0.1:{pod}"]) as pods:
         with Gateway(directory, tree, port=client, admin_port=admin) as gateway:
@@ -67,7 +69,10 @@ async def test_draining_waits_for_open_answers_and_takes_no_new_connection(tmp_p
        connection.
     3. The answers end as they should. 4. The script ends, and Envoy may.
     """
-    async with run_envoy(tmp_path) as (gateway, pods, admin), connect(gateway.url) as session:
+    async with (
+        run_draining_envoy(tmp_path) as (gateway, pods, admin),
+        connect(gateway.url) as session,
+    ):
         streams = [asyncio.create_task(send(session, HELD)) for _ in range(4)]
         await until(lambda: pods.held == 4)
 
@@ -85,7 +90,10 @@ async def test_draining_waits_for_open_answers_and_takes_no_new_connection(tmp_p
 
 
 async def test_draining_ends_at_its_limit(tmp_path: Path) -> None:
-    async with run_envoy(tmp_path) as (gateway, pods, admin), connect(gateway.url) as session:
+    async with (
+        run_draining_envoy(tmp_path) as (gateway, pods, admin),
+        connect(gateway.url) as session,
+    ):
         stream = asyncio.create_task(send(session, HELD))
         await until(lambda: pods.held)
         result = await run_script(admin, limit_s=2)

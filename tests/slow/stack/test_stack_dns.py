@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.router.cluster.dns_server import DnsServer, serving_dns
-from tests.slow.stack.live import IPS, Cluster, run_cluster, sweep
-from tests.stack.client import ask, connect, send, servers
+from tests.slow.stack.live import IPS, LiveCluster, run_cluster, sweep
+from tests.stack.client import connect, send_all, servers
 from tests.stack.fetch import answers, get
-from tests.stack.gateway import Edit, Tree, cluster, find
+from tests.stack.gateway import Edit, Tree, cluster_named, find
 from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
@@ -35,7 +35,7 @@ def asks(port: int, socket: Path) -> Edit:
     def edit(tree: Tree) -> None:
         server = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
         resolver = {"@type": CARES, "resolvers": [server]}
-        cluster(tree, "vllm")["cluster_type"]["typed_config"]["typed_dns_resolver_config"] = {
+        cluster_named(tree, "vllm")["cluster_type"]["typed_config"]["typed_dns_resolver_config"] = {
             "name": "envoy.network.dns_resolver.cares",
             "typed_config": resolver,
         }
@@ -46,7 +46,7 @@ def asks(port: int, socket: Path) -> Edit:
 
 
 @asynccontextmanager
-async def run_sidecar(directory: Path) -> AsyncGenerator[tuple[Cluster, DnsServer]]:
+async def run_sidecar(directory: Path) -> AsyncGenerator[tuple[LiveCluster, DnsServer]]:
     socket = directory / "ext_proc.sock"
     async with (
         serving_dns(DnsServer({(NAME, "A"): IPS[:3]}, ttl_s=1)) as dns,
@@ -58,7 +58,7 @@ async def run_sidecar(directory: Path) -> AsyncGenerator[tuple[Cluster, DnsServe
         yield running, dns
 
 
-async def until_resolved(running: Cluster, *numbers: int) -> None:
+async def until_resolved(running: LiveCluster, *numbers: int) -> None:
     wanted = {running.address(number) for number in numbers}
     await until(lambda: running.gateway.hosts("vllm").keys() == wanted)
 
@@ -80,9 +80,7 @@ async def test_a_pod_that_envoy_has_not_resolved_yet_costs_no_request(tmp_path: 
 
 async def test_a_pod_that_leaves_dns_finishes_its_streams(tmp_path: Path) -> None:
     async with run_sidecar(tmp_path) as (running, dns), connect(running.gateway.url) as session:
-        streams = [
-            asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(30)
-        ]
+        streams = send_all(session, "held", 30)
         await until(lambda: running.pods.held == 30)
 
         running.apply(0, 1, 2, draining=frozenset({1}))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from extproc.doctor.checks import judge_evidence
 from extproc.doctor.collect import look_around
-from tests.stack.client import Conversation, connect
-from tests.stack.gateway import Tree, cluster, ext_proc_filter, find
+from tests.stack.client import Chat, connect
+from tests.stack.gateway import Tree, cluster_named, ext_proc_filter, find
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
 from tests.stack.stack import Stack
@@ -44,9 +44,9 @@ def findings(stack: Stack) -> dict[str, str]:
     return {each["rule"]: each["seen"] for each in found}
 
 
-async def converse(stack: Stack, conversations: int) -> None:
+async def hold_chats(stack: Stack, conversations: int) -> None:
     async with connect(stack.url) as session:
-        talks = [Conversation(number) for number in range(conversations)]
+        talks = [Chat(number) for number in range(conversations)]
         for _ in range(6):
             await asyncio.gather(*(talk.take_turn(session) for talk in talks))
 
@@ -54,7 +54,7 @@ async def converse(stack: Stack, conversations: int) -> None:
 def test_a_healthy_stack_has_nothing_wrong(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
     with stack.running(pool(stack.addresses, CACHE, hold={})):
-        asyncio.run(converse(stack, 10))
+        asyncio.run(hold_chats(stack, 10))
         assert findings(stack) == {}
 
 
@@ -64,7 +64,7 @@ def test_an_envoy_configured_otherwise_is_found_by_its_listener(tmp_path: Path) 
     other.config.parent.mkdir()
 
     def second(tree: Tree) -> None:
-        hosts = cluster(tree, "extproc")["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        hosts = cluster_named(tree, "extproc")["load_assignment"]["endpoints"][0]["lb_endpoints"]
         address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
         hosts.append({"endpoint": {"address": address}})
 
@@ -91,8 +91,8 @@ def test_conversations_beyond_the_caches_and_outcomes_unheard_of_are_found(tmp_p
     profile.write_text(PROFILE)
     stack = Stack(tmp_path, edits=[deaf], simulate=["--speed", "10", "--profile", str(profile)])
     with stack.running(pool(stack.addresses, CACHE)):
-        asyncio.run(converse(stack, 10))
-        asyncio.run(converse(stack, 100))
+        asyncio.run(hold_chats(stack, 10))
+        asyncio.run(hold_chats(stack, 100))
         found = findings(stack)
 
     assert found.keys() == {"outcomes_unheard", "working_set"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.router.service.explain import fetch_explanation
-from tests.stack.client import CHAT, ask, connect, send
+from tests.stack.client import CHAT, chat_about, connect, send
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.stack.simulators import Simulators
@@ -22,7 +22,7 @@ async def test_a_cache_that_an_engine_empties_is_forgotten_as_its_events_say(
     stack: Stack, tmp_path: Path
 ) -> None:
     [at], [events] = stack.spare[:1], free_ports(1)
-    port, old, texts = int(at.rpartition(":")[2]), ask("Why? " * 300), map(str, count())
+    port, old, texts = int(at.rpartition(":")[2]), chat_about("Why? " * 300), map(str, count())
     options = ("--speed", "10", "--kv-events", f"tcp://*:{events}")
     with Simulators(tmp_path, range(port, port + 1), *options, name="told") as engine:
         engine.wait_ready()
@@ -40,10 +40,10 @@ async def test_a_cache_that_an_engine_empties_is_forgotten_as_its_events_say(
         async with connect(stack.url) as session:
 
             async def is_heard(emptied: int) -> bool:
-                await send(session, new := ask(f"{next(texts)} " * 300))
+                await send(session, new := chat_about(f"{next(texts)} " * 300))
                 assert known(new) > 0
-                told = explained(old)["events"] or {}
-                return (told.get("state"), told.get("emptied")) == ("confirmed", emptied)
+                reported = explained(old)["events"] or {}
+                return (reported.get("state"), reported.get("emptied")) == ("confirmed", emptied)
 
             await until(lambda: is_heard(0), lambda: explained(old)["events"])
             for emptied in (1, 2):
@@ -54,7 +54,7 @@ async def test_a_cache_that_an_engine_empties_is_forgotten_as_its_events_say(
                 else:
                     # More than a new one says before it is reached: a simulator has no replay.
                     for _ in range(40):
-                        await send(session, ask(f"{next(texts)} " * 300))
+                        await send(session, chat_about(f"{next(texts)} " * 300))
                     engine.stop()
                     engine.start()
                     engine.wait_ready()

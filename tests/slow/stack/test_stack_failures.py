@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.stack.client import Answer, ask, connect, send, served, statuses
+from tests.stack.client import Answer, chat_about, connect, send, servers_by_text, statuses
 from tests.stack.service import pool, write_list
 from tests.stack.stack import Stack, states
 from tests.stack.upstream import serve
@@ -26,16 +26,16 @@ async def test_service_hangs(stack: Stack, transport: str) -> None:
     """A stopped process holds no request longer than Envoy's patience; soon it is passed by."""
     stack.use(transport=transport)
     async with connect(stack.url) as session:
-        homes = await served(session, TEXTS)
+        homes = await servers_by_text(session, TEXTS)
         stack.service.send(signal.SIGSTOP)
-        first = await send(session, ask("while it hangs"))
+        first = await send(session, chat_about("while it hangs"))
         await until(lambda: not stack.gateway.sees_service())
         timeouts = stack.gateway.ext_proc()["message_timeouts"]
-        await served(session, TEXTS)
+        await servers_by_text(session, TEXTS)
         assert stack.gateway.ext_proc()["message_timeouts"] == timeouts
         stack.service.send(signal.SIGCONT)
         await until(stack.gateway.sees_service)
-        back = await served(session, TEXTS)
+        back = await servers_by_text(session, TEXTS)
 
     assert first.status == 200
     assert back == homes
@@ -50,10 +50,10 @@ async def test_endpoint_that_swallows_connections_costs_its_conversations_a_mome
     before = timeouts(stack)
     async with serve(stack.spare[:3]), connect(stack.url) as session:
         async with serve([gone]):
-            homes = await served(session, TEXTS)
+            homes = await servers_by_text(session, TEXTS)
         with black_hole(gone):
             homeless = [text for text in TEXTS if homes[text] == gone]
-            moved = await served(session, homeless)
+            moved = await servers_by_text(session, homeless)
 
     assert homeless
     assert gone not in moved.values()
@@ -68,7 +68,7 @@ async def test_without_the_service_a_vanished_endpoint_is_ejected(stack: Stack) 
     before = timeouts(stack)
     async with serve(stack.spare[:3]), connect(stack.url) as session:
         with black_hole(stack.spare[3]):
-            await served(session, [f"anyone {number}" for number in range(200)])
+            await servers_by_text(session, [f"anyone {number}" for number in range(200)])
 
     assert 3 <= timeouts(stack) - before < 25
 
@@ -112,14 +112,14 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
     passed_by = stack.gateway.ext_proc()["failure_mode_allowed"]
     async with connect(stack.url) as session:
         is_over = asyncio.Event()
-        load = [asyncio.create_task(go_on(session, number, is_over)) for number in range(8)]
+        load = [asyncio.create_task(chat_until(session, number, is_over)) for number in range(8)]
         for _ in range(4):
             await change(stack.addresses[:3])
             await change(stack.addresses)
         await change(stack.addresses[:3])
         is_over.set()
         answers = [answer for answers in await asyncio.gather(*load) for answer in answers]
-        without = await served(session, TEXTS)
+        without = await servers_by_text(session, TEXTS)
 
     assert len(answers) > 100
     assert statuses(answers) == {200: len(answers)}
@@ -128,10 +128,10 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
     assert stack.addresses[3] not in without.values()
 
 
-async def go_on(
+async def chat_until(
     session: aiohttp.ClientSession, number: int, is_over: asyncio.Event
 ) -> list[Answer]:
     answers: list[Answer] = []
     while not is_over.is_set():
-        answers.append(await send(session, ask(f"load {number} {len(answers) % 40}")))
+        answers.append(await send(session, chat_about(f"load {number} {len(answers) % 40}")))
     return answers

@@ -10,7 +10,7 @@ from time import monotonic
 import aiohttp
 import pytest
 
-from tests.stack.client import CHAT, ask, connect
+from tests.stack.client import CHAT, chat_about, connect
 from tests.stack.process import Process
 from tests.stack.service import pool
 from tests.stack.stack import Stack, states
@@ -24,7 +24,7 @@ JSON = {"content-type": "application/json"}
 BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
 
 
-class Asked:
+class TimedStream:
     """One stream: when it was due, how long until its first bytes, from whom, and whether it came whole."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Asked:
         self.server, self.is_whole = "", False
 
     async def ask(self, session: aiohttp.ClientSession, number: int) -> None:
-        body = ask(f"question {number}", max_tokens=TOKENS, ignore_eos=True, stream=True)
+        body = chat_about(f"question {number}", max_tokens=TOKENS, ignore_eos=True, stream=True)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with session.post(CHAT, data=body, headers=JSON) as answer:
                 self.server = answer.headers.get("x-served-by", "")
@@ -43,15 +43,15 @@ class Asked:
 
 
 @asynccontextmanager
-async def streams(stack: Stack) -> AsyncGenerator[list[Asked]]:
-    asked: list[Asked] = []
+async def timed_streams(stack: Stack) -> AsyncGenerator[list[TimedStream]]:
+    asked: list[TimedStream] = []
     async with connect(stack.url) as session, asyncio.TaskGroup() as tasks:
 
         async def go_on() -> None:
             start_s = monotonic()
             while True:
                 await asyncio.sleep(start_s + len(asked) / PER_S - monotonic())
-                asked.append(Asked())
+                asked.append(TimedStream())
                 tasks.create_task(asked[-1].ask(session, len(asked)))
 
         going = tasks.create_task(go_on())
@@ -73,7 +73,7 @@ async def failing(stack: Stack, **faults: object) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def ended(
+async def stopped_part(
     stack: Stack, how: Callable[[Process], object], *, service: bool = False
 ) -> AsyncGenerator[None]:
     part = stack.service if service else stack.simulators[1]
@@ -93,7 +93,7 @@ async def breaking(stack: Stack, head: bytes) -> AsyncGenerator[None]:
         await writer.drain()
         writer.close() if head else writer.transport.abort()
 
-    async with ended(stack, Process.kill):
+    async with stopped_part(stack, Process.kill):
         host, _, port = bad(stack).rpartition(":")
         async with await asyncio.start_server(answer, host, int(port), reuse_address=True):
             yield
@@ -110,12 +110,12 @@ FAULTS: dict[str, tuple[Callable[[Stack], AbstractAsyncContextManager[None]], in
     "an endpoint resets": (partial(breaking, head=b""), 30, DOWN),
     "an endpoint cuts": (partial(breaking, head=BEGUN), 30, DOWN),
     "an endpoint begins 2 s late": (partial(failing, delay_s=2), 0, {"ready"}),
-    "an endpoint hangs": (partial(ended, how=hang), 0, {"unhealthy", "ready"}),
-    "an endpoint is killed": (partial(ended, how=Process.kill), 20, DOWN),
-    "an endpoint gets SIGTERM": (partial(ended, how=Process.stop), 20, DOWN),
-    "the service is killed": (partial(ended, how=Process.kill, service=True), 0, {""}),
-    "the service hangs": (partial(ended, how=hang, service=True), 0, {""}),
-    "the service gets SIGTERM": (partial(ended, how=Process.stop, service=True), 0, {""}),
+    "an endpoint hangs": (partial(stopped_part, how=hang), 0, {"unhealthy", "ready"}),
+    "an endpoint is killed": (partial(stopped_part, how=Process.kill), 20, DOWN),
+    "an endpoint gets SIGTERM": (partial(stopped_part, how=Process.stop), 20, DOWN),
+    "the service is killed": (partial(stopped_part, how=Process.kill, service=True), 0, {""}),
+    "the service hangs": (partial(stopped_part, how=hang, service=True), 0, {""}),
+    "the service gets SIGTERM": (partial(stopped_part, how=Process.stop, service=True), 0, {""}),
 }
 
 
@@ -132,7 +132,7 @@ async def test_few_streams_are_lost_and_the_endpoint_has_its_share_again(
             return states(stack)[bad(stack)]
         return ""
 
-    async with streams(stack) as asked:
+    async with timed_streams(stack) as asked:
         await until(lambda: len(asked) > 2 * PER_S)
         begin_s = monotonic()
         async with having(stack):
@@ -142,7 +142,7 @@ async def test_few_streams_are_lost_and_the_endpoint_has_its_share_again(
         back = len(asked)
         await until(lambda: len(asked) > back + 4 * PER_S)
 
-    def count(is_meant: Callable[[Asked], bool]) -> list[int]:
+    def count(is_meant: Callable[[TimedStream], bool]) -> list[int]:
         """Of those that were open, of the first ten seconds, of the next five, later."""
         edges = (0.0, begin_s, begin_s + FIRST_S, mended_s, float("inf"))
         met = [one.due_s for one in asked if is_meant(one)]
@@ -158,13 +158,13 @@ async def test_few_streams_are_lost_and_the_endpoint_has_its_share_again(
 async def test_response_headers_are_enough(stack: Stack) -> None:
     stack.use(pool(stack.addresses, name="headers"))
     async with (
-        streams(stack.through("headers_instead_of_the_log")) as asked,
+        timed_streams(stack.through("headers_instead_of_the_log")) as asked,
         failing(stack, error_rate=1),
     ):
         await until(lambda: len(asked) > FIRST_S * PER_S)
         # It is on trial now and then: shown as ready where probes speak well of it.
         await until(lambda: asyncio.to_thread(lambda: states(stack)[bad(stack)] == "cooling"))
     failed = sum(one.server == bad(stack) and not one.is_whole for one in asked)
-    told = stack.service.metric("extproc_answers_total", pool="headers", **{"class": "5xx"})
+    counted = stack.service.metric("extproc_answers_total", pool="headers", **{"class": "5xx"})
 
-    assert 3 <= told == failed <= 30
+    assert 3 <= counted == failed <= 30

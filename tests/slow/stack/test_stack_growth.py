@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.stack.client import Answer, ask, connect, send, statuses
+from tests.stack.client import Answer, chat_about, connect, send, statuses
 from tests.stack.process import memory_bytes
 from tests.stack.service import pool
 from tests.stack.stack import Stack, in_flight
@@ -35,7 +35,7 @@ def fresh(number: int) -> tuple[bytes, str, dict[str, str]]:
         "traceparent": f"00-{text[:32]}-{text[32:48]}-01",
     }
     return (
-        ask(text, model=text[:300], user=text[300:600]),
+        chat_about(text, model=text[:300], user=text[300:600]),
         f"/v1/chat/completions?{text[:200]}",
         headers,
     )
@@ -76,7 +76,7 @@ async def test_two_thousand_open_streams_are_all_routed(stack: Stack) -> None:
     async with serve(stack.spare, holds=b"") as endpoints, connect(stack.url) as session:
         for first in range(0, STREAMS, WAVE):
             texts = [f"open {first + number}" for number in range(WAVE)]
-            requests += [asyncio.create_task(send(session, ask(text))) for text in texts]
+            requests += [asyncio.create_task(send(session, chat_about(text))) for text in texts]
             await endpoints.until_arrived(len(requests))
         endpoints.release()
         answers = await asyncio.gather(*requests)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.stack.client import ask, connect, send
+from tests.stack.client import chat_about, connect, send
 from tests.stack.fetch import get
 from tests.stack.service import pool
 from tests.stack.stack import Stack
@@ -46,14 +46,14 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(
 ) -> None:
     """1. A stream shows its first token, whole answers do not. 2. Twelve streams under one id are twelve."""
     async with connect(learning.url) as session:
-        await send(session, ask("first", stream=True))
+        await send(session, chat_about("first", stream=True))
         await until(lambda: learnt(learning)["source"] == "access_log")
         before = learnt(learning)["samples"]
         for number in range(6):
-            assert (await send(session, ask(f"whole {number}"))).status == 200
+            assert (await send(session, chat_about(f"whole {number}"))).status == 200
         for number in range(12):
             forged = {"x-request-id": "mine", "x-extproc-pick": "0" * 16}
-            body = ask(f"stream {number} " + "word " * 200, stream=True)
+            body = chat_about(f"stream {number} " + "word " * 200, stream=True)
             answer = await send(session, body, headers=forged)
             assert answer.status == 200
 
@@ -62,7 +62,7 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(
     assert learnt(learning)["samples"] == before + 12
 
 
-async def test_what_endpoints_say_is_told(learning: Stack) -> None:
+async def test_what_endpoints_report_is_shown(learning: Stack) -> None:
     """The size of their caches, and what they found there, beside what was predicted."""
 
     def sizes() -> list[int]:
@@ -91,7 +91,7 @@ async def test_what_endpoints_say_is_told(learning: Stack) -> None:
     text = f"{uuid4()} said twice " + "word " * 400
     async with connect(learning.url) as session:
         for _ in range(2):
-            await send(session, ask(text))
+            await send(session, chat_about(text))
 
     found = hits() - hits_before
     assert found > 400

@@ -6,7 +6,16 @@ import pytest
 import xxhash
 
 from tests.slow.stack.variants import MB, TIMEOUT_S
-from tests.stack.client import SIZES, Answer, ask, body_of, connect, send, statuses
+from tests.stack.client import (
+    SIZES,
+    Answer,
+    chat_about,
+    chat_of_size,
+    connect,
+    send,
+    send_all,
+    statuses,
+)
 from tests.stack.service import pool
 from tests.stack.stack import Stack, ends_of_holds
 from tests.stack.upstream import serve
@@ -16,7 +25,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.envoy
 
 
-def hashes(answers: list[Answer]) -> list[str]:
+def decision_hashes(answers: list[Answer]) -> list[str]:
     return [answer.headers["x-simulated-body-xxh3"] for answer in answers]
 
 
@@ -29,7 +38,7 @@ async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(
 ) -> None:
     """STREAMED bodies come after the decision, unless Envoy is set to send them at once."""
     stack.use(transport=transport)
-    bodies = [body_of(size_bytes) for size_bytes in SIZES]
+    bodies = [chat_of_size(size_bytes) for size_bytes in SIZES]
     assert [len(body) for body in bodies] == [*SIZES]
     for mode in LISTENERS:
         other = stack if mode is None else stack.through(mode)
@@ -37,13 +46,13 @@ async def test_bodies_of_any_size_arrive_in_any_mode_and_chats_stay(
         blind = stack.service.metric("extproc_picks_total", reason="no_prefix")
         async with connect(other.url) as session:
             answers = [await send(session, body) for body in bodies]
-            large = [await send(session, body_of(10 * MB)) for _ in range(4)]
-            again = [await send(session, ask("stay")) for _ in range(8)]
+            large = [await send(session, chat_of_size(10 * MB)) for _ in range(4)]
+            again = [await send(session, chat_about("stay")) for _ in range(8)]
         after = other.gateway.ext_proc()
 
-        assert hashes(answers) == [xxhash.xxh3_64_hexdigest(body) for body in bodies], mode
+        assert decision_hashes(answers) == [xxhash.xxh3_64_hexdigest(body) for body in bodies], mode
         assert {answer.headers["x-extproc-pool"] for answer in answers} == {"vllm"}, mode
-        assert hashes(large) == [xxhash.xxh3_64_hexdigest(body_of(10 * MB))] * 4, mode
+        assert decision_hashes(large) == [xxhash.xxh3_64_hexdigest(chat_of_size(10 * MB))] * 4, mode
         # BUFFERED_PARTIAL with a body ten times Envoy's buffer: routed by its head.
         if mode == "streamed":
             assert stack.service.metric("extproc_picks_total", reason="no_prefix") - blind >= 12
@@ -76,13 +85,9 @@ async def test_a_request_waits_longer_than_envoy_would(
     other = stack.through(variant)
     before, timeouts = ends_of_holds(stack), other.gateway.ext_proc()["message_timeouts"]
     async with serve(stack.spare, holds=b"") as endpoints, connect(other.url) as session:
-        requests = [
-            asyncio.create_task(send(session, ask(f"request {number}"))) for number in range(4)
-        ]
+        requests = send_all(session, "request", 4)
         await endpoints.until_arrived(4)
-        gone, *waiting = [
-            asyncio.create_task(send(session, ask(f"late {number}"))) for number in range(3)
-        ]
+        gone, *waiting = send_all(session, "late", 3)
         await until(lambda: held(stack) == 3)
         gone.cancel()
         await until(lambda: held(stack) == 2)
@@ -93,7 +98,7 @@ async def test_a_request_waits_longer_than_envoy_would(
         await until(lambda: stack.service.metric("extproc_endpoint_in_flight") == 0)
 
     assert statuses(answers) == {200: 6}
-    assert [now - earlier for now, earlier in zip(ends_of_holds(stack), before, strict=True)] == [
+    assert ends_of_holds(stack, since=before) == [
         2,
         0,
         1,

@@ -11,8 +11,8 @@ from subprocess import DEVNULL, PIPE
 import aiohttp
 import pytest
 
-from tests.manifests.rendering import MANIFESTS, containers, files, pods
-from tests.stack.client import CHAT, ask, connect, send
+from tests.manifests.rendering import MANIFESTS, config_files, containers, pods
+from tests.stack.client import CHAT, chat_about, connect, send
 from tests.stack.gateway import SHIPPED, Tree, find, load
 from tests.stack.process import memory_bytes
 from tests.stack.stack import Stack
@@ -112,13 +112,13 @@ class Seen:
 
 
 @asynccontextmanager
-async def attack(stack: Stack, upload: Upload) -> AsyncGenerator[Seen]:
+async def attack_listener(stack: Stack, upload: Upload) -> AsyncGenerator[Seen]:
     """Uploads while others ask; yields when the attackers have stopped and wait, or were cut."""
     seen, has_stopped = Seen(), [asyncio.Event() for _ in range(UPLOADS)]
     uploads = [asyncio.create_task(_upload(stack, upload, event)) for event in has_stopped]
     try:
         while not all(event.is_set() for event in has_stopped):
-            await ask_once(stack, seen)
+            await chat_once(stack, seen)
         yield seen
     finally:
         for each in uploads:
@@ -134,11 +134,13 @@ async def _upload(stack: Stack, upload: Upload, has_stopped: asyncio.Event) -> N
         has_stopped.set()
 
 
-async def ask_once(stack: Stack, seen: Seen) -> None:
+async def chat_once(stack: Stack, seen: Seen) -> None:
     """As one of the others, on a connection of its own; 0 counts one that was not taken or was cut."""
     try:
         async with connect(stack.url) as session:
-            status = (await send(session, ask(f"one of the others {seen.answers.total()}"))).status
+            status = (
+                await send(session, chat_about(f"one of the others {seen.answers.total()}"))
+            ).status
     except (OSError, aiohttp.ClientError):
         status = 0
     seen.answers[status] += 1
@@ -162,11 +164,11 @@ async def test_uploads_that_stop_are_survived_while_others_are_served(
     small: Stack, protocol: str
 ) -> None:
     """1. Uploads hold more than the heap. 2. Envoy cuts some. 3. The rest waits on, others are served."""
-    async with attack(small, UPLOADING[protocol]) as seen:
+    async with attack_listener(small, UPLOADING[protocol]) as seen:
         await asyncio.to_thread(small.gateway.wait_until, lambda: pressure(small) < TIGHT_PERCENT)
         later = Seen()
         for _ in range(OTHERS):
-            await ask_once(small, later)
+            await chat_once(small, later)
 
     assert later.answers == {200: OTHERS}
     # While memory was scarce some got 429 or 503, or were cut like the attackers.
@@ -184,7 +186,7 @@ async def test_without_the_rules_the_same_uploads_hold_more_than_the_heap(tmp_pa
             seen.append(pressure(stack))
             return seen[-1] > 150
 
-        async with attack(stack, upload_http1):
+        async with attack_listener(stack, upload_http1):
             await asyncio.to_thread(stack.gateway.wait_until, is_over)
 
     assert max(seen) > 150
@@ -193,7 +195,7 @@ async def test_without_the_rules_the_same_uploads_hold_more_than_the_heap(tmp_pa
 async def test_an_upload_that_goes_on_is_not_cut(small: Stack) -> None:
     """The largest honest body, alone, reaches its endpoint."""
     async with connect(small.url) as session:
-        answer = await send(session, ask("x" * (BODY_BYTES - 10_000)))
+        answer = await send(session, chat_about("x" * (BODY_BYTES - 10_000)))
 
     assert answer.served_by in small.addresses
 
@@ -211,7 +213,7 @@ def test_everything_follows_from_one_number(name: str) -> None:
 
 @pytest.mark.parametrize("overlay", ["overlays/gateway", "overlays/sidecar"])
 def test_the_container_has_twice_the_heap(overlay: str) -> None:
-    [(_, text)] = files(overlay, "envoy.yaml")
+    [(_, text)] = config_files(overlay, "envoy.yaml")
     heap_bytes = int(text.partition("max_heap_size_bytes: ")[2].split()[0])
     [limit] = [
         container["resources"]["limits"]["memory"]

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import xxhash
 
-from tests.stack.client import CHAT, ask, connect, send
+from tests.stack.client import CHAT, chat_about, connect, send
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 
@@ -24,9 +24,9 @@ async def test_the_operators_route_chooses_the_pool_whatever_the_model(stack: St
         pool(second, name="second", models=["other"]),
     )
     async with connect(stack.through("route_batch_to_second").url) as session:
-        usual = await send(session, ask("hello"), headers={"x-extproc-pool": "second"})
+        usual = await send(session, chat_about("hello"), headers={"x-extproc-pool": "second"})
         batch = [
-            await send(session, ask(f"hello {n}"), path="/batch/v1/chat/completions")
+            await send(session, chat_about(f"hello {n}"), path="/batch/v1/chat/completions")
             for n in range(6)
         ]
         listed = await send(session, b"", path="/v1/models", method="GET")
@@ -54,13 +54,13 @@ async def test_header_of_the_service_chooses_the_cluster_and_no_client_does(spli
     """With the service up its own wins; with the service down no pool gets another's prompts."""
     async with connect(split.url) as session:
         for model, mine in (("llama-3", split.addresses[:2]), ("qwen-2", split.addresses[2:])):
-            bodies = [ask(f"{number}", model=model) for number in range(8)]
+            bodies = [chat_about(f"{number}", model=model) for number in range(8)]
             for claim in ({}, {"x-extproc-pool": "qwen"}, {"x-extproc-pool": "llama"}):
                 answers = [await send(session, body, headers=claim) for body in bodies]
                 assert {answer.served_by for answer in answers} <= {*mine}
         split.service.kill()
         for claim in ({}, {"x-extproc-pool": "qwen"}):
-            without = await send(session, ask("without", model="llama-3"), headers=claim)
+            without = await send(session, chat_about("without", model="llama-3"), headers=claim)
             assert (without.status, without.served_by) == (503, "")
 
 
@@ -69,14 +69,16 @@ async def test_without_the_service_requests_are_refused_and_open_answers_end_who
 ) -> None:
     """The closed route, and not `failure_mode_allow: false`, which would cut them."""
     async with connect(split.url) as session:
-        body = ask("a long one", model="llama-3", max_tokens=200, stream=True, ignore_eos=True)
+        body = chat_about(
+            "a long one", model="llama-3", max_tokens=200, stream=True, ignore_eos=True
+        )
         async with session.post(
             CHAT, data=body, headers={"content-type": "application/json"}
         ) as answer:
             begun = await answer.content.readany()
             split.service.kill()
             refused = [
-                await send(session, ask("x" * size, model=model))
+                await send(session, chat_about("x" * size, model=model))
                 for model in ("llama-3", "qwen-2")
                 for size in (10, 2_000_000)
             ]
@@ -136,7 +138,7 @@ async def test_twenty_megabytes_arrive_and_more_than_the_limit_does_not(
     After a whole early answer Envoy may reset an HTTP/2 stream without an error (RFC 9113 section
     8.1), which curl before 8 takes for one; nghttp has the answer each time.
     """
-    body = ask("x" * 20_000_000)
+    body = chat_about("x" * 20_000_000)
     options = ["--silent", "--include", "--max-time", "60", protocol, "--data-binary", "@-"]
     headers = ["--header", "content-type: application/json", "--header", "expect:"]
 

@@ -75,7 +75,7 @@ def played(script: str) -> Iterator[Played]:
             try:
                 stack = Played(process, offset, read_until(process, "Ctrl-C stops everything"))
                 # The first address of all is the page's, and it is there.
-                assert b"<title>extproc-router</title>" in page(
+                assert b"<title>extproc-router</title>" in fetch_page(
                     re.findall(r"http://\S+", stack.text)[0]
                 )
                 yield stack
@@ -97,7 +97,7 @@ def read_until(process: subprocess.Popen[bytes], words: str) -> str:
     return text
 
 
-def page(url: str) -> bytes:
+def fetch_page(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=30) as answer:
         return bytes(answer.read())
 

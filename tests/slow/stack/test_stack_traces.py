@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from tests.stack.client import MODEL, ask, connect, send
+from tests.stack.client import MODEL, chat_about, connect, send
 from tests.stack.gateway import Tree, find, load
 from tests.stack.otlp import Receiver, Span, receiving, until_spans
 from tests.stack.service import pool
@@ -18,15 +18,15 @@ CLIENT_ID = "11111111-2222-4333-8444-555555555555"
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
+def collector() -> Iterator[Receiver]:
     with receiving() as receiver:
         yield receiver
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stack]:
+def traced_stack(tmp_path_factory: pytest.TempPathFactory, collector: Receiver) -> Iterator[Stack]:
     """The shipped configuration with exactly its block for traces uncommented."""
-    stack = Stack(tmp_path_factory.mktemp("traces"), otlp_port=receiver.port)
+    stack = Stack(tmp_path_factory.mktemp("traces"), otlp_port=collector.port)
     with stack.running(pool(stack.addresses, {"name": "prefix_cache"})):
         yield stack
 
@@ -41,15 +41,17 @@ def parents(spans: list[Span], span: Span) -> list[Span]:
     return above
 
 
-async def test_client_envoy_and_decision_are_one_trace(traced: Stack, receiver: Receiver) -> None:
+async def test_client_envoy_and_decision_are_one_trace(
+    traced_stack: Stack, collector: Receiver
+) -> None:
     headers = {
         "traceparent": f"00-{TRACE}-{CLIENT}-01",
         "tracestate": "vendor=1",
         "x-request-id": CLIENT_ID,
     }
-    async with connect(traced.url) as session:
-        answer = await send(session, ask("What is a trace?"), headers=headers)
-    spans = until_spans(receiver, 4, TRACE)
+    async with connect(traced_stack.url) as session:
+        answer = await send(session, chat_about("What is a trace?"), headers=headers)
+    spans = until_spans(collector, 4, TRACE)
     (decision,) = [span for span in spans if span.service == "extproc"]
     stream, request = parents(spans, decision)
 
@@ -60,24 +62,30 @@ async def test_client_envoy_and_decision_are_one_trace(traced: Stack, receiver: 
     assert request.parent == CLIENT
     assert request.kind == decision.kind == OtlpSpan.SPAN_KIND_SERVER
     assert request.start_ns <= decision.start_ns <= decision.end_ns
-    told = {"extproc.pool": "vllm", "extproc.endpoint": answer.served_by, "extproc.match_tokens": 0}
-    told |= {"gen_ai.request.model": MODEL, "gen_ai.operation.name": "chat"}
+    expected = {
+        "extproc.pool": "vllm",
+        "extproc.endpoint": answer.served_by,
+        "extproc.match_tokens": 0,
+    }
+    expected |= {"gen_ai.request.model": MODEL, "gen_ai.operation.name": "chat"}
     assert (
-        told.items()
+        expected.items()
         <= {k: v for k, v in decision.attributes.items() if k != "extproc.candidates"}.items()
     )
     assert decision.attributes["extproc.candidates"][0] == answer.served_by
 
 
-async def test_who_is_not_sampled_makes_no_span(traced: Stack, receiver: Receiver) -> None:
+async def test_who_is_not_sampled_makes_no_span(traced_stack: Stack, collector: Receiver) -> None:
     unsampled, sampled = "1" * 32, "2" * 32
-    async with connect(traced.url) as session:
+    async with connect(traced_stack.url) as session:
         for _ in range(20):
-            await send(session, ask("no"), headers={"traceparent": f"00-{unsampled}-{CLIENT}-00"})
-        await send(session, ask("yes"), headers={"traceparent": f"00-{sampled}-{CLIENT}-01"})
-    until_spans(receiver, 4, sampled)
+            await send(
+                session, chat_about("no"), headers={"traceparent": f"00-{unsampled}-{CLIENT}-00"}
+            )
+        await send(session, chat_about("yes"), headers={"traceparent": f"00-{sampled}-{CLIENT}-01"})
+    until_spans(collector, 4, sampled)
 
-    assert receiver.of(unsampled) == []
+    assert collector.of(unsampled) == []
 
 
 @pytest.mark.parametrize("shipped", ["standalone.yaml", "sidecar.yaml", "xds.yaml"])

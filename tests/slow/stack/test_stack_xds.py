@@ -20,7 +20,7 @@ from extproc.router.stream.names import DESTINATION
 from extproc.router.xds.service import Xds
 from tests.slow.stack.live import until_hosts
 from tests.stack.client import Answer, connect, send, servers
-from tests.stack.gateway import Gateway, Tree, cluster, edited, find, load, set_addresses
+from tests.stack.gateway import Gateway, Tree, cluster_named, edited, find, load, set_addresses
 from tests.stack.ports import free_ports
 from tests.stack.upstream import HELD, Endpoints, serve
 from tests.waiting import until
@@ -37,7 +37,7 @@ def no_service(tree: Tree) -> None:
     ]
     manager["http_filters"] = [manager["http_filters"][-1]]
     del manager["early_header_mutation_extensions"]
-    del cluster(tree, "extproc")["health_checks"]
+    del cluster_named(tree, "extproc")["health_checks"]
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Mesh:
 
 
 @asynccontextmanager
-async def run_envoy(directory: Path, *, replicas: int = 1) -> AsyncGenerator[Mesh]:
+async def run_xds_envoy(directory: Path, *, replicas: int = 1) -> AsyncGenerator[Mesh]:
     """Yields an Envoy and pods, and places for replicas of a discovery service that is not there yet."""
     pod_port, client, admin, *ports = free_ports(3 + replicas)
     edits = [no_service, lambda tree: set_addresses(tree, "extproc", ports)]
@@ -112,13 +112,13 @@ async def run_envoy(directory: Path, *, replicas: int = 1) -> AsyncGenerator[Mes
 @asynccontextmanager
 async def run_mesh(directory: Path) -> AsyncGenerator[Mesh]:
     """Yields an Envoy in step with a pool `llama` of the first three pods."""
-    async with run_envoy(directory) as mesh, mesh.serving():
+    async with run_xds_envoy(directory) as mesh, mesh.serving():
         mesh.publish(0, 1, 2)
         await mesh.until_ready()
         yield mesh
 
 
-async def served(
+async def servers_of_answers(
     mesh: Mesh, session: aiohttp.ClientSession, count: int, *numbers: int
 ) -> Counter[str]:
     return servers([await mesh.ask(session, *numbers) for _ in range(count)])
@@ -132,17 +132,17 @@ async def test_the_fallback_passes_by_a_draining_endpoint_a_pick_does_not(tmp_pa
     async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
         mesh.publish(0, 1, 2, draining=[1])
         await mesh.until(0, 1, 2, draining=[1])
-        fallen_back = await served(mesh, session, 40)
-        picked = await served(mesh, session, 5, 1, 2)
+        fallen_back = await servers_of_answers(mesh, session, 40)
+        picked = await servers_of_answers(mesh, session, 5, 1, 2)
 
         mesh.publish(0, 1, draining=[0, 1])
         await mesh.until(0, 1, draining=[0, 1])
-        still_picked = await served(mesh, session, 1, 1)
+        still_picked = await servers_of_answers(mesh, session, 1, 1)
         refused = await mesh.ask(session)
 
         mesh.publish(0, 2)
         await mesh.until(0, 2)
-        removed = await served(mesh, session, 5, 1, 2)
+        removed = await servers_of_answers(mesh, session, 5, 1, 2)
 
     assert removed.keys() == {mesh.address(2)}, "a pick that is gone falls to the next of the list"
     assert fallen_back.keys() == {mesh.address(0), mesh.address(2)}
@@ -202,7 +202,7 @@ async def test_envoy_refuses_what_it_cannot_use(
     async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
         mesh.xds.publish("llama", [Endpoint("liar", "not-an-address:8000")])
         await until(lambda: mesh.rejections)
-        assert sum((await served(mesh, session, 5)).values()) == 5
+        assert sum((await servers_of_answers(mesh, session, 5)).values()) == 5
 
         mesh.publish(3)
         await mesh.until(3)
@@ -213,7 +213,7 @@ async def test_envoy_refuses_what_it_cannot_use(
 
 async def test_an_envoy_whose_replica_dies_hears_of_changes_from_another(tmp_path: Path) -> None:
     async with (
-        run_envoy(tmp_path, replicas=2) as mesh,
+        run_xds_envoy(tmp_path, replicas=2) as mesh,
         AsyncExitStack() as one,
         AsyncExitStack() as other,
     ):

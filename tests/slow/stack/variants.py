@@ -7,7 +7,7 @@ from typing import Final
 
 import yaml
 
-from tests.stack.gateway import SHIPPED, Edit, Tree, cluster, ext_proc_filter, find
+from tests.stack.gateway import SHIPPED, Edit, Tree, cluster_named, ext_proc_filter, find
 from tests.stack.pickers import FULL_DUPLEX, GATEWAYS
 from tests.stack.variants import MODES, in_mode
 
@@ -63,7 +63,7 @@ def route_batch_to_second(tree: Tree) -> None:
 
 def split_cluster(tree: Tree) -> None:
     """As how-to/models-and-lora.md has it without xDS: a cluster per pool, chosen by the service's header."""
-    llama = cluster(tree, "vllm")
+    llama = cluster_named(tree, "vllm")
     qwen = deepcopy(llama)
     for one, name, keep in ((llama, "llama", slice(0, 2)), (qwen, "qwen", slice(2, 4))):
         one["name"] = one["load_assignment"]["cluster_name"] = name

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.share.fronts import LONG_S, Front, run_fronts
-from tests.stack.client import Answer, Conversation, connect, statuses
+from tests.slow.share.proxies import LONG_S, Proxy, run_proxies
+from tests.stack.client import Answer, Chat, connect, statuses
 from tests.stack.fetch import get
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
@@ -21,21 +21,23 @@ CONVERSATIONS, TURNS = 40, 6
 PREFIX_CACHE = {"name": "prefix_cache"}
 
 
-async def talk(fronts: Sequence[Front]) -> list[Answer]:
+async def chat_through(proxies: Sequence[Proxy]) -> list[Answer]:
     """Conversations side by side; each turn asks a gateway at random."""
     rng = random.Random(1)
     async with AsyncExitStack() as stack:
-        sessions = [await stack.enter_async_context(connect(front.gateway.url)) for front in fronts]
+        sessions = [
+            await stack.enter_async_context(connect(proxy.gateway.url)) for proxy in proxies
+        ]
 
         async def one(number: int) -> list[Answer]:
-            conversation = Conversation(number)
+            conversation = Chat(number)
             for _ in range(TURNS):
                 await asyncio.sleep(rng.uniform(0.1, 0.5))
                 await conversation.take_turn(rng.choice(sessions))
             return conversation.answers
 
-        told = await asyncio.gather(*(one(number) for number in range(CONVERSATIONS)))
-    return [answer for answers in told for answer in answers]
+        by_chat = await asyncio.gather(*(one(number) for number in range(CONVERSATIONS)))
+    return [answer for answers in by_chat for answer in answers]
 
 
 def counted(simulators: Simulators, name: str) -> float:
@@ -46,7 +48,7 @@ def counted(simulators: Simulators, name: str) -> float:
     )
 
 
-def hit_rate(
+def measured_hit_rate(
     directory: Path, *, gateways: int, services: int = 1, carrier: str | None = None
 ) -> float:
     """The share of prompt tokens that the endpoints found in their caches."""
@@ -54,19 +56,19 @@ def hit_rate(
     with Simulators(directory, free_ports(4), "--speed", "10") as simulators:
         simulators.wait_until(simulators.is_ready, LONG_S)
         pools = [pool(simulators.addresses, PREFIX_CACHE)]
-        with run_fronts(
+        with run_proxies(
             directory,
             pools,
             simulators.ports,
             gateways=gateways,
             services=services,
             carrier=carrier,
-        ) as fronts:
-            answers = asyncio.run(talk(fronts))
+        ) as proxies:
+            answers = asyncio.run(chat_through(proxies))
             picks = [
                 service.metric("extproc_picks_total")
-                for front in fronts
-                for service in front.services
+                for proxy in proxies
+                for service in proxy.services
             ]
         assert statuses(answers) == {200: CONVERSATIONS * TURNS}
         assert sum(picks) == len(answers)
@@ -84,12 +86,12 @@ def test_two_envoys_with_four_services_hit_as_often_as_one(tmp_path: Path) -> No
 
     The same four that do not share show that this could fail.
     """
-    single = hit_rate(tmp_path / "one", gateways=1)
+    single = measured_hit_rate(tmp_path / "one", gateways=1)
     shared = {
-        carrier: hit_rate(tmp_path / carrier, gateways=2, services=2, carrier=carrier)
+        carrier: measured_hit_rate(tmp_path / carrier, gateways=2, services=2, carrier=carrier)
         for carrier in ("mesh", "nats")
     }
-    alone = hit_rate(tmp_path / "alone", gateways=2, services=2)
+    alone = measured_hit_rate(tmp_path / "alone", gateways=2, services=2)
 
     print(f"hit rate of one {single:.3f}, of four {shared}, of four that do not share {alone:.3f}")  # noqa: T201
     assert alone < single - 0.1

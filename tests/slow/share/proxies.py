@@ -20,7 +20,7 @@ Carrier = Callable[[int], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class Proxy:
     """One gateway: an Envoy, and the services that it asks by turns."""
 
     gateway: Gateway
@@ -64,9 +64,9 @@ def share(carrier: dict[str, Any]) -> dict[str, Any]:
     return {"cluster": "llm", "secret": {"env": "SHARE_SECRET"}, **carrier}
 
 
-def build_front(
+def build_proxy(
     directory: Path, endpoints: Sequence[int], *, services: int = 1, edits: Sequence[Edit] = ()
-) -> Front:
+) -> Proxy:
     """Builds envoy/standalone.yaml before `endpoints`, ports of 127.0.0.1; the services want `configure`."""
     client, admin, *ports = free_ports(len(_SHIPPED_PORTS) + 2 * services)
     asked, admins = ports[:services], ports[services:]
@@ -78,7 +78,7 @@ def build_front(
     directory.mkdir(parents=True)
     moved = dict(zip(_SHIPPED_PORTS, (client, admin), strict=True))
     tree = edited(load("standalone.yaml"), moved, [lead, *edits])
-    return Front(
+    return Proxy(
         Gateway(directory, tree, port=client, admin_port=admin),
         [
             _service(directory / f"service-{place}", port, admin_port)
@@ -93,7 +93,7 @@ def _service(directory: Path, port: int, admin_port: int) -> Service:
 
 
 @contextmanager
-def run_fronts(
+def run_proxies(
     directory: Path,
     pools: Sequence[Pool],
     endpoints: Sequence[int],
@@ -101,24 +101,24 @@ def run_fronts(
     gateways: int,
     services: int = 1,
     carrier: str | None = None,
-) -> Iterator[list[Front]]:
+) -> Iterator[list[Proxy]]:
     """Starts gateways that share over a `carrier`, `mesh` or `nats`; yields them when all letters come."""
     with ExitStack() as running:
-        fronts = [
-            build_front(directory / f"front-{place}", endpoints, services=services)
+        proxies = [
+            build_proxy(directory / f"front-{place}", endpoints, services=services)
             for place in range(gateways)
         ]
-        told = _carry(directory, running, carrier, gateways * services)
-        all_services = [service for front in fronts for service in front.services]
-        for service, section in zip(all_services, told, strict=True):
+        sections = _carry(directory, running, carrier, gateways * services)
+        all_services = [service for proxy in proxies for service in proxy.services]
+        for service, section in zip(all_services, sections, strict=True):
             service.configure(pools, share=section)
             running.enter_context(service)
         for service in all_services:
             service.wait_until(service.is_ready, LONG_S)
-        for front in fronts:
-            running.enter_context(front.gateway).wait_ready()
-            front.wait(len(told) - 1 if carrier else 0)
-        yield fronts
+        for proxy in proxies:
+            running.enter_context(proxy.gateway).wait_ready()
+            proxy.wait(len(sections) - 1 if carrier else 0)
+        yield proxies
 
 
 def _carry(

@@ -11,11 +11,11 @@ from typing import Any, Final
 import yaml
 
 from tests.slow.share.broker import Broker
-from tests.slow.share.fronts import Front, build_front, over_mesh, over_nats, share
-from tests.slow.soak.books import Outage, Tally, envoy, service
+from tests.slow.share.proxies import Proxy, build_proxy, over_mesh, over_nats, share
+from tests.slow.soak.books import Outage, Tally, envoy, service_name
 from tests.slow.soak.endpoint import KV_TOKENS
-from tests.slow.soak.parts import LONG_S, Endpoint, ask_patiently, holds, read_requests
-from tests.slow.soak.plan import Kind, Step
+from tests.slow.soak.parts import LONG_S, SoakEndpoint, ask_patiently, holds, read_requests
+from tests.slow.soak.plan import Kind, PlannedFault
 from tests.slow.soak.watch import PASSED_BY_S
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
@@ -29,7 +29,7 @@ PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
 _OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
 
 
-class Town:
+class Deployment:
     """Outages and faults are noted as they happen; what was counted at a part's end, as `tallies`."""
 
     def __init__(self, directory: Path, carrier: str) -> None:
@@ -37,66 +37,69 @@ class Town:
         self.faults: list[str] = []
         self.tallies: list[Tally] = []
         ports = free_ports(ENDPOINTS)
-        self.endpoints = [Endpoint(directory, port) for port in ports]
+        self.endpoints = [SoakEndpoint(directory, port) for port in ports]
         self._list = directory / "list" / "endpoints.yaml"
         self._list.parent.mkdir()
         self.broker = Broker(directory, *free_ports(1)) if carrier == "nats" else None
         lines = free_ports(GATEWAYS)
         carry = over_mesh(lines) if self.broker is None else over_nats(self.broker)
         self._shares = [share(carry(port)) for port in lines]
-        self.fronts = [
-            build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)
+        self.proxies = [
+            build_proxy(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)
         ]
         # Where the log of each part's present life begins.
         self._starts: dict[str, int] = {}
 
     def processes(self) -> dict[str, Process]:
         """By the names that outages have."""
-        fronts = enumerate(self.fronts)
+        proxies = enumerate(self.proxies)
         gateways = {
             name: part
-            for place, front in fronts
-            for name, part in ((envoy(place), front.gateway), (service(place), front.services[0]))
+            for place, proxy in proxies
+            for name, part in (
+                (envoy(place), proxy.gateway),
+                (service_name(place), proxy.services[0]),
+            )
         }
         endpoints = {endpoint.address: endpoint for endpoint in self.endpoints}
         broker = {} if self.broker is None else {"broker": self.broker}
         return {**gateways, **endpoints, **broker}
 
     @contextmanager
-    def running(self) -> Iterator["Town"]:
+    def running(self) -> Iterator["Deployment"]:
         self.write_list(self.endpoints)
         with ExitStack() as stack:
             if self.broker is not None:
                 stack.enter_context(self.broker).wait_ready()
             for endpoint in self.endpoints:
                 stack.enter_context(endpoint)
-            for front in self.fronts:
-                self.configure(front)
-                stack.enter_context(front.services[0])
-            for part in (*self.endpoints, *(front.services[0] for front in self.fronts)):
+            for proxy in self.proxies:
+                self.configure(proxy)
+                stack.enter_context(proxy.services[0])
+            for part in (*self.endpoints, *(proxy.services[0] for proxy in self.proxies)):
                 part.wait_until(part.is_ready, LONG_S)
-            for front in self.fronts:
-                stack.enter_context(front.gateway).wait_ready()
-                self._until(front.sees_services, "an Envoy does not see its service")
-            self._hear_each_other()
+            for proxy in self.proxies:
+                stack.enter_context(proxy.gateway).wait_ready()
+                self._until(proxy.sees_services, "an Envoy does not see its service")
+            self._until_all_share()
             yield self
 
-    def write_list(self, endpoints: Sequence[Endpoint]) -> None:
+    def write_list(self, endpoints: Sequence[SoakEndpoint]) -> None:
         rows = [{"name": one.name, "address": "127.0.0.1", "port": one.port} for one in endpoints]
         draft = self._list.with_suffix(".draft")
         draft.write_text(yaml.safe_dump(rows))
         draft.replace(self._list)
 
-    def configure(self, front: Front, strategy: dict[str, Any] = PREFIX_CACHE) -> None:
-        front.services[0].configure(
+    def configure(self, proxy: Proxy, strategy: dict[str, Any] = PREFIX_CACHE) -> None:
+        proxy.services[0].configure(
             [pool([], strategy, endpoints={"file": str(self._list)}, signals={"scrape_s": 5})],
-            share=self._shares[self.fronts.index(front)],
+            share=self._shares[self.proxies.index(proxy)],
             log_level="DEBUG",
         )
 
-    def do(self, step: Step) -> None:
+    def do(self, step: PlannedFault) -> None:
         """Does what the step says, waits, and makes all well again. Takes seconds."""
-        front, endpoint = self.fronts[step.gateway], self.endpoints[step.endpoint]
+        proxy, endpoint = self.proxies[step.gateway], self.endpoints[step.endpoint]
         match step.kind:
             case Kind.ENDPOINT_KILLED:
                 self._restart(
@@ -111,45 +114,45 @@ class Town:
                 time.sleep(step.lasts_s)
                 endpoint.fail()
             case Kind.STRATEGY:
-                self.configure(front, _OTHERS[int(step.at_s) % len(_OTHERS)])
+                self.configure(proxy, _OTHERS[int(step.at_s) % len(_OTHERS)])
                 time.sleep(step.lasts_s)
-                self.configure(front)
+                self.configure(proxy)
             case Kind.BAD_FILE:
-                self._refuse(front, step)
+                self._refuse(proxy, step)
             case Kind.SERVICE_STOPPED:
-                self._stop_service(front, step)
+                self._stop_service(proxy, step)
             case Kind.SERVICE_KILLED | Kind.SERVICE_ENDED:
-                self._end_service(front, step)
+                self._end_service(proxy, step)
             case Kind.ENVOY_KILLED:
-                gateway = front.gateway
+                gateway = proxy.gateway
                 self._restart(
                     envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready
                 )
-                self._until(front.sees_services, "an Envoy does not see its service")
+                self._until(proxy.sees_services, "an Envoy does not see its service")
             case Kind.BROKER_KILLED | Kind.BROKER_STOPPED:
                 assert self.broker is not None
                 self._hurt_broker(self.broker, step)
 
-    def _refuse(self, front: Front, step: Step) -> None:
+    def _refuse(self, proxy: Proxy, step: PlannedFault) -> None:
         def refused() -> float:
-            return front.services[0].metric("extproc_config_reloads_total", result="refused")
+            return proxy.services[0].metric("extproc_config_reloads_total", result="refused")
 
         before = refused()
-        front.services[0].write("pools: [")
+        proxy.services[0].write("pools: [")
         self._until(lambda: refused() > before, f"{step}: was not refused")
-        self.configure(front)
+        self.configure(proxy)
 
-    def _stop_service(self, front: Front, step: Step) -> None:
-        part = front.services[0]
-        with self._away(service(step.gateway)):
+    def _stop_service(self, proxy: Proxy, step: PlannedFault) -> None:
+        part = proxy.services[0]
+        with self._away(service_name(step.gateway)):
             part.send(signal.SIGSTOP)
             time.sleep(step.lasts_s)
             part.send(signal.SIGCONT)
             time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
-            self._until(front.sees_services, "an Envoy does not see its service")
+            self._until(proxy.sees_services, "an Envoy does not see its service")
 
-    def _end_service(self, front: Front, step: Step) -> None:
-        name, part = service(step.gateway), front.services[0]
+    def _end_service(self, proxy: Proxy, step: PlannedFault) -> None:
+        name, part = service_name(step.gateway), proxy.services[0]
 
         def end() -> None:
             self._count(name, ask_patiently(partial(read_requests, part)), is_last=False)
@@ -158,11 +161,11 @@ class Town:
             part.kill()
 
         self._restart(
-            name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services()
+            name, part, end, step.lasts_s, lambda: part.is_ready() and proxy.sees_services()
         )
-        self._hear_each_other()
+        self._until_all_share()
 
-    def _hurt_broker(self, broker: Broker, step: Step) -> None:
+    def _hurt_broker(self, broker: Broker, step: PlannedFault) -> None:
         """No outage of anything that answers requests: nobody waits for it."""
         if step.kind is Kind.BROKER_KILLED:
             broker.kill()
@@ -173,7 +176,7 @@ class Town:
             broker.send(signal.SIGSTOP)
             time.sleep(step.lasts_s)
             broker.send(signal.SIGCONT)
-        self._hear_each_other()
+        self._until_all_share()
 
     def _restart(
         self,
@@ -204,65 +207,69 @@ class Town:
         except AssertionError:
             self.faults.append(fault)
 
-    def _hear_each_other(self) -> None:
-        self._until(self._all_heard, "gateways do not hear each other")
+    def _until_all_share(self) -> None:
+        self._until(self._all_share, "gateways do not hear each other")
 
-    def _all_heard(self) -> bool:
-        services = [front.services[0] for front in self.fronts]
-        heard = [
+    def _all_share(self) -> bool:
+        services = [proxy.services[0] for proxy in self.proxies]
+        shared = [
             sum(part.metric("extproc_share_peers", state=state) for state in ("prompt", "late"))
             for part in services
         ]
-        return heard == [len(services) - 1] * len(services)
+        return shared == [len(services) - 1] * len(services)
 
     def in_flight(self) -> dict[str, float]:
         """What each part says is open, by its word for it; all of it is 0 when nobody asks."""
         return ask_patiently(self._in_flight)
 
     def _in_flight(self) -> dict[str, float]:
-        told: dict[str, float] = {}
-        for place, front in enumerate(self.fronts):
-            counters = front.gateway.counters()
+        counts: dict[str, float] = {}
+        for place, proxy in enumerate(self.proxies):
+            counters = proxy.gateway.counters()
             for name in ("cluster.vllm.upstream_rq_active", "http.clients.downstream_rq_active"):
-                told[f"{envoy(place)} {name}"] = counters[name]
-            part = front.services[0]
+                counts[f"{envoy(place)} {name}"] = counters[name]
+            part = proxy.services[0]
             for name in ("extproc_streams_open", "extproc_endpoint_in_flight"):
-                told[f"{service(place)} {name}"] = part.metric(name)
-            told[f"{service(place)} /pools"] = sum(shown["in_flight"] for shown in part.pools())
+                counts[f"{service_name(place)} {name}"] = part.metric(name)
+            counts[f"{service_name(place)} /pools"] = sum(
+                shown["in_flight"] for shown in part.pools()
+            )
         for endpoint in self.endpoints:
-            told[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")[
+            counts[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")[
                 "server_load"
             ]
             for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-                told[f"{endpoint.name} {name}"] = endpoint.metric(name)
-        return told
+                counts[f"{endpoint.name} {name}"] = endpoint.metric(name)
+        return counts
 
     def unwell(self) -> list[str]:
         """Tells what has not come back when all faults are over."""
         return ask_patiently(lambda: [*self._unwell()])
 
     def _unwell(self) -> Iterator[str]:
-        for place, front in enumerate(self.fronts):
-            part = front.services[0]
+        for place, proxy in enumerate(self.proxies):
+            part = proxy.services[0]
             # One that failed shortly before the end is on trial, and nobody asks it any more.
             ready = sum(
                 part.metric("extproc_pool_endpoints", state=state) for state in ("ready", "cooling")
             )
             if ready != ENDPOINTS:
-                yield f"{service(place)} has {ready:g} endpoints ready"
+                yield f"{service_name(place)} has {ready:g} endpoints ready"
             for name, labels in (
                 ("extproc_config_refused", {}),
                 ("extproc_share_peers", {"state": "lost"}),
             ):
                 if left := part.metric(name, **labels):
-                    yield f"{service(place)} says {name} {left:g} {labels or ''}"
+                    yield f"{service_name(place)} says {name} {left:g} {labels or ''}"
 
     def count_all(self) -> None:
         """Notes what every Envoy and service has counted in its present life, when nobody asks any more."""
-        for place, front in enumerate(self.fronts):
-            counters = ask_patiently(partial(front.gateway.counters, "http.clients."))
+        for place, proxy in enumerate(self.proxies):
+            counters = ask_patiently(partial(proxy.gateway.counters, "http.clients."))
             self._count(envoy(place), counters["http.clients.downstream_rq_total"])
-            self._count(service(place), ask_patiently(partial(read_requests, front.services[0])))
+            self._count(
+                service_name(place), ask_patiently(partial(read_requests, proxy.services[0]))
+            )
 
     def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
         self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))
