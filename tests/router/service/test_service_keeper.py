@@ -71,6 +71,20 @@ async def test_what_a_source_lacks_is_logged_once(caplog: pytest.LogCaptureFixtu
     ]
 
 
+def test_an_outage_after_a_list_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock(0.0)
+    keeper = keeper_of("a", clock)
+    keeper.confirm()
+    with caplog.filtering(RateLimit(clock)):
+        for clock.now_s in range(1, 121):
+            keeper.restarted("connection", "no route")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"pool a: no new list for {seconds} s, the last one stays (connection): no route"
+        for seconds in (0, 60)
+    ]
+
+
 async def test_an_outage_of_pools_is_a_line_a_minute_for_each_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
