@@ -1,13 +1,16 @@
-"""A connection's streams, and the events on them that its driver handles."""
+"""A connection's streams, which of them there are, and the events on them that its driver handles."""
 
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
+from extproc.grpc_server.budget import StreamPlaces
 from extproc.grpc_server.frames import Code
 from extproc.grpc_server.headers import Head
 from extproc.grpc_server.messages import MessageReader
+
+_LATE_STREAMS: Final = 1_000
 
 
 class Stream:
@@ -88,3 +91,55 @@ class Failed(Struct, frozen=True):
 
 
 Event = Opened | Message | MessageSkipped | HalfClosed | Closed | Failed
+
+
+class StreamTable:
+    """Which streams a connection has, what happened on them (`events`), and when that is.
+
+    `open` has the open and half-closed ones by their ids; `late` those that we closed and whose end
+    may not have reached the client; `last_id` is the highest id that the client used. `now_s` is
+    what the driver said last. `is_over`: nothing more will happen.
+    """
+
+    def __init__(self, places: StreamPlaces, now_s: float) -> None:
+        self.open: dict[int, Stream] = {}
+        self.late: dict[int, None] = {}
+        self.last_id = 0
+        self.events: list[Event] = []
+        self.now_s = now_s
+        self.has_left = False  # our GOAWAY with the last stream's id is sent
+        self.is_over = False
+        self._places = places
+
+    def has_room(self, limit: int) -> bool:
+        """Whether one more may open: below this connection's `limit`, and beside other connections'."""
+        own = len(self.open)
+        return not self.has_left and own < limit and self._places.has_room(own)
+
+    def add(self, stream: Stream) -> None:
+        self.open[stream.id] = stream
+        self._places.used += 1
+        self.events.append(Opened(stream))
+
+    def remove(self, stream: Stream) -> None:
+        """Closes a stream, and drops what came of a message; `Outgoing.forget` drops what is unsent."""
+        stream.is_over = stream.is_finished = True
+        del self.open[stream.id]
+        self._places.used -= 1
+        if not stream.is_half_closed:
+            self.add_late(stream.id)
+        if stream.reader is not None:
+            stream.reader.close()
+            stream.reader = None
+        self.events.append(Closed(stream))
+        if self.has_left and not self.open:
+            self.is_over = True
+
+    def add_late(self, stream_id: int) -> None:
+        self.late[stream_id] = None
+        if len(self.late) > _LATE_STREAMS:
+            del self.late[next(iter(self.late))]
+
+    def leave(self) -> None:
+        self.has_left = True
+        self.is_over = not self.open
