@@ -19,7 +19,6 @@ from extproc.router.routing.pool import Pool
 log = logging.getLogger(__name__)
 
 _OK: Final = 200
-_LIST_S: Final = 0.2
 # An engine may have started again with other flags.
 _FIND_S: Final = 30.0
 _ANSWER_S: Final = 2.0
@@ -55,14 +54,20 @@ class EventSource(Struct, frozen=True):
 class EventReader:
     """Follows the events of a pool's ready endpoints: `heard` has them, its strategy forgets what they end.
 
+    `has_changed` is set whenever the pool has another list of endpoints.
     Engines name their publishers, unless all have one at `port`. Messages are read in turns: after
     each one everybody else's work comes first.
     """
 
     def __init__(
-        self, pool: Pool, heard: Heard, port: int | None, clock: Callable[[], float]
+        self,
+        pool: Pool,
+        heard: Heard,
+        port: int | None,
+        clock: Callable[[], float],
+        has_changed: asyncio.Event,
     ) -> None:
-        self._pool, self._heard, self._clock = pool, heard, clock
+        self._pool, self._heard, self._clock, self._has_changed = pool, heard, clock, has_changed
         self._sources = [EventSource(f"tcp://*:{port}")] if port else None
         self._turn = asyncio.Lock()
 
@@ -76,19 +81,18 @@ class EventReader:
                 ClientSession(timeout=limit, cookie_jar=jar) as session,
                 asyncio.TaskGroup() as tasks,
             ):
-                before = None
                 while True:
-                    if before is not self._pool.snapshot:
-                        before = self._pool.snapshot
-                        ready = {(one.name, one.address): one for one in before.ready.values()}
-                        for gone in following.keys() - ready.keys():
-                            following.pop(gone).cancel()
-                            self._heard.pop(gone[0], None)
-                        for key in ready.keys() - following.keys():
-                            following[key] = tasks.create_task(
-                                self._follow(context, session, ready[key])
-                            )
-                    await asyncio.sleep(_LIST_S)
+                    self._has_changed.clear()
+                    endpoints = self._pool.snapshot.ready.values()
+                    ready = {(one.name, one.address): one for one in endpoints}
+                    for gone in following.keys() - ready.keys():
+                        following.pop(gone).cancel()
+                        self._heard.pop(gone[0], None)
+                    for key in ready.keys() - following.keys():
+                        following[key] = tasks.create_task(
+                            self._follow(context, session, ready[key])
+                        )
+                    await self._has_changed.wait()
         finally:
             context.destroy(linger=0)
 

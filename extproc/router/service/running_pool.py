@@ -119,6 +119,7 @@ class RunningPool:
             on_strategy=on_strategy,
         )
         self._shared = shared
+        self._has_changed = asyncio.Event()  # the list of endpoints
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # The settings that each task depends on: it is replaced when they change.
         self._keys: dict[str, object] = {}
@@ -229,7 +230,11 @@ class RunningPool:
             ),
             "events": (
                 events,
-                lambda: wiring.event_reader(self.pool, self.heard, events).run if events else None,
+                lambda: (
+                    wiring.event_reader(self.pool, self.heard, events, self._has_changed).run
+                    if events
+                    else None
+                ),
             ),
             "objectives": (
                 watched,
@@ -258,3 +263,4 @@ class RunningPool:
     def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._shared.publish(name, endpoints)
         self.feedback.keep({endpoint.name for endpoint in endpoints})
+        self._has_changed.set()

@@ -1,6 +1,7 @@
 """From settings to the parts they describe: pools, routes, sources, credentials."""
 
 import ssl
+from asyncio import Event
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
@@ -75,12 +76,15 @@ class PoolWiring:
         access, namespace = _access(settings, self.outside.rng)
         return ObjectivesSource(access, namespace, settings.name)
 
-    def event_reader(self, pool: Pool, heard: Heard, wanted: bool | int) -> "EventReader":
+    def event_reader(
+        self, pool: Pool, heard: Heard, wanted: bool | int, has_changed: Event
+    ) -> "EventReader":
         try:
             from extproc.router.events.kv_reader import EventReader  # noqa: PLC0415  # an extra
         except ImportError:
             raise MissingExtra("signals.events", "events") from None
-        return EventReader(pool, heard, None if wanted is True else wanted, self.outside.clock)
+        port = None if wanted is True else wanted
+        return EventReader(pool, heard, port, self.outside.clock, has_changed)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:

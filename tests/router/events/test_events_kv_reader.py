@@ -24,12 +24,14 @@ class Scene:
 
     def __init__(self, address: str) -> None:
         self.heard: Heard = {}
+        self.has_changed = asyncio.Event()
         self.strategy = PrefixCache(Outside(random.Random(1), Clock()))
         self.pool = Pool("llama", self.strategy)
         self.move(address)
 
     def move(self, address: str, name: str = "e") -> None:
         self.pool.replace([Endpoint(name, address)])
+        self.has_changed.set()
 
     def pick(self, text: str) -> Pick:
         body = b'{"prompt": "%b"}' % (text.encode() * 500)
@@ -57,7 +59,8 @@ class Scene:
 @asynccontextmanager
 async def reading(address: str, port: int | None = None) -> AsyncIterator[Scene]:
     scene = Scene(address)
-    task = asyncio.create_task(EventReader(scene.pool, scene.heard, port, Clock()).run())
+    reader = EventReader(scene.pool, scene.heard, port, Clock(), scene.has_changed)
+    task = asyncio.create_task(reader.run())
     try:
         yield scene
     finally:
