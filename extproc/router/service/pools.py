@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from time import time
 from typing import Final
 
@@ -123,19 +122,16 @@ class Pools:
         A pool that stays keeps its endpoints, its loads and its requests. Raises what a part raises
         as it is built; then all is as it was.
         """
-        with ExitStack() as undo:
-            running, steps = dict[str, RunningPool](), list[Callable[[], None]]()
-            for pool in settings:
-                each = self._running.get(pool.name)
-                if each is None:
-                    each = RunningPool(pool, self._shared, self._renew_picker)
-                    undo.callback(each.close)
-                    steps.append(each.start)
-                else:
-                    steps.append(each.prepare(pool))
-                running[pool.name] = each
-            picker = Picker(running[pool.name].route(pool) for pool in settings)
-            undo.pop_all()
+        running, steps = dict[str, RunningPool](), list[Callable[[], None]]()
+        for pool in settings:
+            each = self._running.get(pool.name)
+            if each is None:
+                each = RunningPool(pool, self._shared, self._renew_picker)
+                steps.append(each.start)
+            else:
+                steps.append(each.prepare(pool))
+            running[pool.name] = each
+        picker = Picker(running[pool.name].route(pool) for pool in settings)
 
         def put_in_force() -> None:
             gone = [each for each in self if each.name not in running]

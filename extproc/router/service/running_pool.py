@@ -125,9 +125,6 @@ class RunningPool:
         self._keys: dict[str, object] = {}
         self.start = self.prepare(settings, is_new=True)
         self._closing = ExitStack()
-        if shared.courier is not None:
-            shared.courier.keep(self.pool)
-            self._closing.callback(shared.courier.forget, self.name)
         self._closing.callback(self.pool.hold, None)
         self._closing.callback(self.stop)
 
@@ -190,6 +187,10 @@ class RunningPool:
         rules = Rules(settings.cool_after)
 
         def put_in_force() -> None:
+            courier = self._shared.courier
+            if is_new and courier is not None:
+                courier.keep(self.pool)
+                self._closing.callback(courier.forget, self.name)
             self.settings = settings
             self.pool.max_in_flight = settings.max_in_flight
             self.pool.fallbacks = settings.fallbacks
