@@ -24,7 +24,7 @@ from extproc.router.settings.pool_settings import PoolSettings
 # A route's timeout that is no longer cuts answers that stream.
 _SHORT_S: Final = 60.0
 # Fewer requests, or tokens, prove nothing.
-_FEW, _TOKENS = 20, 10_000
+_FEW_REQUESTS, _TOKENS = 20, 10_000
 # Prefills wait for each other: their time proves that an engine is fast, and hardly that it is
 # slow.
 _FASTER, _SLOWER, _LONG_PROMPT = 3.0, 4.0, 500
@@ -137,7 +137,7 @@ def envoy(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("not_reached", f"Envoy finds none of {names} healthy", names)
     kinds = ("message_timeouts", "failure_mode_allowed", "streams_started")
     late, passed, streams = (count(name, 0) for name in kinds)
-    if max(late, passed) > max(_FEW / 4, streams / 100):
+    if max(late, passed) > max(_FEW_REQUESTS / 4, streams / 100):
         text = f"of {streams:.0f} requests Envoy waited in vain for {late:.0f}, sent {passed:.0f} on unpicked"
         yield Finding("passed_by", text)
     for each in seen.filters:
@@ -171,7 +171,7 @@ def unheard(evidence: Evidence) -> Iterator[Finding]:
         count = partial(evidence.first.sum, pool=pool.name)
         ended = count("extproc_picks_total") - count("extproc_endpoint_in_flight")
         answers = count("extproc_answers_total")
-        if pool.cool_after is not None and ended >= _FEW and answers < ended / 2:
+        if pool.cool_after is not None and ended >= _FEW_REQUESTS and answers < ended / 2:
             seen = f"pool {pool.name}: {ended:.0f} requests ended, the service got outcomes of {answers:.0f}"
             yield Finding("outcomes_unheard", seen)
 
@@ -211,7 +211,7 @@ def strangers(evidence: Evidence) -> Iterator[Finding]:
         evidence.first.samples
         and is_alone
         and picks >= 0
-        and arrived - picks >= max(_FEW / 2, picks / 2)
+        and arrived - picks >= max(_FEW_REQUESTS / 2, picks / 2)
     ):
         yield Finding(
             "strangers", f"engines got {arrived:.0f} requests, the service picked for {picks:.0f}"
@@ -266,7 +266,7 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
         count = _sum(evidence.of(pool), "request_prefill_time_seconds_count")
         time_ms = 1000 * _sum(evidence.of(pool), "request_prefill_time_seconds_sum")
         tokens = _computed(evidence.of(pool))
-        if settings.learn or count < _FEW or tokens < _TOKENS:
+        if settings.learn or count < _FEW_REQUESTS or tokens < _TOKENS:
             continue
         own_ms = ENGINES[settings.engine].prefill_ms_per_token
         seen = f"pool {pool.name}: a token takes {own_ms} ms by {settings.engine}, {time_ms / tokens:.3f} ms"
@@ -284,14 +284,14 @@ def working_set(evidence: Evidence) -> Iterator[Finding]:
             _sum(engines, "num_preemptions_total"),
             _sum(engines, "request_success_total"),
         )
-        if thrown > max(_FEW, ended / 20):
+        if thrown > max(_FEW_REQUESTS, ended / 20):
             most = max(1, int(_sum(engines, "num_requests_running") / len(engines)))
             seen = f"pool {pool.name}: {thrown:.0f} preemptions of {ended:.0f} requests"
             yield Finding("preemptions", seen, most)
         room, computed = sum(engine.kv_tokens for engine in engines), _computed(engines)
         looked = _sum(engines, "prefix_cache_queries_total")
         turns = evidence.last.sum("extproc_picks_total", pool=pool.name, reason="session")
-        if room and computed > max(_REFILLED * room, looked / 2) and turns >= _FEW:
+        if room and computed > max(_REFILLED * room, looked / 2) and turns >= _FEW_REQUESTS:
             seen = (
                 f"pool {pool.name}: caches of {room} tokens were filled {computed / room:.1f} times"
             )

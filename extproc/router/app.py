@@ -134,7 +134,9 @@ class Application:
             FeedbackCollector(lambda: (each.feedback for each in self.pools))
         )
         if self.courier is not None:
-            self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
+            self.metrics.registry.register(
+                ShareCollector(self.courier.shares, self.courier.letter_counts)
+            )
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""

@@ -169,7 +169,7 @@ class Pick(Struct, frozen=True):
             witness.withdrawn(withdrawal)
 
 
-_NOBODY: Final[frozenset[str]] = frozenset()
+_NONE_CLOSED: Final[frozenset[str]] = frozenset()
 
 
 class Gate(Protocol):
@@ -363,7 +363,7 @@ class Pool:
         if subset is not None:
             located = snapshot.locate(subset)
             eligible = located if eligible is None else located & eligible
-        closed = _NOBODY if self.gate is None else self.gate.closed()
+        closed = _NONE_CLOSED if self.gate is None else self.gate.closed()
         if closed and eligible is not None:
             # Where no other may take the request, one that is left out may.
             eligible = (eligible - closed) or eligible

@@ -107,21 +107,25 @@ def build_courier(
     settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
 ) -> Courier:
     """Raises `SettingsError` for a secret that is not there, or too short."""
-    tally = dict.fromkeys(RESULTS, 0)
+    letter_counts = dict.fromkeys(RESULTS, 0)
     if settings.nats is not None:
-        carrier: Carrier = _build_nats(settings.nats, settings.cluster, base, environment, tally)
+        carrier: Carrier = _build_nats(
+            settings.nats, settings.cluster, base, environment, letter_counts
+        )
     elif settings.mesh is not None:
         peers = Restarting(
             _endpoint_source(settings.mesh.peers.endpoints(), base, outside.rng), rng=outside.rng
         )
-        carrier = Mesh(settings.mesh.listen, peers, tally, rng=outside.rng, clock=outside.clock)
+        carrier = Mesh(
+            settings.mesh.listen, peers, letter_counts, rng=outside.rng, clock=outside.clock
+        )
     secret = settings.secret.read(base, environment)
     names = SystemRandom()
     try:
         return Courier(
             carrier,
             lambda me: Seal(settings.cluster, secret, me),
-            tally,
+            letter_counts,
             draw=lambda: names.getrandbits(64),
             clock=outside.clock,
         )
@@ -134,7 +138,7 @@ def _build_nats(
     cluster: str,
     base: Path,
     environment: Mapping[str, str],
-    tally: LetterCounts,
+    letter_counts: LetterCounts,
 ) -> Carrier:
     try:
         from extproc.router.share.nats import Nats, NatsAccess  # noqa: PLC0415  # an extra
@@ -150,7 +154,7 @@ def _build_nats(
         ) from error
     credentials = str(base / settings.credentials) if settings.credentials else None
     access = NatsAccess(settings.servers, credentials, settings.user, password, tls)
-    return Nats(access, cluster, tally)
+    return Nats(access, cluster, letter_counts)
 
 
 def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:

@@ -46,7 +46,7 @@ _WEIGHT: Final = 0.02
 # Below this share we are not alone. It is less than 1: our own turns may be evicted, or older than
 # a restart.
 _ALONE: Final = 0.7
-_MOST: Final = 64.0
+_MAX_GATEWAYS: Final = 64.0
 _GENERATION: Final = 50_000
 
 # After a loss, the share of a conversation that shows where it is; and after how long silence is
@@ -109,7 +109,7 @@ class GatewayCount:
         """From 1 to 64."""
         if self._configured is not None:
             return max(1.0, self._configured / (1 + self._peers.active))
-        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MOST)
+        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MAX_GATEWAYS)
 
     @property
     def times(self) -> float:

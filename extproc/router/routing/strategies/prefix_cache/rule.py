@@ -361,7 +361,7 @@ class CostModel:
 # before, and answer a fraction.
 #
 # The first sign is how much of its earlier turns a conversation still finds. Each request with
-# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW`
+# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW_FOUND`
 # of it down a part of the new conversations is refused, at `_NONE` all of them, and those that go
 # on keep what they have. A new one costs the others most and itself least: nobody waits for its
 # next word yet.
@@ -375,7 +375,7 @@ class CostModel:
 # - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment
 #   later.
 
-_FEW: Final = 0.9
+_FEW_FOUND: Final = 0.9
 _NONE: Final = 0.6
 _EACH: Final = 0.02
 
@@ -395,4 +395,4 @@ class Shedding:
     @property
     def refused(self) -> float:
         """The share of new conversations that had better not begin now."""
-        return min(1.0, max(0.0, (_FEW - self.found) / (_FEW - _NONE)))
+        return min(1.0, max(0.0, (_FEW_FOUND - self.found) / (_FEW_FOUND - _NONE)))
