@@ -189,7 +189,7 @@ class EventLog:
             self._held += blocks
 
 
-Heard = dict[str, list[EventLog]]
+EventLogs = dict[str, list[EventLog]]
 """What the publishers of each endpoint said, by its name; of one that names none the list is empty."""
 
 

@@ -12,7 +12,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 from msgspec import MsgspecError, Struct, json
 
 from extproc.grpc_server.budget import TokenBucket
-from extproc.router.events.kv_log import EventLog, Heard
+from extproc.router.events.kv_log import EventLog, EventLogs
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 
@@ -62,7 +62,7 @@ class EventReader:
     def __init__(
         self,
         pool: Pool,
-        heard: Heard,
+        heard: EventLogs,
         port: int | None,
         clock: Callable[[], float],
         has_changed: asyncio.Event,

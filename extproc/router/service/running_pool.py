@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
-from extproc.router.events.kv_log import Heard, describe_logs
+from extproc.router.events.kv_log import EventLogs, describe_logs
 from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import Prober
@@ -109,7 +109,7 @@ class RunningPool:
         self.settings = settings
         self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
         self.feedback = PoolFeedback(self.pool, cooling)
-        self.heard: Heard = {}
+        self.heard: EventLogs = {}
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
             self.pool,

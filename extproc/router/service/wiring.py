@@ -18,7 +18,7 @@ from extproc.router.cluster.models import ModelsSource
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source, StaticSource
-from extproc.router.events.kv_log import Heard
+from extproc.router.events.kv_log import EventLogs
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
@@ -77,7 +77,7 @@ class PoolWiring:
         return ObjectivesSource(access, namespace, settings.name)
 
     def event_reader(
-        self, pool: Pool, heard: Heard, wanted: bool | int, has_changed: Event
+        self, pool: Pool, heard: EventLogs, wanted: bool | int, has_changed: Event
     ) -> "EventReader":
         try:
             from extproc.router.events.kv_reader import EventReader  # noqa: PLC0415  # an extra

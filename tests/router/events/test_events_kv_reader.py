@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from extproc.router.events.kv_log import EventLog, Heard
+from extproc.router.events.kv_log import EventLog, EventLogs
 from extproc.router.events.kv_reader import EventReader
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
@@ -23,7 +23,7 @@ class Scene:
     """A pool with one endpoint at a time, `e` at first, and what is heard of it."""
 
     def __init__(self, address: str) -> None:
-        self.heard: Heard = {}
+        self.heard: EventLogs = {}
         self.has_changed = asyncio.Event()
         self.strategy = PrefixCache(Outside(random.Random(1), Clock()))
         self.pool = Pool("llama", self.strategy)

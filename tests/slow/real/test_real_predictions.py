@@ -13,7 +13,7 @@ from time import monotonic
 import aiohttp
 import orjson
 
-from extproc.router.events.kv_log import Heard
+from extproc.router.events.kv_log import EventLogs
 from extproc.router.events.kv_reader import EventReader
 from extproc.router.feedback.scraper import fetch_signals
 from extproc.router.routing.endpoint import Endpoint
@@ -42,7 +42,7 @@ class Router:
     """A pool of one engine."""
 
     def __init__(self, address: str) -> None:
-        self.heard: Heard = {}
+        self.heard: EventLogs = {}
         self.strategy = PrefixCache(Outside(random.Random(1), monotonic))
         self.pool = Pool("tiny", self.strategy)
         self.pool.replace([Endpoint("e", address)])
