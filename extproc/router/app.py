@@ -32,7 +32,7 @@ from extproc.router.service.live.recorder import Recorder, Recording
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.process import prepare_for_long_bodies, raise_limit, share
-from extproc.router.service.running_pool import Shared
+from extproc.router.service.running_pool import PoolContext
 from extproc.router.service.tracer import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, bind_health, bind_transport
 from extproc.router.service.wiring import PoolWiring, build_courier
@@ -87,7 +87,7 @@ class Application:
         self.xds = _build_xds(settings, self.metrics)
         share = settings.share
         self.courier = build_courier(share, start.base, os.environ, outside) if share else None
-        shared = Shared(
+        shared = PoolContext(
             PoolWiring(start.base, outside),
             self.metrics,
             publish=self.xds.publish if self.xds else lambda *_: None,

@@ -14,7 +14,7 @@ from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Found, Picker, Query
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.pools import Pools
-from extproc.router.service.running_pool import Shared
+from extproc.router.service.running_pool import PoolContext
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
@@ -57,7 +57,7 @@ async def explain_once(
     raises.
     """
     outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
-    pools = Pools(Shared(PoolWiring(base, outside), Metrics()))
+    pools = Pools(PoolContext(PoolWiring(base, outside), Metrics()))
     pools.apply(settings.pools)
     try:
         async with asyncio.timeout(timeout_s):

@@ -11,7 +11,7 @@ from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.strategies.base import Ending, Outside
 from extproc.router.routing.tickets import Tickets
-from extproc.router.service.running_pool import RunningPool, Shared
+from extproc.router.service.running_pool import PoolContext, RunningPool
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.pool_share import Share
 from extproc.router.stream.events import Served
@@ -64,7 +64,7 @@ class Pools:
     without a list refuses its own requests, and `remarks` says why.
     """
 
-    def __init__(self, shared: Shared, *, start_s: float = 10.0) -> None:
+    def __init__(self, shared: PoolContext, *, start_s: float = 10.0) -> None:
         self.picker = Picker(())
         self.feedback = Feedback(shared.outside, lambda: self._running)
         self._shared = shared

@@ -34,7 +34,7 @@ Routine = Callable[[], Coroutine[None, None, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PoolContext:
     """What all running pools have in common.
 
     `publish` takes every new list of endpoints, `retract` the name of a pool that is gone;
@@ -102,7 +102,7 @@ class RunningPool:
     """
 
     def __init__(
-        self, settings: PoolSettings, shared: Shared, on_strategy: Callable[[], None]
+        self, settings: PoolSettings, shared: PoolContext, on_strategy: Callable[[], None]
     ) -> None:
         wiring = shared.wiring
         cooling = wiring.cooling(settings)

@@ -12,7 +12,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.pools import Pools
-from extproc.router.service.running_pool import Shared
+from extproc.router.service.running_pool import PoolContext
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
@@ -25,7 +25,7 @@ def build_pools(
     metrics: Metrics | None = None,
 ) -> Pools:
     outside = Outside(random.Random(0), clock or Clock())
-    return Pools(Shared(PoolWiring(directory or Path(), outside), metrics or Metrics()))
+    return Pools(PoolContext(PoolWiring(directory or Path(), outside), metrics or Metrics()))
 
 
 def configure(pools: Pools, text: str) -> None:
