@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.errors import Cold, NoEndpoint, Overloaded, RequestError
-from extproc.router.routing.admission import ORDINARY, Admission, Crowd, Standing
+from extproc.router.routing.admission import ORDINARY, Admission, PoolLoad, RequestClass
 from extproc.router.routing.endpoint import Endpoint, canonical_location
 from extproc.router.routing.load import LoadBook
 from extproc.router.routing.queue import Lane, Queue
@@ -113,7 +113,7 @@ class Pick(Struct, frozen=True):
     endpoint: Endpoint
     fallbacks: tuple[Endpoint, ...]
     reading: Reading
-    standing: Standing | None = None
+    standing: RequestClass | None = None
 
     def __repr__(self) -> str:
         return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
@@ -304,7 +304,7 @@ class Pool:
         pick.acquire()
         return pick
 
-    def standing(self, headers: Mapping[str, str]) -> Standing | None:
+    def standing(self, headers: Mapping[str, str]) -> RequestClass | None:
         """What a request with these headers counts as; `None` for an ordinary one, or where all are alike."""
         return None if self.max_in_flight is None else self.admission.standing(headers)
 
@@ -314,7 +314,7 @@ class Pool:
         *,
         adapter: str = "",
         subset: Sequence[str] | None = None,
-        standing: Standing | None = None,
+        standing: RequestClass | None = None,
     ) -> Pick:
         """Returns the pick that would be right now, not counted yet.
 
@@ -340,11 +340,11 @@ class Pool:
         first, *rest = [snapshot.ready[name] for name in choice.names]
         return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)
 
-    def _admit(self, standing: Standing | None, candidates: Candidates, each: int) -> None:
+    def _admit(self, standing: RequestClass | None, candidates: Candidates, each: int) -> None:
         total = candidates.total
         if total >= each * len(candidates):
             size, pool_total = len(self.snapshot.names), self.book.total
-            crowd = Crowd(self.name, each, candidates.names, total, size, pool_total)
+            crowd = PoolLoad(self.name, each, candidates.names, total, size, pool_total)
             self.admission.admit(standing or ORDINARY, crowd)
 
     def move(self, pick: Pick, address: str) -> Pick:
