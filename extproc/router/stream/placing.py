@@ -1,4 +1,4 @@
-"""A session's place in its pool's queue (`Wait`), and its pick, counted to the response's end (`Counted`)."""
+"""A session's place in its pool's queue (`Wait`), and its pick, counted to the response's end (`CountedPick`)."""
 
 from extproc.errors import NoEndpoint, Overloaded
 from extproc.router.routing.admission import objective_of, ttl_s
@@ -41,7 +41,7 @@ class Wait:
         self._queue.leave(self.waiter, end)
 
 
-class Counted:
+class CountedPick:
     """One pick at most, released once. The proxy's access log names its ticket, `tickets` the pick."""
 
     __slots__ = ("_tickets", "has_response", "pick", "ticket")

@@ -119,13 +119,13 @@ from extproc.router.stream.events import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    Room,
+    RetryQueued,
     Routed,
     StreamConfig,
 )
 from extproc.router.stream.held_body import NO_REQUEST, HeldBody, pieces
 from extproc.router.stream.names import GUARDED, PLAIN_HEADERS, REQUEST_ID
-from extproc.router.stream.placing import Counted, Wait
+from extproc.router.stream.placing import CountedPick, Wait
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # All sessions that are routed, or over, share this one.
@@ -200,7 +200,7 @@ class Session:
         self._pool = pool
         self._plan: RequestPlan | None = None
         self._held_body = HeldBody(options.max_body_bytes, options.budget, options.announced)
-        self._counted = Counted(options.tickets)
+        self._counted = CountedPick(options.tickets)
         self._state = _NEW
         self._config = NO_CONFIG
         self._has_begun = False
@@ -228,7 +228,7 @@ class Session:
             self.close()
             return [refuse(error, path)]
 
-    def leave(self) -> Counted | None:
+    def leave(self) -> CountedPick | None:
         """The proxy sends no more; returns the pick of a request whose response it never sends.
 
         The caller must release that pick; the session no longer does.
@@ -236,7 +236,7 @@ class Session:
         left = self._counted
         if left.has_response or left.pick is None or self._config is not NO_CONFIG:
             return None
-        self._counted = Counted(None)
+        self._counted = CountedPick(None)
         return left
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class Session:
                 return self._state.skipped(self)
             case BodyRead():
                 return self._state.read(self, event)
-            case Room():
+            case RetryQueued():
                 return self._state.room(self, event)
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
@@ -432,7 +432,7 @@ class Session:
             self._held_body.drop()
         return [Queued(wait.waiter, wait.wait_s, self._config is not NO_CONFIG)]
 
-    def _retry(self, event: Room) -> list[Reply]:
+    def _retry(self, event: RetryQueued) -> list[Reply]:
         """Routes the request if there is room now, else stays; at the last retry raises the refusal."""
         wait = self._wait
         assert wait is not None  # noqa: S101  # as long as the session is WAITING
@@ -561,7 +561,7 @@ class _State(NamedTuple):
     skipped: Callable[[Session], list[Reply]]
     trailers: Callable[[Session], list[Reply]]
     read: Callable[[Session, BodyRead], list[Reply]]
-    room: Callable[[Session, Room], list[Reply]]
+    room: Callable[[Session, RetryQueued], list[Reply]]
 
 
 # The table. A closed session never reaches it: the client is answered, or gone.
