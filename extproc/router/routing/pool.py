@@ -16,10 +16,10 @@ from extproc.router.routing.queue import Lane, Queue
 from extproc.router.routing.strategies.base import (
     NOWHERE,
     Candidates,
-    Ending,
     Placement,
     Reading,
     Reason,
+    RequestResult,
     Strategy,
     Withdrawal,
 )
@@ -152,7 +152,7 @@ class Pick(Struct, frozen=True):
             self.pool.witness.ended(self)
             self._report_withdrawal()
 
-    def learn(self, ending: Ending, address: str = "") -> None:
+    def learn(self, ending: RequestResult, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
 
         `address` is who answered, if another one than the pick.
@@ -189,7 +189,7 @@ class Gate(Protocol):
         """Those of which nothing has been learnt yet."""
 
 
-class Witness(Protocol):
+class PickListener(Protocol):
     """Hears of each pick of ours as it is taken, as it is released, and that it left nothing behind."""
 
     def picked(self, pick: Pick) -> None: ...
@@ -223,7 +223,7 @@ class Pool:
         self.max_in_flight = max_in_flight
         self.fallbacks = fallbacks
         self.gate = gate
-        self.witness: Witness | None = None
+        self.witness: PickListener | None = None
         self.queue: Queue | None = None
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()

@@ -9,7 +9,7 @@ from typing import Final
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
 from extproc.router.routing.picker import Picker
-from extproc.router.routing.strategies.base import Ending, Outside
+from extproc.router.routing.strategies.base import Outside, RequestResult
 from extproc.router.routing.tickets import Tickets
 from extproc.router.service.running_pool import PoolContext, RunningPool
 from extproc.router.settings.pool_settings import PoolSettings
@@ -42,7 +42,7 @@ class Feedback:
             for outcome in outcomes(exchange, time()):
                 pool.feedback.observe(outcome)
         # A request that no endpoint answered has a status, too, unless its client left.
-        pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
+        pick.learn(RequestResult(exchange.status or None, exchange.first_token_s), exchange.address)
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:
         """Takes the headers of a response, from a gateway."""
@@ -52,7 +52,7 @@ class Feedback:
             is_last_word = served.response.status >= _FAILED and not pool.feedback.has_log
             pick = self.tickets.pop(served.ticket) if is_last_word else None
             if pick is not None:
-                pick.learn(Ending(served.response.status), served.address)
+                pick.learn(RequestResult(served.response.status), served.address)
 
 
 class Pools:

@@ -11,7 +11,7 @@ from typing import Final
 from extproc.errors import NoEndpoint, Overloaded, SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick
-from extproc.router.routing.strategies.base import Ending, Outside
+from extproc.router.routing.strategies.base import Outside, RequestResult
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
 from extproc.simulator.fleet.bus import Bus
@@ -227,7 +227,7 @@ class _Fleet:
         pick.release()
         self._post(flight)
         if flight.is_answered:
-            pick.learn(Ending(200, flight.ttft_s))
+            pick.learn(RequestResult(200, flight.ttft_s))
         if flight.ended_at > self._timeline.now:
             self._timeline.at(flight.ended_at, self._client.ended, flight)
         else:

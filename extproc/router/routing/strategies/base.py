@@ -96,7 +96,7 @@ class CostRow(Struct, frozen=True):
         }
 
 
-class Ending(Struct, frozen=True):
+class RequestResult(Struct, frozen=True):
     """What became of a request. The proxy says so some time after the end; `None` where it does not.
 
     `first_token_s` counts from the moment when the proxy sent the request to the endpoint. It is
@@ -241,7 +241,7 @@ class Reading(ABC):
         """The request has left the endpoint, however it went."""
         return
 
-    def learn(self, _endpoint: str, _ending: Ending, /) -> None:
+    def learn(self, _endpoint: str, _ending: RequestResult, /) -> None:
         """Takes what became of the request, before `ended` or after.
 
         The endpoint may be gone by now, or another one than where it was taken.

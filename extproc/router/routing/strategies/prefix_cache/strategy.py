@@ -22,12 +22,12 @@ from extproc.router.routing.strategies.base import (
     Candidates,
     Choice,
     CostRow,
-    Ending,
     Outside,
     PeerCounts,
     Placement,
     Reading,
     Reason,
+    RequestResult,
     SharesPicks,
     Strategy,
     StrategySettings,
@@ -280,7 +280,7 @@ class _CacheReading(Reading):
         self._why = COLD
         self._is_open = False
         self._first: CostRow | None = None
-        self._late: tuple[str, Ending] | None = None
+        self._late: tuple[str, RequestResult] | None = None
         self.key = chain.home
         self.costs: Sequence[CostRow] = ()
         self._withdrawal: Withdrawal | None = None
@@ -329,7 +329,7 @@ class _CacheReading(Reading):
             late, self._late = self._late, None
             self.learn(*late)
 
-    def learn(self, endpoint: str, ending: Ending, /) -> None:
+    def learn(self, endpoint: str, ending: RequestResult, /) -> None:
         if self._is_open:
             # Blocks of an open request can be neither withdrawn nor moved.
             self._late = endpoint, ending
