@@ -223,7 +223,7 @@ class Oracle(PrefixCache):
     def compare(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         for name in candidates.names:
             holding = self.index.holding(name)
-            there = bisect_right(chain.reaches, self._known.read(name).text * chain.size)
+            there = bisect_right(chain.cached_ends, self._known.read(name).text * chain.size)
             head = structs.replace(chain, hashes=chain.hashes[:there])
             if holding is not None:
                 known = holding.depth(head.hashes, there)

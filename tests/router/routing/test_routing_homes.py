@@ -24,11 +24,20 @@ def walk(key: int) -> Iterator[str]:
     yield from {ROOT: ("r", "x"), HOME: ("h", "y")}[key]
 
 
-def chain(answered: int = 0, rooted: int = 0) -> Chain:
+def chain(answered_bytes: int = 0, root_bytes: int = 0) -> Chain:
     """A turn of a conversation that nobody has seen before."""
-    root, question = ROOT if rooted else 0, next(QUESTIONS)
+    root, question = ROOT if root_bytes else 0, next(QUESTIONS)
     return Chain(
-        [5], [900], [900], 900, HOME, answered, root, rooted, question, answers=2 * bool(answered)
+        [5],
+        [900],
+        [900],
+        900,
+        HOME,
+        answered_bytes,
+        root,
+        root_bytes,
+        question,
+        answers=2 * bool(answered_bytes),
     )
 
 
@@ -36,13 +45,13 @@ def chain(answered: int = 0, rooted: int = 0) -> Chain:
     ("asked", "reach", "presumed", "own"),
     [
         (chain(), 0, {}, "h"),
-        (chain(rooted=500), 0, {"r": 500}, ""),
-        (chain(rooted=500), 500, {}, "h"),
-        (chain(answered=800), 0, {"h": 800}, "h"),
-        (chain(answered=800), 799, {"h": 800}, "h"),
-        (chain(answered=800), 800, {}, ""),
-        (chain(answered=800, rooted=500), 0, {"r": 500, "h": 800}, "h"),
-        (chain(answered=800, rooted=500), 500, {"h": 800}, "h"),
+        (chain(root_bytes=500), 0, {"r": 500}, ""),
+        (chain(root_bytes=500), 500, {}, "h"),
+        (chain(answered_bytes=800), 0, {"h": 800}, "h"),
+        (chain(answered_bytes=800), 799, {"h": 800}, "h"),
+        (chain(answered_bytes=800), 800, {}, ""),
+        (chain(answered_bytes=800, root_bytes=500), 0, {"r": 500, "h": 800}, "h"),
+        (chain(answered_bytes=800, root_bytes=500), 500, {"h": 800}, "h"),
     ],
 )
 def test_what_is_presumed_where(
@@ -55,7 +64,9 @@ def test_what_is_presumed_where(
 
 
 def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
-    assert find_homes(chain(answered=800, rooted=500), 0, lambda _: iter(())) == Homes({}, "")
+    assert find_homes(chain(answered_bytes=800, root_bytes=500), 0, lambda _: iter(())) == Homes(
+        {}, ""
+    )
     assert NO_HOMES.names == []
 
 
@@ -64,7 +75,7 @@ def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
 def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
     rng, company = random.Random(seed), GatewayCount()
     for _ in range(600):
-        company.note_turn(chain(answered=800), 900 if rng.randrange(gateways) == 0 else 0)
+        company.note_turn(chain(answered_bytes=800), 900 if rng.randrange(gateways) == 0 else 0)
 
     assert 1 <= company.count <= 64
     assert gateways / 3 <= company.count <= max(1, gateways * 6)
@@ -79,7 +90,7 @@ def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(
     company, first = GatewayCount(), chain()
     company.note_turn(first, 0)
     for answers in range(1, 400, step):
-        company.note_turn(replace(first, answered=800, answers=answers), 0)
+        company.note_turn(replace(first, answered_bytes=800, answers=answers), 0)
 
     assert company.is_alone if is_ours else company.count > 8
 
@@ -90,7 +101,7 @@ def test_conversations_are_forgotten_beyond_a_bound() -> None:
     for _ in range(100_000):
         company.note_turn(chain(), 0)
     before = company.count
-    company.note_turn(replace(first, answered=800, answers=1), 0)
+    company.note_turn(replace(first, answered_bytes=800, answers=1), 0)
 
     assert company.count >= before
 
@@ -99,8 +110,8 @@ def test_first_turns_and_a_few_that_were_lost_are_no_company_and_what_is_told_is
     first, lost, told = GatewayCount(), GatewayCount(), GatewayCount(3)
     for number in range(1_000):
         first.note_turn(chain(), 0)
-        lost.note_turn(chain(answered=800), 0 if number % 5 == 0 else 900)
-    told.note_turn(chain(answered=800), 0)
+        lost.note_turn(chain(answered_bytes=800), 0 if number % 5 == 0 else 900)
+    told.note_turn(chain(answered_bytes=800), 0)
 
     assert [company.count for company in (first, lost, told)] == [1, 1, 3]
 
@@ -113,7 +124,7 @@ def test_who_is_late_is_not_counted_twice(
     company = GatewayCount()
     company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
     for number in range(400):
-        company.note_turn(chain(answered=800), 900 if number % 10 < 3 else 0)
+        company.note_turn(chain(answered_bytes=800), 900 if number % 10 < 3 else 0)
 
     assert company.count > 2
     assert at_least <= company.times <= at_most
@@ -131,6 +142,6 @@ def test_after_a_loss_a_third_of_a_conversation_tells_where_all_of_it_is() -> No
 
     assert are_whole == [False, False, True, False]
     assert not gateways.is_whole_at_one(chain, 500, 19.8), "it began when they were lost already"
-    assert not gateways.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), (
+    assert not gateways.is_whole_at_one(replace(chain, root=1, root_bytes=500), 500, 5.0), (
         "others have that, too"
     )

@@ -229,12 +229,12 @@ class CostModel:
         gateways = self._gateways
         if gateways.is_alone and not gateways.is_cut:
             return NO_HOMES
-        reach = chain.reach(matched)
+        reach = chain.cached_bytes(matched)
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
             _, seen = next(self._index.holders(chain.hashes, matched))
             if len(seen) == 1:
                 return (
-                    Homes({seen[0].name: chain.answered})
+                    Homes({seen[0].name: chain.answered_bytes})
                     if candidates.allows(seen[0].name)
                     else NO_HOMES
                 )
@@ -265,7 +265,8 @@ class CostModel:
         row = self._row(holders[0].name, request, blocks)
         elsewhere, _ = next(levels, (0, ()))
         lacking_ms = (
-            self._missing(chain.reach(elsewhere), self._rule.keep, request) * engine.ms_per_byte
+            self._missing(chain.cached_bytes(elsewhere), self._rule.keep, request)
+            * engine.ms_per_byte
         )
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
             self._weigh(request.candidates.names, request)
@@ -291,7 +292,7 @@ class CostModel:
         )
         if holding is not None and not blocks:
             blocks = holding.depth(chain.hashes, request.matched)
-        reach = chain.reaches[blocks - 1] if blocks else 0
+        reach = chain.cached_ends[blocks - 1] if blocks else 0
         rule, is_home = self._rule, False
         keep = rule.keep
         if homes is not NO_HOMES:
