@@ -14,6 +14,8 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol, cast
 
+from msgspec import Struct
+
 from extproc.grpc_server.budget import Budget, StreamPlaces
 from extproc.grpc_server.calls import Handler, Routes, Status
 from extproc.grpc_server.connection import Connection
@@ -56,16 +58,13 @@ class Host(Protocol):
     def discard(self, link: "Link") -> None: ...
 
 
-class WireCall:
+class WireCall(Struct, eq=False):
     """One call as its service sees it."""
 
-    __slots__ = ("_link", "_stream", "handler", "timer")
-
-    def __init__(self, link: "Link", stream: Stream) -> None:
-        self._link = link
-        self._stream = stream
-        self.handler: Handler | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    _link: "Link"
+    _stream: Stream
+    handler: Handler | None = None
+    timer: asyncio.TimerHandle | None = None
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -13,46 +13,25 @@ from extproc.grpc_server.messages import MessageReader
 _LATE_STREAMS: Final = 1_000
 
 
-class Stream:
+class Stream(Struct, eq=False):
     """One call. The driver sets `owner`; a window is how many bytes may still be sent or received."""
 
-    __slots__ = (
-        "head",
-        "id",
-        "is_answered",
-        "is_finished",
-        "is_half_closed",
-        "is_over",
-        "is_waiting",
-        "owner",
-        "queue",
-        "reader",
-        "receive_window",
-        "received_s",
-        "send_window",
-        "sent_s",
-        "trailers",
-        "unsent_bytes",
-    )
-
-    def __init__(
-        self, stream_id: int, head: Head, send_window: int, receive_window: int, now_s: float
-    ) -> None:
-        self.id = stream_id
-        self.head = head
-        self.owner: Any = None
-        self.send_window = send_window
-        self.receive_window = receive_window
-        self.received_s = self.sent_s = now_s
-        self.reader: MessageReader | None = None  # while a message is cut into frames
-        self.queue: deque[memoryview] | None = None  # what waits for a window
-        self.trailers = b""
-        self.unsent_bytes = head.content_length  # of the client's DATA, where it said how much
-        self.is_waiting = True  # for the first message
-        self.is_answered = False  # our headers are sent
-        self.is_half_closed = False  # the client has ended its side
-        self.is_finished = False  # we have said how it ends
-        self.is_over = False
+    id: int
+    head: Head
+    send_window: int
+    receive_window: int
+    received_s: float
+    sent_s: float
+    unsent_bytes: int | None  # of the client's DATA, where it said how much
+    owner: Any = None
+    reader: MessageReader | None = None  # while a message is cut into frames
+    queue: deque[memoryview] | None = None  # what waits for a window
+    trailers: bytes = b""
+    is_waiting: bool = True  # for the first message
+    is_answered: bool = False  # our headers are sent
+    is_half_closed: bool = False  # the client has ended its side
+    is_finished: bool = False  # we have said how it ends
+    is_over: bool = False
 
 
 class Opened(Struct, frozen=True):
@@ -93,7 +72,7 @@ class Failed(Struct, frozen=True):
 Event = Opened | Message | MessageSkipped | HalfClosed | Closed | Failed
 
 
-class StreamTable:
+class StreamTable(Struct, eq=False):
     """Which streams a connection has, what happened on them (`events`), and when that is.
 
     `open` has the open and half-closed ones by their ids; `late` those that we closed and whose end
@@ -101,15 +80,14 @@ class StreamTable:
     what the driver said last. `is_over`: nothing more will happen.
     """
 
-    def __init__(self, places: StreamPlaces, now_s: float) -> None:
-        self.open: dict[int, Stream] = {}
-        self.late: dict[int, None] = {}
-        self.last_id = 0
-        self.events: list[Event] = []
-        self.now_s = now_s
-        self.has_left = False  # our GOAWAY with the last stream's id is sent
-        self.is_over = False
-        self._places = places
+    _places: StreamPlaces
+    now_s: float
+    open: dict[int, Stream] = {}
+    late: dict[int, None] = {}
+    events: list[Event] = []
+    last_id: int = 0
+    has_left: bool = False  # our GOAWAY with the last stream's id is sent
+    is_over: bool = False
 
     def has_room(self, limit: int) -> bool:
         """Whether one more may open: below this connection's `limit`, and beside other connections'."""

@@ -18,6 +18,8 @@
 
 from typing import Final
 
+from msgspec import Struct
+
 # The shortest limit.
 PROMPT_S: Final = 0.02
 # The share of the time between two picks of an endpoint.
@@ -45,20 +47,16 @@ def wait_s(limit_s: float) -> float:
     return min(_WAIT * limit_s, _LONGEST_WAIT_S)
 
 
-class Delay:
+class Delay(Struct, eq=False):
     """One peer's delay, measured by its letters."""
 
-    __slots__ = ("_ahead_s", "_newer", "_older", "_smoothed_s", "_turned_s", "is_prompt")
-
-    def __init__(self) -> None:
-        self.is_prompt = False
-        self._ahead_s: float | None = None  # their clock less ours
-        # The shortest round trip of this minute and of the one before, each with the offset it
-        # gave.
-        self._newer: tuple[float, float] | None = None
-        self._older: tuple[float, float] | None = None
-        self._turned_s = 0.0
-        self._smoothed_s: float | None = None
+    is_prompt: bool = False
+    _ahead_s: float | None = None  # their clock less ours
+    # The shortest round trip of this minute and of the one before, each with the offset it gave.
+    _newer: tuple[float, float] | None = None
+    _older: tuple[float, float] | None = None
+    _turned_s: float = 0.0
+    _smoothed_s: float | None = None
 
     @property
     def has_echoed(self) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from re import compile as compile_pattern
 from typing import Final
 
+from msgspec import Struct
+
 from extproc.errors import BodyTooLarge
 from extproc.grpc_server.budget import Budget
 from extproc.router.stream.events import Phase, Piece, RequestBody, RequestHeaders
@@ -22,33 +24,21 @@ _LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 NO_REQUEST: Final = RequestHeaders({})
 
 
-class HeldBody:
+class HeldBody(Struct, eq=False):
     """The headers, the subset, and what has come of the body, in `messages` messages.
 
     `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the
     process's.
     """
 
-    __slots__ = (
-        "_announced",
-        "_announced_bytes",
-        "_budget",
-        "_max_body_bytes",
-        "body",
-        "messages",
-        "request",
-        "subset",
-    )
-
-    def __init__(self, max_body_bytes: int, budget: Budget, announced: Budget) -> None:
-        self._max_body_bytes = max_body_bytes
-        self._budget = budget
-        self._announced = announced
-        self._announced_bytes = 0
-        self.request = NO_REQUEST
-        self.subset: Sequence[str] | None = None
-        self.body: bytes | bytearray = b""
-        self.messages = 0
+    _max_body_bytes: int
+    _budget: Budget
+    _announced: Budget
+    _announced_bytes: int = 0
+    request: RequestHeaders = NO_REQUEST
+    subset: Sequence[str] | None = None
+    body: bytes | bytearray = b""
+    messages: int = 0
 
     def begin(self, request: RequestHeaders) -> None:
         self.request, self.subset = request, request.subset

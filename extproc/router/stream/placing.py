@@ -1,5 +1,7 @@
 """A session's place in its pool's queue (`Wait`), and its pick, counted to the response's end (`CountedPick`)."""
 
+from msgspec import Struct
+
 from extproc.errors import NoEndpoint, Overloaded
 from extproc.router.routing.admission import objective_of, ttl_s
 from extproc.router.routing.picker import Found, Query
@@ -9,15 +11,12 @@ from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.events import Continue, Phase, Reply, ResponseHeaders, Served
 
 
-class Wait:
+class Wait(Struct, frozen=True):
     """A request's place in `queue`, its pool's, and what the picker found in its body."""
 
-    __slots__ = ("_queue", "found", "waiter")
-
-    def __init__(self, queue: Queue, waiter: Waiter, found: Found) -> None:
-        self._queue = queue
-        self.waiter = waiter
-        self.found = found
+    _queue: Queue
+    waiter: Waiter
+    found: Found
 
     @classmethod
     def enter(cls, queue: Queue, lane: Lane, query: Query, found: Found) -> "Wait | None":
@@ -41,16 +40,13 @@ class Wait:
         self._queue.leave(self.waiter, end)
 
 
-class CountedPick:
+class CountedPick(Struct, eq=False):
     """One pick at most, released once. The proxy's access log names its ticket, `tickets` the pick."""
 
-    __slots__ = ("_tickets", "has_response", "pick", "ticket")
-
-    def __init__(self, tickets: Tickets | None) -> None:
-        self._tickets = tickets
-        self.pick: Pick | None = None
-        self.ticket = 0
-        self.has_response = False
+    _tickets: Tickets | None
+    pick: Pick | None = None
+    ticket: int = 0
+    has_response: bool = False
 
     def set_pick(self, pick: Pick) -> None:
         self.pick = pick
