@@ -1,9 +1,10 @@
 """What many share and none may use up: bytes in transit, streams of a listener, work in a second. Pure."""
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 
-class Budget(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Budget:
     """Counts bytes in use, up to `limit_bytes`. Whoever takes some gives them back, however it ends."""
 
     limit_bytes: int
@@ -28,7 +29,8 @@ def unlimited() -> Budget:
     return Budget(1 << 62)
 
 
-class StreamPlaces(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StreamPlaces:
     """Streams that the connections of one listener have open together: about `most`, twice that in any case.
 
     Beyond `most` a connection opens one if it has less than an equal share of them. So whoever

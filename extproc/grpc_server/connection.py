@@ -253,10 +253,10 @@ class Connection:
             return
         # Each may touch every stream: many of them are a flood even where a few frames are none.
         self._count_control(len(self.streams) // 16)
-        settings = list(frames.SETTING.iter_unpack(payload))
-        for name, value in settings:
+        values = dict[int, int]()
+        for name, value in frames.SETTING.iter_unpack(payload):
             _check_setting(name, value)
-        values = dict(settings)  # of a setting that is given twice, the last value counts (§6.5.3)
+            values[name] = value  # of a setting that is given twice, the last counts (§6.5.3)
         # Unknown settings are ignored; so are those about what we never do (§6.5.2).
         if values.get(frames.HEADER_TABLE_SIZE, frames.MAX_WINDOW) < frames.DEFAULT_TABLE_BYTES:
             self._outgoing.table_update = TABLE_OF_NOTHING

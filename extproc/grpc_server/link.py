@@ -11,10 +11,9 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final, Protocol, cast
-
-from msgspec import Struct
 
 from extproc.grpc_server.budget import Budget, StreamPlaces
 from extproc.grpc_server.calls import Handler, Routes, Status
@@ -58,7 +57,8 @@ class Host(Protocol):
     def discard(self, link: "Link") -> None: ...
 
 
-class WireCall(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class WireCall:
     """One call as its service sees it."""
 
     _link: "Link"

@@ -1,6 +1,7 @@
 """A connection's streams, which of them there are, and the events on them that its driver handles."""
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from msgspec import Struct
@@ -13,7 +14,8 @@ from extproc.grpc_server.messages import MessageReader
 _LATE_STREAMS: Final = 1_000
 
 
-class Stream(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Stream:
     """One call. The driver sets `owner`; a window is how many bytes may still be sent or received."""
 
     id: int
@@ -72,7 +74,8 @@ class Failed(Struct, frozen=True):
 Event = Opened | Message | MessageSkipped | HalfClosed | Closed | Failed
 
 
-class StreamTable(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StreamTable:
     """Which streams a connection has, what happened on them (`events`), and when that is.
 
     `open` has the open and half-closed ones by their ids; `late` those that we closed and whose end
@@ -82,9 +85,9 @@ class StreamTable(Struct, eq=False):
 
     _places: StreamPlaces
     now_s: float
-    open: dict[int, Stream] = {}
-    late: dict[int, None] = {}
-    events: list[Event] = []
+    open: dict[int, Stream] = field(default_factory=dict)
+    late: dict[int, None] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
     last_id: int = 0
     has_left: bool = False  # our GOAWAY with the last stream's id is sent
     is_over: bool = False

@@ -18,6 +18,7 @@
 #   unread.
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import MsgspecError, Raw, Struct, msgpack
@@ -107,7 +108,8 @@ def _length(array: bytes | Raw) -> int:
     return int.from_bytes(head[1 : 1 + size]) if size else -1
 
 
-class EventLog(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class EventLog:
     """What one publisher has said: one engine, or a data-parallel rank of it.
 
     `why` is what keeps it from being believed, empty for nothing, and `since_s` since when. `next`

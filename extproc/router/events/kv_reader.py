@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import zmq
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
-from msgspec import MsgspecError, Struct, json
+from msgspec import MsgspecError, Struct, field, json
 
 from extproc.grpc_server.budget import TokenBucket
 from extproc.router.events.kv_log import EventLog, EventLogs
@@ -51,7 +51,7 @@ class EventSource(Struct, frozen=True):
     replay_endpoint: str | None = None
 
 
-class EventReader:
+class EventReader(Struct):
     """Follows the events of a pool's ready endpoints: `heard` has them, its strategy forgets what they end.
 
     `has_changed` is set whenever the pool has another list of endpoints.
@@ -59,17 +59,12 @@ class EventReader:
     each one everybody else's work comes first.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        heard: EventLogs,
-        port: int | None,
-        clock: Callable[[], float],
-        has_changed: asyncio.Event,
-    ) -> None:
-        self._pool, self._heard, self._clock, self._has_changed = pool, heard, clock, has_changed
-        self._sources = [EventSource(f"tcp://*:{port}")] if port else None
-        self._turn = asyncio.Lock()
+    _pool: Pool
+    _heard: EventLogs
+    _port: int | None
+    _clock: Callable[[], float]
+    _has_changed: asyncio.Event
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         limit, jar = ClientTimeout(total=_ANSWER_S), DummyCookieJar()
@@ -103,7 +98,11 @@ class EventReader:
         self._heard[endpoint.name] = []
         async with asyncio.TaskGroup() as tasks:
             while True:
-                found = self._sources or await find_sources(session, endpoint.address)
+                found = (
+                    [EventSource(f"tcp://*:{self._port}")]
+                    if self._port
+                    else await find_sources(session, endpoint.address)
+                )
                 if found is not None and found != sources:
                     for line in lines:
                         line.cancel()
@@ -123,7 +122,7 @@ class EventReader:
                     async for number, payload in messages:
                         async with self._turn:
                             began_s = thread_time()
-                            self._take(line.name, one, number, payload)
+                            self._take(line.endpoint.name, one, number, payload)
                             work.spend(thread_time() - began_s + _MESSAGE_S)
                             await asyncio.sleep(0)
                         if work.wait_s(self._clock()):
@@ -131,7 +130,9 @@ class EventReader:
                 why = "flood"
             except zmq.ZMQError as error:
                 why = "silent"
-                log.warning("pool %s: no KV events of %s: %s", self._pool.name, line.name, error)
+                log.warning(
+                    "pool %s: no KV events of %s: %s", self._pool.name, line.endpoint.name, error
+                )
             one.fail(why, self._clock())
             one.next = None
             await asyncio.sleep(_FLOOD_S)
@@ -145,16 +146,12 @@ class EventReader:
             log.warning("pool %s: KV events of %s: %s", self._pool.name, name, one.why)
 
 
-class _Line:
+class _Line(Struct):
     """What one publisher sends, and sends again; raises `ZMQError` where no socket can be had."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: Endpoint, source: EventSource) -> None:
-        self.name = endpoint.name
-        self._context, self._host, self._source = (
-            context,
-            endpoint.address.rpartition(":")[0],
-            source,
-        )
+    _context: zmq.Context[Any]
+    endpoint: Endpoint
+    _source: EventSource
 
     async def messages(self, due: Callable[[int], int | None]) -> AsyncGenerator[tuple[int, bytes]]:
         """Yields numbers and payloads; before one that comes too early those that its replay has."""
@@ -206,7 +203,8 @@ class _Line:
                 socket.set(option, value)
             if kind == zmq.SUB:
                 socket.subscribe(b"")
-            socket.connect(f"tcp://{self._host}:{endpoint.rpartition(':')[2]}")
+            host = self.endpoint.address.rpartition(":")[0]
+            socket.connect(f"tcp://{host}:{endpoint.rpartition(':')[2]}")
             loop.add_reader(socket.fileno(), is_ready.set)
             try:
                 yield socket, receive

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from msgspec import Struct
+
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.events.kv_log import EventLogs, describe_logs
@@ -54,15 +56,14 @@ class PoolContext:
         return self.wiring.outside
 
 
-class Objectives:
+class Objectives(Struct, eq=False):
     """The priorities of one pool: as configured, and as its InferencePool's objects say."""
 
-    def __init__(self, pool: Pool, metrics: Metrics) -> None:
-        self._pool = pool
-        self._metrics = metrics
-        self._watched: Mapping[str, int] = {}
-        self._configured: Mapping[str, int] = {}
-        self.source: ObjectivesSource | None = None
+    _pool: Pool
+    _metrics: Metrics
+    source: ObjectivesSource | None = None
+    _watched: Mapping[str, int] = {}
+    _configured: Mapping[str, int] = {}
 
     @property
     def age_s(self) -> float | None:

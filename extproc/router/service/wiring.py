@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from extproc.errors import MissingExtra, SettingsError
 from extproc.grpc_server.budget import Budget
 from extproc.router.cluster.dns import DnsSource
@@ -42,15 +44,14 @@ if TYPE_CHECKING:
     from extproc.router.events.kv_reader import EventReader
 
 
-class PoolWiring:
+class PoolWiring(Struct, frozen=True):
     """Builds the parts of a pool that its settings describe; nothing runs yet.
 
     `base` is the folder that relative paths start from. Each method may raise `SettingsError`.
     """
 
-    def __init__(self, base: Path, outside: Outside) -> None:
-        self._base = base
-        self.outside = outside
+    _base: Path
+    outside: Outside
 
     def strategy(self, settings: PoolSettings) -> Strategy:
         return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)

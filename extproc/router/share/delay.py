@@ -16,9 +16,8 @@
 #   its news: three quarters of it, which leaves the rest for the way. But blocks must go out soon
 #   even with few picks: the next turn of a conversation may come to another gateway.
 
+from dataclasses import dataclass
 from typing import Final
-
-from msgspec import Struct
 
 # The shortest limit.
 PROMPT_S: Final = 0.02
@@ -47,7 +46,8 @@ def wait_s(limit_s: float) -> float:
     return min(_WAIT * limit_s, _LONGEST_WAIT_S)
 
 
-class Delay(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Delay:
     """One peer's delay, measured by its letters."""
 
     is_prompt: bool = False

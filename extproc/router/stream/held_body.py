@@ -1,10 +1,9 @@
 """The headers and the body of a request that is not routed yet, counted in the process's budgets."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from re import compile as compile_pattern
 from typing import Final
-
-from msgspec import Struct
 
 from extproc.errors import BodyTooLarge
 from extproc.grpc_server.budget import Budget
@@ -24,7 +23,8 @@ _LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 NO_REQUEST: Final = RequestHeaders({})
 
 
-class HeldBody(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class HeldBody:
     """The headers, the subset, and what has come of the body, in `messages` messages.
 
     `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the

@@ -1,5 +1,7 @@
 """A session's place in its pool's queue (`Wait`), and its pick, counted to the response's end (`CountedPick`)."""
 
+from dataclasses import dataclass
+
 from msgspec import Struct
 
 from extproc.errors import NoEndpoint, Overloaded
@@ -40,7 +42,8 @@ class Wait(Struct, frozen=True):
         self._queue.leave(self.waiter, end)
 
 
-class CountedPick(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class CountedPick:
     """One pick at most, released once. The proxy's access log names its ticket, `tickets` the pick."""
 
     _tickets: Tickets | None

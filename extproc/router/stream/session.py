@@ -259,7 +259,7 @@ class Session:
             case BodyRead():
                 return self._state.read(self, event)
             case RetryQueued():
-                return self._state.room(self, event)
+                return self._state.retry(self, event)
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
         return []  # observed: the proxy waits for nothing
@@ -561,21 +561,23 @@ class _State(NamedTuple):
     skipped: Callable[[Session], list[Reply]]
     trailers: Callable[[Session], list[Reply]]
     read: Callable[[Session, BodyRead], list[Reply]]
-    room: Callable[[Session, RetryQueued], list[Reply]]
+    retry: Callable[[Session, RetryQueued], list[Reply]]
 
 
-# The table. A closed session never reaches it: the client is answered, or gone.
+# The table. A closed session never reaches it: the client is answered, or gone. Where `_NONE`
+# stands, the event wants no reply and changes nothing.
 _S = Session
+_NONE: Final = Session._ignore
 # fmt: off
-#                                headers    its body        no room for it      trailers      it is read   room
-_NEW       = _State("new",       _S._begin, _S._begin_body, _S._lose,           _S._pass_end, _S._ignore,  _S._ignore)
-_BUFFERING = _State("buffering", _S._go_on, _S._decide,     _S._decide_without, _S._pass_end, _S._ignore,  _S._ignore)
-_HOLDING   = _State("holding",   _S._go_on, _S._hold,       _S._do_without,     _S._end_body, _S._ignore,  _S._ignore)
-_READING   = _State("reading",   _S._go_on, _S._ignore,     _S._miss,           _S._pass_end, _S._on_read, _S._ignore)
-_WAITING   = _State("waiting",   _S._go_on, _S._ignore,     _S._miss,           _S._pass_end, _S._ignore,  _S._retry)
-_ROUTED    = _State("routed",    _S._go_on, _S._pass_on,    _S._miss,           _S._pass_end, _S._ignore,  _S._ignore)
-_PAST_BODY = _State("past body", _S._go_on, _S._ignore,     _S._miss_response,  _S._pass_end, _S._ignore,  _S._ignore)
-_CLOSED    = _State("closed",    _S._go_on, _S._ignore,     _S._lose,           _S._pass_end, _S._ignore,  _S._ignore)
+#                                headers    its body        no room for it      trailers      it is read   a retry
+_NEW       = _State("new",       _S._begin, _S._begin_body, _S._lose,           _S._pass_end, _NONE,       _NONE)
+_BUFFERING = _State("buffering", _S._go_on, _S._decide,     _S._decide_without, _S._pass_end, _NONE,       _NONE)
+_HOLDING   = _State("holding",   _S._go_on, _S._hold,       _S._do_without,     _S._end_body, _NONE,       _NONE)
+_READING   = _State("reading",   _S._go_on, _NONE,          _S._miss,           _S._pass_end, _S._on_read, _NONE)
+_WAITING   = _State("waiting",   _S._go_on, _NONE,          _S._miss,           _S._pass_end, _NONE,       _S._retry)
+_ROUTED    = _State("routed",    _S._go_on, _S._pass_on,    _S._miss,           _S._pass_end, _NONE,       _NONE)
+_PAST_BODY = _State("past body", _S._go_on, _NONE,          _S._miss_response,  _S._pass_end, _NONE,       _NONE)
+_CLOSED    = _State("closed",    _S._go_on, _NONE,          _S._lose,           _S._pass_end, _NONE,       _NONE)
 # fmt: on
 
 
