@@ -23,7 +23,7 @@ from extproc.grpc_server.calls import Routes
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.feedback_metrics import FeedbackCollector
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.admin import build_admin
 from extproc.router.service.configuration import Configuration, changes, log_what_waits
 from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
@@ -80,7 +80,7 @@ class Application:
 
     def __init__(self, start: Start) -> None:
         settings = start.settings
-        outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+        outside = ClockAndRandom(Random(), monotonic)  # noqa: S311  # chances, not secrets
         self.metrics = Metrics()
         self.is_draining = False
         self.budget = Budget(settings.server.budget)

@@ -9,7 +9,7 @@ from typing import Final
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
 from extproc.router.routing.picker import Picker
-from extproc.router.routing.strategies.base import Outside, RequestResult
+from extproc.router.routing.strategies.base import ClockAndRandom, RequestResult
 from extproc.router.routing.tickets import Tickets
 from extproc.router.service.running_pool import PoolContext, RunningPool
 from extproc.router.settings.pool_settings import PoolSettings
@@ -28,7 +28,9 @@ class Feedback:
     log.
     """
 
-    def __init__(self, outside: Outside, pools: Callable[[], Mapping[str, RunningPool]]) -> None:
+    def __init__(
+        self, outside: ClockAndRandom, pools: Callable[[], Mapping[str, RunningPool]]
+    ) -> None:
         self.tickets = Tickets(outside.clock, outside.rng.getrandbits(64))
         self._pools = pools
 

@@ -20,7 +20,7 @@ from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
@@ -52,7 +52,7 @@ class PoolContext:
     courier: Courier | None = None
 
     @property
-    def outside(self) -> Outside:
+    def outside(self) -> ClockAndRandom:
         return self.wiring.outside
 
 

@@ -27,7 +27,7 @@ from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Later, Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import (
     EndpointsSettings,
@@ -51,7 +51,7 @@ class PoolWiring(Struct, frozen=True):
     """
 
     _base: Path
-    outside: Outside
+    outside: ClockAndRandom
 
     def strategy(self, settings: PoolSettings) -> Strategy:
         return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)
@@ -105,7 +105,7 @@ def build_scrape(settings: PoolSettings) -> ScrapePlan | None:
 
 
 def build_courier(
-    settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
+    settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: ClockAndRandom
 ) -> Courier:
     """Raises `SettingsError` for a secret that is not there, or too short."""
     letter_counts = dict.fromkeys(RESULTS, 0)

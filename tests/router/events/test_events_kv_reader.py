@@ -10,7 +10,7 @@ from extproc.router.events.kv_reader import EventReader
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Clock
 from tests.router.events.publishing import CLEARED, Publisher, payload, publishing, stored
@@ -25,7 +25,7 @@ class Scene:
     def __init__(self, address: str) -> None:
         self.heard: EventLogs = {}
         self.has_changed = asyncio.Event()
-        self.strategy = PrefixCache(Outside(random.Random(1), Clock()))
+        self.strategy = PrefixCache(ClockAndRandom(random.Random(1), Clock()))
         self.pool = Pool("llama", self.strategy)
         self.move(address)
 

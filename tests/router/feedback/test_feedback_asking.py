@@ -33,7 +33,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_cache.engine import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Sleeps
@@ -42,7 +42,7 @@ from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
 
-OUTSIDE = Outside(random.Random(1), lambda: 0.0)
+OUTSIDE = ClockAndRandom(random.Random(1), lambda: 0.0)
 PAGE = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:prefix_cache_queries_total 40\n"
 LONG = parse("/v1/completions", "", b'{"prompt": "' + b"why " * 500 + b'"}')
 
@@ -309,7 +309,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, at: int) -> None:
 
 
 def build_many(count: int) -> PoolFeedback:
-    outside = Outside(random.Random(1), lambda: 0.0)
+    outside = ClockAndRandom(random.Random(1), lambda: 0.0)
     cooling = Cooling(Rules(), clock=outside.clock, rng=outside.rng)
     pool = Pool("llama", RoundRobin(outside), gate=cooling)
     feedback = PoolFeedback(pool, cooling)

@@ -16,7 +16,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from tests.clock import Clock
 
 ENDPOINTS = [
@@ -28,7 +28,7 @@ BAD = ENDPOINTS[0]
 
 def build(clock: Clock | None = None) -> PoolFeedback:
     cooling = Cooling(Rules(), clock=clock or Clock(), rng=random.Random(3))
-    pool = Pool("llama", LeastLoad(Outside(random.Random(1), lambda: 0.0)), gate=cooling)
+    pool = Pool("llama", LeastLoad(ClockAndRandom(random.Random(1), lambda: 0.0)), gate=cooling)
     pool.replace(ENDPOINTS)
     return PoolFeedback(pool, cooling)
 

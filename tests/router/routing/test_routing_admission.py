@@ -14,13 +14,13 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.rule import Shedding
 from tests.reach import size_of
 from tests.router.routing.fleet import Fleet, words
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = ClockAndRandom(random.Random(0), lambda: 0.0)
 PRIORITIES = {"batch": -10, "later": -1, "usual": 0, "premium": 100}
 OBJECTIVE, CLIENT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
 

@@ -13,7 +13,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Pool, Snapshot
 from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.hostile import HOSTILE, fill
 from tests.router.routing.fleet import Fleet, words
@@ -22,7 +22,7 @@ from tests.tables import table
 
 CHAT = "/v1/chat/completions"
 FIRST_USER = "first_user_message"
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = ClockAndRandom(random.Random(0), lambda: 0.0)
 
 
 def pool(
@@ -332,7 +332,7 @@ SNAPSHOT = Snapshot.build(
         Endpoint("b", "10.0.0.1:8001"),
         Endpoint("c", "[fd00::3]:8000"),
     ],
-    PrefixHash(Outside(random.Random(0), lambda: 0.0), positions=4),
+    PrefixHash(ClockAndRandom(random.Random(0), lambda: 0.0), positions=4),
 )
 
 

@@ -22,12 +22,12 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.queue import TICK_S, Lane, Queue, QueueEnd, QueueLimits, Waiter
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.share.letters import Echo, Heartbeat, Letter, name_of
 from extproc.router.share.pool_share import Share
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = ClockAndRandom(random.Random(0), lambda: 0.0)
 PREMIUM, USUAL, BATCH = Lane(10), Lane(), Lane(-10)
 
 

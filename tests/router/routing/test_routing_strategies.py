@@ -20,7 +20,7 @@ from extproc.router.routing.strategies.balanced import (
     RandomChoice,
     RoundRobin,
 )
-from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside
+from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, ClockAndRandom
 from extproc.router.routing.strategies.prefix_hash import (
     HOME,
     SPILL,
@@ -30,7 +30,7 @@ from extproc.router.routing.strategies.prefix_hash import (
 from extproc.router.routing.strategies.registry import STRATEGIES
 from tests.tables import table
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = ClockAndRandom(random.Random(0), lambda: 0.0)
 
 
 def letters(data: bytes) -> int:
@@ -79,7 +79,10 @@ def test_round_robin_takes_turns_and_one_that_nobody_took_comes_again() -> None:
 def test_random_is_even_and_ties_fall_evenly_among_the_eligible(
     kind: type[RandomChoice] | type[LeastLoad], counts: dict[str, int], eligible: str
 ) -> None:
-    strategy, some = kind(Outside(random.Random(5), lambda: 0.0)), candidates(counts, eligible)
+    strategy, some = (
+        kind(ClockAndRandom(random.Random(5), lambda: 0.0)),
+        candidates(counts, eligible),
+    )
     firsts = Counter(strategy.choose(some, 2).names[0] for _ in range(3_000))
 
     assert min(firsts[name] for name in eligible) > 0.9 * 3_000 / len(eligible)

@@ -15,7 +15,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
-from extproc.router.routing.strategies.base import Outside, Placement, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Placement, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.keeper import PoolKeeper
@@ -24,7 +24,7 @@ from tests.clock import Clock
 from tests.router.service.running import Told, keeping
 from tests.waiting import until
 
-OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+OUTSIDE = ClockAndRandom(random.Random(0), lambda: 0.0)
 A, B, C = (Endpoint(name, f"10.0.0.{number}:80") for number, name in enumerate("abc", start=1))
 
 

@@ -23,7 +23,7 @@ from extproc.errors import NoEndpoint
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.service.otel import SPAN, OtelTracer, build_exporter
 from extproc.router.service.tracer import build_tracer, wants_traces
@@ -45,7 +45,7 @@ ORIGIN = Origin(f"00-{TRACE}-{CALLER}-01", "vendor=1", CHAT)
 
 def routed(model: str = '"llama"') -> Routed:
     """The span of a request that names `model`, which is JSON."""
-    pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)))
+    pool = Pool("llama", PrefixCache(ClockAndRandom(random.Random(0), lambda: 0.0)))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     body = b'{"model": %s, "messages": [{"role": "user", "content": "Why?"}]}' % model.encode()
     return Routed(Phase.REQUEST_BODY, Picker([Route(pool)]).pick(Query("POST", CHAT, {}, body)))

@@ -13,7 +13,7 @@ import orjson
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream.session import Session, SessionOptions
@@ -32,7 +32,7 @@ def build_pool(
     limit: int | None = None,
 ) -> Pool:
     kind, options = ("prefix_hash", {"key": keys}) if is_hashed else ("round_robin", {})
-    strategy = STRATEGIES.build(kind, options, Outside(random.Random(0), lambda: 0.0))
+    strategy = STRATEGIES.build(kind, options, ClockAndRandom(random.Random(0), lambda: 0.0))
     pool = Pool(name, strategy, max_in_flight=limit)
     pool.replace([Endpoint(f"{name}-{address}", address) for address in addresses])
     return pool

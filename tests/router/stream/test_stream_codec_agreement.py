@@ -18,7 +18,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream import ext_proc_pb2 as pb
@@ -27,7 +27,7 @@ from tests.router.stream.wire import write
 from tests.tables import table
 
 DESTINATION = "x-gateway-destination-endpoint"
-STRATEGY = RoundRobin(Outside(random.Random(1), lambda: 0.0))
+STRATEGY = RoundRobin(ClockAndRandom(random.Random(1), lambda: 0.0))
 POOL = Pool("llama", STRATEGY)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)

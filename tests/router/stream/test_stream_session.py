@@ -16,7 +16,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Found, Picker, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream import events as say
@@ -235,7 +235,7 @@ def test_an_order_that_the_operator_names_goes_on() -> None:
 
 
 def ticketed() -> tuple[Session, Tickets, Pool]:
-    outside = Outside(random.Random(0), lambda: 0.0)
+    outside = ClockAndRandom(random.Random(0), lambda: 0.0)
     pool = Pool("llama", PrefixCache(outside))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     tickets = Tickets(outside.clock, 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
 from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, describe_span
@@ -89,7 +89,7 @@ def test_clean_text_is_short_and_utf8_can_write_it(text: str) -> None:
 
 def decide(*texts: str) -> Decision:
     """The last of several requests, each with its answer forgotten, to a pool of three."""
-    pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)), fallbacks=1)
+    pool = Pool("llama", PrefixCache(ClockAndRandom(random.Random(0), lambda: 0.0)), fallbacks=1)
     pool.replace([Endpoint(name, f"10.0.0.{place}:80") for place, name in enumerate("abc", 1)])
     picker = Picker([Route(pool)])
     for text in texts:

@@ -23,7 +23,7 @@ from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.prompt.json_reader import LIMITS
 from extproc.router.routing.prompt.parse import Prompt, parse
 from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.share.letters import name_of
 from extproc.router.share.pool_share import Share
@@ -70,7 +70,9 @@ KEYS: Final = tuple(map(parse_key, KEY_NAMES))
 ENDPOINTS: Final = tuple(
     Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
 )
-STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4)
+STRATEGY: Final = PrefixHash(
+    ClockAndRandom(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4
+)
 SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
 
 

@@ -19,7 +19,7 @@ from extproc.router.feedback.scraper import fetch_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.simulator.face import post
 from tests.simulator.wording import CHAT
@@ -43,7 +43,7 @@ class Router:
 
     def __init__(self, address: str) -> None:
         self.heard: EventLogs = {}
-        self.strategy = PrefixCache(Outside(random.Random(1), monotonic))
+        self.strategy = PrefixCache(ClockAndRandom(random.Random(1), monotonic))
         self.pool = Pool("tiny", self.strategy)
         self.pool.replace([Endpoint("e", address)])
         self._picker = Picker([Route(self.pool)])

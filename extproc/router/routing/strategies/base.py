@@ -108,7 +108,7 @@ class RequestResult(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ClockAndRandom:
     """What a strategy gets from outside: randomness, and a clock that counts seconds and only forward."""
 
     rng: Random
@@ -351,7 +351,7 @@ class ReadsSignals(Protocol):
 
 
 class Strategy(ABC):
-    """A placement policy, made from `Outside` and its settings' options.
+    """A placement policy, made from `ClockAndRandom` and its settings' options.
 
     `settings` describes the options. `reasons` are those that its choices may have. `headers` are
     the names, in lower case, of the request headers that it reads. One that learns from the

@@ -55,7 +55,7 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
+from extproc.router.routing.strategies.base import Candidates, ClockAndRandom, CostRow
 from extproc.router.routing.strategies.prefix_cache.engine import EngineModel
 from extproc.router.routing.strategies.prefix_cache.homes import (
     NO_HOMES,
@@ -177,7 +177,7 @@ class CostModel:
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         index: PrefixIndex,
         backlogs: Backlogs,
         engine: EngineModel,

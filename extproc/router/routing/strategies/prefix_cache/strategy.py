@@ -21,8 +21,8 @@ from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import (
     Candidates,
     Choice,
+    ClockAndRandom,
     CostRow,
-    Outside,
     PeerCounts,
     Placement,
     Reading,
@@ -124,7 +124,7 @@ class PrefixCache(Strategy):
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         *,
         engine: str = DEFAULT_ENGINE,
         learn: bool = False,
