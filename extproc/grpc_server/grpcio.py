@@ -34,10 +34,9 @@ def add_routes(server: grpc.aio.Server, routes: Routes) -> None:
         )
 
 
-class _Method:
-    def __init__(self, path: str, open_: Open) -> None:
-        self._path = path
-        self._open = open_
+class _Method(Struct, frozen=True):
+    _path: str
+    _open: Open
 
     async def serve(self, _: object, context: _Context) -> None:
         call = _GrpcioCall(context)

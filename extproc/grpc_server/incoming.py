@@ -105,9 +105,16 @@ class Incoming:
         elif head.refusal:
             self._outgoing.refuse(stream_id, head.refusal, is_end=is_end)
         else:
-            windows = self._outgoing.peer_window, self._limits.stream_window_bytes
             now_s = self._table.now_s
-            stream = Stream(stream_id, head, *windows, now_s, now_s, head.content_length)
+            stream = Stream(
+                stream_id,
+                head,
+                self._outgoing.peer_window,
+                self._limits.stream_window_bytes,
+                now_s,
+                now_s,
+                head.content_length,
+            )
             self._table.add(stream)
             if is_end and head.content_length:
                 stream.is_half_closed = True

@@ -27,10 +27,6 @@ class Wait(Struct, frozen=True):
         longest_s = queue.limits.longest_s(objective_of(query.headers), ttl_s(query.headers))
         return cls(queue, waiter, found) if queue.enter(waiter, longest_s) else None
 
-    @property
-    def wait_s(self) -> float:
-        return self.waiter.until_s - self.waiter.since_s
-
     def goes_on(self, refusal: NoEndpoint | Overloaded, *, is_last: bool) -> bool:
         """Whether the request stays in the queue; where its time is over, `refusal` says so."""
         if is_last and self._queue.is_over(self.waiter):

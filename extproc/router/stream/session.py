@@ -315,12 +315,8 @@ class Session:
         request = self._held_body.request
         if request.end_of_stream or "upgrade" in request.headers or not plan.needs_body:
             return True
-        match self._config.request_body:
-            case BodyMode.NONE:
-                return True
-            case BodyMode.STREAMED:
-                return not self._config.sends_body_without_waiting
-        return False
+        mode, is_waiting = self._config.request_body, not self._config.sends_body_without_waiting
+        return mode is BodyMode.NONE or (mode is BodyMode.STREAMED and is_waiting)
 
     def _decide_by_headers(self, query: Query, plan: RequestPlan) -> list[Reply]:
         request = self._held_body.request
@@ -412,15 +408,15 @@ class Session:
         """Routes the request at once, or else queues it; raises the refusal where it can do neither."""
         query = resume.query
         found = found or self._find(query)
-        pool, queue = found.pool, found.pool.queue
+        queue = found.pool.queue
         if queue is None:
             return self._finish(resume, found)
-        lane = pool.lane(query.headers, found.adapter, query.subset)
+        lane = found.pool.lane(query.headers, found.adapter, query.subset)
         try:
             if not queue.precedes(lane):
                 return self._finish(resume, found)
         except (NoEndpoint, Overloaded) as refusal:
-            if not pool.may_pass(refusal):
+            if not found.pool.may_pass(refusal):
                 raise
         wait = Wait.enter(queue, lane, query, found)
         if wait is None:
@@ -430,7 +426,8 @@ class Session:
         self._wait = wait
         if not self._is_duplex:
             self._held_body.drop()
-        return [Queued(wait.waiter, wait.wait_s, self._config is not NO_CONFIG)]
+        waiter = wait.waiter
+        return [Queued(waiter, waiter.until_s - waiter.since_s, self._config is not NO_CONFIG)]
 
     def _retry(self, event: RetryQueued) -> list[Reply]:
         """Routes the request if there is room now, else stays; at the last retry raises the refusal."""
@@ -567,7 +564,7 @@ class _State(NamedTuple):
 # The table. A closed session never reaches it: the client is answered, or gone. Where `_NONE`
 # stands, the event wants no reply and changes nothing.
 _S = Session
-_NONE: Final = Session._ignore
+_NONE = _S._ignore
 # fmt: off
 #                                headers    its body        no room for it      trailers      it is read   a retry
 _NEW       = _State("new",       _S._begin, _S._begin_body, _S._lose,           _S._pass_end, _NONE,       _NONE)

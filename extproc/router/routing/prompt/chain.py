@@ -90,12 +90,8 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
     which the first is an answer.
     """
     pieces, cuts = list[bytes](), dict[int, int]()
-    size, root_bytes, answers, answered_bytes = (
-        before.size,
-        before.root_bytes,
-        before.answers,
-        before.answered_bytes,
-    )
+    size, root_bytes = before.size, before.root_bytes
+    answers, answered_bytes = before.answers, before.answered_bytes
     start = first = 0
     question_at = answer_at = -1
     is_chat, was_spoken = size > 0, False
