@@ -392,10 +392,10 @@ def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
     try:
         return asyncio.run(obey())
     except asyncio.CancelledError:
-        raise EndedTwice("two signals to end: there is no report") from None
+        raise ForcedExit("two signals to end: there is no report") from None
 
 
-class EndedTwice(ExtprocError):
+class ForcedExit(ExtprocError):
     """Two signals ended a run at once."""
 
 

@@ -24,7 +24,7 @@ from extproc.router.settings.pool_settings import PoolSettings
 # A route's timeout that is no longer cuts answers that stream.
 _SHORT_S: Final = 60.0
 # Fewer requests, or tokens, prove nothing.
-_FEW, _TOKENS = 20, 10_000
+_FEW_REQUESTS, _TOKENS = 20, 10_000
 # Prefills wait for each other: their time proves that an engine is fast, and hardly that it is
 # slow.
 _FASTER, _SLOWER, _LONG_PROMPT = 3.0, 4.0, 500
@@ -163,7 +163,7 @@ def envoy(evidence: Evidence) -> Iterator[Finding]:
         yield found("not_reached", hosts=", ".join(seen.hosts))
     late, passed = count("message_timeouts", 0), count("failure_mode_allowed", 0)
     streams = count("streams_started", 0)
-    if max(late, passed) > max(_FEW / 4, streams / 100):
+    if max(late, passed) > max(_FEW_REQUESTS / 4, streams / 100):
         yield found("passed_by", streams=streams, late=late, passed=passed)
     for each in seen.filters:
         short = [(name, limit_s) for name, limit_s in each.routes if 0 < limit_s <= _SHORT_S]
@@ -206,7 +206,7 @@ def unheard(evidence: Evidence) -> Iterator[Finding]:
         count = partial(evidence.first.sum, pool=pool.name)
         ended = count("extproc_picks_total") - count("extproc_endpoint_in_flight")
         answers = count("extproc_answers_total")
-        if pool.cool_after is not None and ended >= _FEW and answers < ended / 2:
+        if pool.cool_after is not None and ended >= _FEW_REQUESTS and answers < ended / 2:
             yield found("outcomes_missing", pool=pool.name, ended=ended, answers=answers)
 
 
@@ -250,7 +250,7 @@ def strangers(evidence: Evidence) -> Iterator[Finding]:
     arrived = sum({engine.address: engine.arrived for engine in evidence.engines}.values())
     is_alone = evidence.replicas < 2 and evidence.settings.share is None
     is_seen = evidence.first.samples and picks >= 0
-    if is_seen and is_alone and arrived - picks >= max(_FEW / 2, picks / 2):
+    if is_seen and is_alone and arrived - picks >= max(_FEW_REQUESTS / 2, picks / 2):
         yield found("strangers", arrived=arrived, picks=picks)
 
 
@@ -311,7 +311,7 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
         prefills = _sum(engines, "request_prefill_time_seconds_count")
         time_ms = 1000 * _sum(engines, "request_prefill_time_seconds_sum")
         tokens = _count_computed(engines)
-        if settings.learn or prefills < _FEW or tokens < _TOKENS:
+        if settings.learn or prefills < _FEW_REQUESTS or tokens < _TOKENS:
             continue
         presumed_ms = ENGINES[settings.engine].prefill_ms_per_token
         is_faster = presumed_ms * tokens > _FASTER * time_ms
@@ -333,14 +333,14 @@ def working_set(evidence: Evidence) -> Iterator[Finding]:
         engines = evidence.of(pool)
         preempted = _sum(engines, "num_preemptions_total")
         ended = _sum(engines, "request_success_total")
-        if preempted > max(_FEW, ended / 20):
+        if preempted > max(_FEW_REQUESTS, ended / 20):
             most = max(1, int(_sum(engines, "num_requests_running") / len(engines)))
             yield found("preemptions", pool=pool.name, preempted=preempted, ended=ended, most=most)
         room = sum(engine.kv_tokens for engine in engines)
         computed = _count_computed(engines)
         queried = _sum(engines, "prefix_cache_queries_total")
         turns = evidence.last.sum("extproc_picks_total", pool=pool.name, reason="session")
-        if room and turns >= _FEW and computed > max(_REFILLED * room, queried / 2):
+        if room and turns >= _FEW_REQUESTS and computed > max(_REFILLED * room, queried / 2):
             yield found(
                 "working_set",
                 pool=pool.name,

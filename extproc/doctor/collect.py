@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 3.0
 # Most engines that are probed.
-_MOST: Final = 64
+_MOST_ENGINES: Final = 64
 # What reading foreign JSON may raise.
 _FOREIGN: Final = (
     ValueError,
@@ -86,8 +86,10 @@ async def look_around(
         except _FOREIGN:
             raise ExtprocError(f"{url}/pools: not what a service of this version says") from None
         (first, last), engines, gateway, cluster = await asyncio.gather(
-            look.count([url, *(f"http://{engine.address}" for engine in listed[:_MOST])], window_s),
-            asyncio.gather(*(look.engine(engine, settings) for engine in listed[:_MOST])),
+            look.count(
+                [url, *(f"http://{engine.address}" for engine in listed[:_MOST_ENGINES])], window_s
+            ),
+            asyncio.gather(*(look.engine(engine, settings) for engine in listed[:_MOST_ENGINES])),
             look.envoy(envoy, settings),
             look.cluster(settings, namespace),
         )

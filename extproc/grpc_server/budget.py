@@ -1,14 +1,14 @@
 """What many share and none may use up: bytes in transit, streams of a listener, work in a second. Pure."""
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True, eq=False)
 class Budget:
     """Counts bytes in use, up to `limit_bytes`. Whoever takes some gives them back, however it ends."""
 
-    __slots__ = ("limit_bytes", "used")
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used = 0
+    limit_bytes: int
+    used: int = 0
 
     def reserve(self, count: int, *, extra: int = 0) -> bool:
         """Takes `count` bytes if that many are left, or missing by no more than `extra`; whether so."""
@@ -29,6 +29,7 @@ def unlimited() -> Budget:
     return Budget(1 << 62)
 
 
+@dataclass(slots=True, eq=False)
 class StreamPlaces:
     """Streams that the connections of one listener have open together: about `most`, twice that in any case.
 
@@ -36,11 +37,9 @@ class StreamPlaces:
     fills the places takes none of those that a proxy with few streams needs.
     """
 
-    __slots__ = ("connections", "most", "used")
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.used = self.connections = 0
+    most: int
+    used: int = 0
+    connections: int = 0
 
     def has_room(self, own: int) -> bool:
         """Whether a connection that has `own` streams may open another."""

@@ -21,6 +21,10 @@ Those ids are
 *late* until the client ends them too, or until newer ones push them out. On any other closed stream DATA
 is a stream error STREAM_CLOSED; HEADERS, whose ids may only rise, are a connection error (§5.1.1).
 
+**Who owns what.** `StreamTable`: which streams there are, their events, the time. `Outgoing`: what is to be
+written, the peer's windows, what waits for them. `Incoming`: the frames of streams, our windows, the
+counts of floods. `Connection`: bytes to frames, what is said of the connection itself, and its end.
+
 **What was tried.** `h2` is right and costs ten times as much; the fuzzer holds us against it. A coroutine or
 a queue per stream costs more than all of this module. Only what a service must act on becomes an
 event.
@@ -46,7 +50,8 @@ from extproc.grpc_server.frames import (
 from extproc.grpc_server.headers import TABLE_OF_NOTHING, TooManySizes
 from extproc.grpc_server.incoming import PRIORITY_BYTES, Incoming
 from extproc.grpc_server.limits import WireLimits
-from extproc.grpc_server.streams import Failed
+from extproc.grpc_server.outgoing import Outgoing
+from extproc.grpc_server.streams import Failed, StreamTable
 
 # Header blocks to decode in one turn; the last one may exceed it. 8 KB of Huffman codes take 3 ms,
 # and a proxy's own blocks, all alike, are decoded once.
@@ -59,7 +64,7 @@ _STILL_THERE: Final = b"extproc?"
 _LEAVING: Final = b"extproc!"
 
 
-class Connection(Incoming):
+class Connection:
     """A server's end of one HTTP/2 connection that carries gRPC calls.
 
     Feed it with `receive`, call `tick` about once a second. After either, work off `events`, which
@@ -71,7 +76,15 @@ class Connection(Incoming):
     def __init__(
         self, limits: WireLimits, budget: Budget, now_s: float, places: StreamPlaces | None = None
     ) -> None:
-        super().__init__(limits, budget, now_s, places)
+        self._limits = limits
+        self._table = table = StreamTable(places or StreamPlaces(limits.all_streams), now_s)
+        self._outgoing = outgoing = Outgoing(limits, budget, table)
+        self._incoming = incoming = Incoming(limits, budget, table, outgoing)
+        self._write, self._count_control = outgoing.write, incoming.count_control
+        self.streams, self.events = table.open, table.events
+        # Not methods that pass on: each message would pay for them.
+        self.send, self.finish, self.reset = outgoing.send, outgoing.finish, outgoing.reset
+        self.take_output = outgoing.take_output
         self.has_more = False
         self._buffer = b""
         self._has_preface = self._is_greeted = False
@@ -81,19 +94,23 @@ class Connection(Incoming):
         self._is_draining = False
         self._final_id = frames.MAX_WINDOW
         self._readers = (
-            self._on_data,
-            self._on_headers,
+            incoming.on_data,
+            incoming.on_headers,
             self._on_priority,
-            self._on_rst_stream,
+            incoming.on_rst_stream,
             self._on_settings,
             self._on_push_promise,
             self._on_ping,
             self._on_goaway,
-            self._on_window_update,
-            self._on_continuation,
+            incoming.on_window_update,
+            incoming.on_continuation,
         )
 
-    # Called by the driver.
+    # Called by the driver, like `send`, `finish`, `reset` and `take_output`.
+
+    @property
+    def is_over(self) -> bool:
+        return self._table.is_over
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Takes bytes in, cut wherever. Never raises: a fault of the peer ends the connection.
@@ -149,7 +166,7 @@ class Connection(Incoming):
     def abort(self) -> None:
         for stream in list(self.streams.values()):
             self.reset(stream, Code.CANCEL)
-        self.is_over = True
+        self._table.is_over = True
 
     # Bytes to frames (§3.4, §4.1).
 
@@ -165,13 +182,14 @@ class Connection(Incoming):
             frames.MAX_HEADER_LIST_SIZE: limits.header_bytes,
         }
         more = limits.connection_window_bytes - frames.DEFAULT_WINDOW
-        self._out += [frames.settings(settings), frames.window_update(0, more)]
+        self._write(frames.settings(settings))
+        self._write(frames.window_update(0, more))
         if self._is_draining:
             self._announce_leaving()  # only now: SETTINGS come first (§3.4)
 
     def _read(self, data: bytes) -> None:
         place, size = 0, len(data)
-        heads, events = self._heads, self.events
+        table, heads, events = self._table, self._incoming.heads, self.events
         heads.decoded_bytes, frames_left = 0, _TURN_FRAMES
         self.has_more = False
         if not self._has_preface:
@@ -179,7 +197,7 @@ class Connection(Incoming):
         while (
             self._has_preface
             and (start := place + frames.HEADER_BYTES) <= size
-            and not self.is_over
+            and not table.is_over
         ):
             if (
                 len(events) >= _TURN_EVENTS
@@ -212,9 +230,8 @@ class Connection(Incoming):
         return len(start)
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is not None and (
-            kind != frames.CONTINUATION or stream_id != self._block.stream_id
-        ):
+        block = self._incoming.block
+        if block is not None and (kind != frames.CONTINUATION or stream_id != block.stream_id):
             raise PeerFault(Code.PROTOCOL_ERROR, "a frame within a header block")  # §6.10
         if not self._is_greeted and kind != frames.SETTINGS:
             raise PeerFault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
@@ -223,7 +240,7 @@ class Connection(Incoming):
         else:
             self._count_control()  # §5.5: unknown frames are ignored
 
-    # The connection: SETTINGS, PING, GOAWAY, WINDOW_UPDATE, and what has no meaning here.
+    # The connection: SETTINGS, PING, GOAWAY, and what has no meaning here.
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         require_connection(stream_id)
@@ -236,43 +253,31 @@ class Connection(Incoming):
             return
         # Each may touch every stream: many of them are a flood even where a few frames are none.
         self._count_control(len(self.streams) // 16)
-        settings = list(frames.SETTING.iter_unpack(payload))
-        for name, value in settings:
+        values = dict[int, int]()
+        for name, value in frames.SETTING.iter_unpack(payload):
             _check_setting(name, value)
-        values = dict(settings)  # of a setting that is given twice, the last value counts (§6.5.3)
-        for name, value in values.items():
-            self._set(name, value)
+            values[name] = value  # of a setting that is given twice, the last counts (§6.5.3)
+        # Unknown settings are ignored; so are those about what we never do (§6.5.2).
+        if values.get(frames.HEADER_TABLE_SIZE, frames.MAX_WINDOW) < frames.DEFAULT_TABLE_BYTES:
+            self._outgoing.table_update = TABLE_OF_NOTHING
+        window = values.get(frames.INITIAL_WINDOW_SIZE)
+        if window is not None:
+            self._outgoing.set_peer_window(window)
         self._is_greeted = True
         # Before any DATA that only the new windows allow: the peer counts by them from here on
         # (§6.5.3).
-        self._out.append(frames.SETTINGS_ACK)
-        if frames.INITIAL_WINDOW_SIZE in values:
+        self._write(frames.SETTINGS_ACK)
+        if window is not None:
             for stream in list(self.streams.values()):
                 if stream.queue is not None:
-                    self._send_queued(stream)
-
-    def _set(self, name: int, value: int) -> None:
-        """Takes one setting (§6.5.2). Unknown ones are ignored; so are those about what we never do."""
-        match name:
-            case frames.HEADER_TABLE_SIZE if value < frames.DEFAULT_TABLE_BYTES:
-                self._table_update = TABLE_OF_NOTHING
-            case frames.INITIAL_WINDOW_SIZE:
-                self._set_peer_window(value)
-
-    def _set_peer_window(self, size: int) -> None:
-        """Changes what open streams may send, too, even below zero (§6.9.2)."""
-        change, self._peer_window = size - self._peer_window, size
-        for stream in self.streams.values():
-            stream.send_window += change
-            if stream.send_window > frames.MAX_WINDOW:
-                raise PeerFault(Code.FLOW_CONTROL_ERROR, "a window past 2^31-1")
+                    self._outgoing.send_queued(stream)
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         require_connection(stream_id)
         require_size(payload, 8)
         self._count_control()
         if not flags & frames.ACK:
-            self._out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._write(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif payload == _LEAVING and self._is_draining:
             self._leave()
 
@@ -282,22 +287,6 @@ class Connection(Incoming):
         self._count_control()
         if len(payload) < 8:
             raise PeerFault(Code.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
-
-    def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
-        require_size(payload, 4)
-        self._count_control()
-        increment = int.from_bytes(payload, "big") & frames.MAX_WINDOW
-        if not stream_id:
-            self._send_window += increment
-            if not increment or self._send_window > frames.MAX_WINDOW:
-                code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
-                raise PeerFault(code, "a window opened by nothing, or too far")  # §6.9, §6.9.1
-            self._send_blocked()
-            return
-        self._require_used(stream_id)
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            self._widen(stream, increment)
 
     def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
         require_stream(stream_id)
@@ -312,42 +301,41 @@ class Connection(Incoming):
     # Ends.
 
     def _announce_leaving(self) -> None:
-        self._out.append(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))
+        self._write(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))
         self._ping(_LEAVING)
 
     def _leave(self) -> None:
-        if not self._has_left:
-            self._has_left = True
-            self._final_id = self._last_id
-            self._out.append(frames.goaway(self._final_id, Code.NO_ERROR))
-            self.is_over = not self.streams
+        if not self._table.has_left:
+            self._final_id = self._table.last_id
+            self._write(frames.goaway(self._final_id, Code.NO_ERROR))
+            self._table.leave()
 
     def _fail(self, code: Code, reason: str) -> None:
         if self._has_preface:
             # Never more than a GOAWAY before it allowed (§6.8).
-            self._out.append(frames.goaway(min(self._last_id, self._final_id), code, reason))
+            self._write(frames.goaway(min(self._table.last_id, self._final_id), code, reason))
         for stream in list(self.streams.values()):
             stream.is_half_closed = True
-            self._forget(stream)
-        self._buffer, self._block, self.has_more = b"", None, False
+            self._outgoing.forget(stream)
+        self._buffer, self._incoming.block, self.has_more = b"", None, False
         self.events.append(Failed(code, reason))
-        self.is_over = True
+        self._table.is_over = True
 
     # Time.
 
     def _count_time(self, now_s: float) -> None:
-        self._now_s = now_s
+        self._table.now_s = now_s
         if now_s - self._second_s >= 1:
             self._second_s = now_s
-            self._control_frames = self._early_resets = 0
+            self._incoming.begin_second()
 
     def _ping(self, payload: bytes) -> None:
-        self._pinged_s = self._now_s
-        self._out.append(frames.frame(frames.PING, 0, 0, payload))
+        self._pinged_s = self._table.now_s
+        self._write(frames.frame(frames.PING, 0, 0, payload))
 
     def _cancel_stalled(self) -> None:
         """Cancels streams that for too long owe a message or the rest of one, or a window for what waits."""
-        oldest_s = self._now_s - self._limits.stalled_s
+        oldest_s = self._table.now_s - self._limits.stalled_s
         for stream in list(self.streams.values()):
             is_owing = (
                 stream.is_waiting or stream.reader is not None

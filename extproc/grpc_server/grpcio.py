@@ -11,6 +11,7 @@ from typing import Final, cast
 
 import grpc
 import grpc.aio
+from msgspec import Struct, field
 
 from extproc.grpc_server.calls import Handler, Open, Routes, Status
 
@@ -33,10 +34,9 @@ def add_routes(server: grpc.aio.Server, routes: Routes) -> None:
         )
 
 
-class _Method:
-    def __init__(self, path: str, open_: Open) -> None:
-        self._path = path
-        self._open = open_
+class _Method(Struct, frozen=True):
+    _path: str
+    _open: Open
 
     async def serve(self, _: object, context: _Context) -> None:
         call = _GrpcioCall(context)
@@ -76,16 +76,13 @@ class _Method:
         call.finish(Status.INTERNAL, "internal error")
 
 
-class _GrpcioCall:
+class _GrpcioCall(Struct, eq=False):
     """A `Call` on a grpc.aio context: what a handler sends waits for the call's own task, which writes it."""
 
-    __slots__ = ("_context", "_details", "_outbox", "_status")
-
-    def __init__(self, context: _Context) -> None:
-        self._context = context
-        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()  # `None`: the end
-        self._status: Status | None = None
-        self._details = ""
+    _context: _Context
+    _outbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)  # `None`: the end
+    _status: Status | None = None
+    _details: str = ""
 
     @property
     def metadata(self) -> Mapping[str, str]:

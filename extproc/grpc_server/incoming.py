@@ -1,6 +1,6 @@
-"""What a peer says on its streams: HEADERS, CONTINUATION, DATA, RST_STREAM; windows of streams.
+"""What a peer says on its streams: HEADERS, CONTINUATION, DATA, RST_STREAM, WINDOW_UPDATE.
 
-The middle of `connection`, whose essay says whose rules these are.
+A part of `connection`, whose essay says whose rules these are.
 """
 
 from typing import Final
@@ -8,14 +8,14 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.grpc_server import frames
-from extproc.grpc_server.budget import Budget, StreamPlaces
+from extproc.grpc_server.budget import Budget
 from extproc.grpc_server.calls import Status
 from extproc.grpc_server.frames import Code, PeerFault, require_size, require_stream, unpad
 from extproc.grpc_server.headers import HeadReader, MalformedRequest, encodings_block
 from extproc.grpc_server.limits import WireLimits
 from extproc.grpc_server.messages import PREFIX_BYTES, MessageReader, Refused
 from extproc.grpc_server.outgoing import Outgoing
-from extproc.grpc_server.streams import HalfClosed, Message, MessageSkipped, Opened, Stream
+from extproc.grpc_server.streams import HalfClosed, Message, MessageSkipped, Stream, StreamTable
 
 PRIORITY_BYTES: Final = 5
 
@@ -29,22 +29,26 @@ class Block(Struct):
     frames: int = 0
 
 
-class Incoming(Outgoing):
+class Incoming:
+    """The receiving side: header blocks, our windows, and how much of what came carries nothing."""
+
     def __init__(
-        self, limits: WireLimits, budget: Budget, now_s: float, places: StreamPlaces | None = None
+        self, limits: WireLimits, budget: Budget, table: StreamTable, outgoing: Outgoing
     ) -> None:
-        super().__init__(limits, budget, now_s, places)
-        self._heads = HeadReader(limits.header_bytes)
-        self._last_id = 0
+        self._limits = limits
+        self._budget = budget
+        self._table = table
+        self._outgoing = outgoing
+        self._streams, self._events = table.open, table.events
+        self.heads = HeadReader(limits.header_bytes)
         # A header block that is cut into frames.
-        self._block: Block | None = None
-        # What a new stream of ours may send, and what the peer may on the connection.
-        self._peer_window = frames.DEFAULT_WINDOW
+        self.block: Block | None = None
+        # What the peer may send on the connection.
         self._receive_window = limits.connection_window_bytes
         # Counted per second.
         self._control_frames = self._early_resets = 0
 
-    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+    def on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         require_stream(stream_id)
         if flags & frames.PADDED:
             payload = unpad(payload)
@@ -55,10 +59,10 @@ class Incoming(Outgoing):
         if flags & frames.END_HEADERS:
             self._on_block(stream_id, payload, is_end=bool(flags & frames.END_STREAM))
         else:
-            self._block = Block(stream_id, bool(flags & frames.END_STREAM), bytearray(payload))
+            self.block = Block(stream_id, bool(flags & frames.END_STREAM), bytearray(payload))
 
-    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        block = self._block
+    def on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self.block
         if block is None:
             raise PeerFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")  # §6.10
         block.data += payload
@@ -66,47 +70,52 @@ class Incoming(Outgoing):
         if len(block.data) > self._limits.header_bytes or block.frames > self._limits.continuations:
             raise PeerFault(Code.ENHANCE_YOUR_CALM, "a header block longer than allowed")
         if flags & frames.END_HEADERS:
-            self._block = None
+            self.block = None
             self._on_block(stream_id, bytes(block.data), is_end=block.is_end)
 
     def _on_block(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
-        stream = self.streams.get(stream_id)
+        stream = self._streams.get(stream_id)
         if stream is not None:
             self._on_trailers(stream, block, is_end=is_end)
-        elif stream_id > self._last_id and stream_id & 1:
+        elif stream_id > self._table.last_id and stream_id & 1:
             self._open(stream_id, block, is_end=is_end)
-        elif stream_id in self._late:
-            self._count_control()
-            self._heads.pass_over(block)
-            self._end_late(stream_id, is_end=is_end)
+        elif stream_id in self._table.late:
+            self.count_control()
+            self.heads.pass_over(block)
+            if is_end:
+                del self._table.late[stream_id]
         else:
             raise PeerFault(Code.PROTOCOL_ERROR, "HEADERS of an even or a used stream")  # §5.1.1
 
     def _open(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
-        self._last_id = stream_id
+        self._table.last_id = stream_id
         try:
-            head = self._heads.read(block)
+            head = self.heads.read(block)
         except MalformedRequest:
             self._count_early_reset()
-            self._turn_away(
+            self._outgoing.turn_away(
                 stream_id, frames.rst_stream(stream_id, Code.PROTOCOL_ERROR), is_end=is_end
             )
             return
-        own = len(self.streams)
-        if self._has_left or own >= self._limits.streams or not self._places.has_room(own):
+        if not self._table.has_room(self._limits.streams):
             refusal = frames.rst_stream(
                 stream_id, Code.REFUSED_STREAM
             )  # §8.7: nothing was done for it
-            self._turn_away(stream_id, refusal, is_end=is_end)
+            self._outgoing.turn_away(stream_id, refusal, is_end=is_end)
         elif head.refusal:
-            self._refuse(stream_id, head.refusal, is_end=is_end)
+            self._outgoing.refuse(stream_id, head.refusal, is_end=is_end)
         else:
+            now_s = self._table.now_s
             stream = Stream(
-                stream_id, head, self._peer_window, self._limits.stream_window_bytes, self._now_s
+                stream_id,
+                head,
+                self._outgoing.peer_window,
+                self._limits.stream_window_bytes,
+                now_s,
+                now_s,
+                head.content_length,
             )
-            self.streams[stream_id] = stream
-            self._places.used += 1
-            self.events.append(Opened(stream))
+            self._table.add(stream)
             if is_end and head.content_length:
                 stream.is_half_closed = True
                 self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1.1
@@ -114,7 +123,7 @@ class Incoming(Outgoing):
                 self._half_close(stream)
 
     def _on_trailers(self, stream: Stream, block: bytes, *, is_end: bool) -> None:
-        is_well_formed = self._heads.read_trailers(block)
+        is_well_formed = self.heads.read_trailers(block)
         if stream.is_half_closed:
             self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
         elif is_end and is_well_formed and not stream.unsent_bytes:
@@ -123,14 +132,14 @@ class Incoming(Outgoing):
             stream.is_half_closed = is_end
             self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1: trailers end the stream
 
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+    def on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
         self._receive_window -= size
         if self._receive_window < self._limits.connection_window_bytes // 2:
             self._open_connection_window()
         if flags & frames.PADDED:
             payload = unpad(payload)
-        stream = self.streams.get(stream_id)
+        stream = self._streams.get(stream_id)
         if stream is None:
             self._on_stray_data(flags, stream_id)
             return
@@ -143,8 +152,8 @@ class Incoming(Outgoing):
             if stream.receive_window < 0:
                 self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9
                 return
-            self._open_window(stream)
-        stream.received_s = self._now_s
+            self._outgoing.open_window(stream)
+        stream.received_s = self._table.now_s
         self._on_piece(stream, payload)
 
     def _on_piece(self, stream: Stream, payload: bytes) -> None:
@@ -154,7 +163,7 @@ class Incoming(Outgoing):
         if payload:
             self._on_payload(stream, payload)
         elif not stream.is_half_closed:
-            self._count_control()
+            self.count_control()
         if stream.is_half_closed and not stream.is_over:
             self._half_close(stream)
 
@@ -174,16 +183,16 @@ class Incoming(Outgoing):
                 and int.from_bytes(payload[:5], "big") == size
             ):
                 stream.is_waiting = False
-                self.events.append(Message(stream, payload[PREFIX_BYTES:]))
+                self._events.append(Message(stream, payload[PREFIX_BYTES:]))
                 return
             reader = stream.reader = MessageReader(self._budget, self._limits.message_bytes)
         try:
             for message in reader.feed(payload):
                 stream.is_waiting = False
                 if isinstance(message, int):
-                    self.events.append(MessageSkipped(stream, message))
+                    self._events.append(MessageSkipped(stream, message))
                 else:
-                    self.events.append(Message(stream, message))
+                    self._events.append(Message(stream, message))
         except Refused as refusal:
             self._refuse_message(stream, refusal)
         else:
@@ -194,35 +203,38 @@ class Incoming(Outgoing):
         if refusal.is_compressed:
             # gRPC's compression.md: an encoding that the server does not support.
             details = "compressed messages are not read here"
-            self.finish(stream, Status.UNIMPLEMENTED, details, encodings_block())
+            self._outgoing.finish(stream, Status.UNIMPLEMENTED, details, encodings_block())
         else:
             limit = self._limits.message_bytes
-            self.finish(stream, Status.RESOURCE_EXHAUSTED, f"a message longer than {limit} bytes")
+            self._outgoing.finish(
+                stream, Status.RESOURCE_EXHAUSTED, f"a message longer than {limit} bytes"
+            )
 
     def _on_stray_data(self, flags: int, stream_id: int) -> None:
         """DATA of a stream that is not open; the connection's window has counted it (§6.9)."""
         require_stream(stream_id)
-        if stream_id > self._last_id or not stream_id & 1:
+        if stream_id > self._table.last_id or not stream_id & 1:
             raise PeerFault(Code.PROTOCOL_ERROR, "DATA on an idle stream")  # §5.1, idle
-        self._count_control()
-        if stream_id in self._late:
-            self._end_late(stream_id, is_end=bool(flags & frames.END_STREAM))
+        self.count_control()
+        if stream_id in self._table.late:
+            if flags & frames.END_STREAM:
+                del self._table.late[stream_id]
         else:
-            self._out.append(frames.rst_stream(stream_id, Code.STREAM_CLOSED))  # §6.1
+            self._outgoing.write(frames.rst_stream(stream_id, Code.STREAM_CLOSED))  # §6.1
 
-    def _on_rst_stream(self, _: int, stream_id: int, payload: bytes) -> None:
+    def on_rst_stream(self, _: int, stream_id: int, payload: bytes) -> None:
         require_stream(stream_id)
         require_size(payload, 4)
-        self._count_control()
+        self.count_control()
         self._require_used(stream_id)
-        self._late.pop(stream_id, None)
-        stream = self.streams.get(stream_id)
+        self._table.late.pop(stream_id, None)
+        stream = self._streams.get(stream_id)
         if stream is None:
             return
         stream.is_half_closed = True
         if not stream.is_answered:
             self._count_early_reset()
-        self._forget(stream)
+        self._outgoing.forget(stream)
 
     def _reject(self, stream: Stream, code: Code) -> None:
         """Resets a stream for what the client did on it (§5.4.2).
@@ -232,14 +244,26 @@ class Incoming(Outgoing):
         """
         if not stream.is_answered:
             self._count_early_reset()
-        self.reset(stream, code)
+        self._outgoing.reset(stream, code)
 
     def _half_close(self, stream: Stream) -> None:
         stream.is_half_closed = True
         if stream.reader is not None:
-            self.finish(stream, Status.INTERNAL, "the stream ended within a message")
+            self._outgoing.finish(stream, Status.INTERNAL, "the stream ended within a message")
         else:
-            self.events.append(HalfClosed(stream))
+            self._events.append(HalfClosed(stream))
+
+    def on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
+        require_size(payload, 4)
+        self.count_control()
+        increment = int.from_bytes(payload, "big") & frames.MAX_WINDOW
+        if not stream_id:
+            self._outgoing.widen(increment)
+            return
+        self._require_used(stream_id)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._widen(stream, increment)
 
     def _widen(self, stream: Stream, increment: int) -> None:
         stream.send_window += increment
@@ -248,19 +272,22 @@ class Incoming(Outgoing):
         elif stream.send_window > frames.MAX_WINDOW:
             self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9.1
         elif stream.queue is not None:
-            self._send_queued(stream)
+            self._outgoing.send_queued(stream)
 
     def _open_connection_window(self) -> None:
         """Opens the connection's window as soon as it is half used, by frames shorter than that."""
         increment = self._limits.connection_window_bytes - self._receive_window
         self._receive_window += increment
-        self._out.append(frames.window_update(0, increment))
+        self._outgoing.write(frames.window_update(0, increment))
 
     def _require_used(self, stream_id: int) -> None:
-        if stream_id > self._last_id or not stream_id & 1:
+        if stream_id > self._table.last_id or not stream_id & 1:
             raise PeerFault(Code.PROTOCOL_ERROR, "a frame on an idle stream")  # §5.1, idle
 
-    def _count_control(self, weight: int = 1) -> None:
+    def begin_second(self) -> None:
+        self._control_frames = self._early_resets = 0
+
+    def count_control(self, weight: int = 1) -> None:
         self._control_frames += weight
         if self._control_frames > self._limits.control_frames_per_s:
             raise PeerFault(Code.ENHANCE_YOUR_CALM, "a flood of frames that carry nothing")

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final, Protocol, cast
 
@@ -56,16 +57,14 @@ class Host(Protocol):
     def discard(self, link: "Link") -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class WireCall:
     """One call as its service sees it."""
 
-    __slots__ = ("_link", "_stream", "handler", "timer")
-
-    def __init__(self, link: "Link", stream: Stream) -> None:
-        self._link = link
-        self._stream = stream
-        self.handler: Handler | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    _link: "Link"
+    _stream: Stream
+    handler: Handler | None = None
+    timer: asyncio.TimerHandle | None = None
 
     @property
     def metadata(self) -> Mapping[str, str]:

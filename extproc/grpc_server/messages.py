@@ -1,6 +1,7 @@
 """gRPC's length-prefixed messages, cut out of a stream's bytes however they were cut into frames."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from extproc.grpc_server.budget import Budget
@@ -26,6 +27,7 @@ class Refused(Exception):  # the call is, whatever comes after
         self.is_compressed = is_compressed
 
 
+@dataclass(slots=True, eq=False)
 class MessageReader:
     """One stream's messages. Buffered bytes count against `budget` until `feed` yields their message.
 
@@ -34,15 +36,12 @@ class MessageReader:
     collects the bytes: a list of tiny frames would cost twenty times their size.
     """
 
-    __slots__ = ("_budget", "_buffer", "_have", "_is_skipped", "_limit_bytes", "_size")
-
-    def __init__(self, budget: Budget, limit_bytes: int) -> None:
-        self._budget = budget
-        self._limit_bytes = limit_bytes
-        self._buffer = bytearray()
-        self._size = -1  # of the message begun; -1: its prefix is still to come
-        self._have = 0
-        self._is_skipped = False
+    _budget: Budget
+    _limit_bytes: int
+    _buffer: bytearray = field(default_factory=bytearray)
+    _size: int = -1  # of the message begun; -1: its prefix is still to come
+    _have: int = 0
+    _is_skipped: bool = False
 
     @property
     def is_between(self) -> bool:

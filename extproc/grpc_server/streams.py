@@ -1,55 +1,39 @@
-"""A connection's streams, and the events on them that its driver handles."""
+"""A connection's streams, which of them there are, and the events on them that its driver handles."""
 
 from collections import deque
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from msgspec import Struct
 
+from extproc.grpc_server.budget import StreamPlaces
 from extproc.grpc_server.frames import Code
 from extproc.grpc_server.headers import Head
 from extproc.grpc_server.messages import MessageReader
 
+_LATE_STREAMS: Final = 1_000
 
+
+@dataclass(slots=True, eq=False)
 class Stream:
     """One call. The driver sets `owner`; a window is how many bytes may still be sent or received."""
 
-    __slots__ = (
-        "head",
-        "id",
-        "is_answered",
-        "is_finished",
-        "is_half_closed",
-        "is_over",
-        "is_waiting",
-        "owner",
-        "queue",
-        "reader",
-        "receive_window",
-        "received_s",
-        "send_window",
-        "sent_s",
-        "trailers",
-        "unsent_bytes",
-    )
-
-    def __init__(
-        self, stream_id: int, head: Head, send_window: int, receive_window: int, now_s: float
-    ) -> None:
-        self.id = stream_id
-        self.head = head
-        self.owner: Any = None
-        self.send_window = send_window
-        self.receive_window = receive_window
-        self.received_s = self.sent_s = now_s
-        self.reader: MessageReader | None = None  # while a message is cut into frames
-        self.queue: deque[memoryview] | None = None  # what waits for a window
-        self.trailers = b""
-        self.unsent_bytes = head.content_length  # of the client's DATA, where it said how much
-        self.is_waiting = True  # for the first message
-        self.is_answered = False  # our headers are sent
-        self.is_half_closed = False  # the client has ended its side
-        self.is_finished = False  # we have said how it ends
-        self.is_over = False
+    id: int
+    head: Head
+    send_window: int
+    receive_window: int
+    received_s: float
+    sent_s: float
+    unsent_bytes: int | None  # of the client's DATA, where it said how much
+    owner: Any = None
+    reader: MessageReader | None = None  # while a message is cut into frames
+    queue: deque[memoryview] | None = None  # what waits for a window
+    trailers: bytes = b""
+    is_waiting: bool = True  # for the first message
+    is_answered: bool = False  # our headers are sent
+    is_half_closed: bool = False  # the client has ended its side
+    is_finished: bool = False  # we have said how it ends
+    is_over: bool = False
 
 
 class Opened(Struct, frozen=True):
@@ -88,3 +72,55 @@ class Failed(Struct, frozen=True):
 
 
 Event = Opened | Message | MessageSkipped | HalfClosed | Closed | Failed
+
+
+@dataclass(slots=True, eq=False)
+class StreamTable:
+    """Which streams a connection has, what happened on them (`events`), and when that is.
+
+    `open` has the open and half-closed ones by their ids; `late` those that we closed and whose end
+    may not have reached the client; `last_id` is the highest id that the client used. `now_s` is
+    what the driver said last. `is_over`: nothing more will happen.
+    """
+
+    _places: StreamPlaces
+    now_s: float
+    open: dict[int, Stream] = field(default_factory=dict)
+    late: dict[int, None] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    last_id: int = 0
+    has_left: bool = False  # our GOAWAY with the last stream's id is sent
+    is_over: bool = False
+
+    def has_room(self, limit: int) -> bool:
+        """Whether one more may open: below this connection's `limit`, and beside other connections'."""
+        own = len(self.open)
+        return not self.has_left and own < limit and self._places.has_room(own)
+
+    def add(self, stream: Stream) -> None:
+        self.open[stream.id] = stream
+        self._places.used += 1
+        self.events.append(Opened(stream))
+
+    def remove(self, stream: Stream) -> None:
+        """Closes a stream, and drops what came of a message; `Outgoing.forget` drops what is unsent."""
+        stream.is_over = stream.is_finished = True
+        del self.open[stream.id]
+        self._places.used -= 1
+        if not stream.is_half_closed:
+            self.add_late(stream.id)
+        if stream.reader is not None:
+            stream.reader.close()
+            stream.reader = None
+        self.events.append(Closed(stream))
+        if self.has_left and not self.open:
+            self.is_over = True
+
+    def add_late(self, stream_id: int) -> None:
+        self.late[stream_id] = None
+        if len(self.late) > _LATE_STREAMS:
+            del self.late[next(iter(self.late))]
+
+    def leave(self) -> None:
+        self.has_left = True
+        self.is_over = not self.open

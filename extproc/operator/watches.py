@@ -35,7 +35,7 @@ def warn_of_outage(who: str, reason: str) -> None:
     log.warning("%s: %s", who, reason, extra=ONCE_A_MINUTE)
 
 
-class Listeners(Protocol):
+class ChangeHandler(Protocol):
     """Acts on changes of the followed objects."""
 
     def learn(self, key: Key, body: Object) -> None: ...
@@ -97,10 +97,10 @@ class _Benchmark(msgspec.Struct):
 T = TypeVar("T", _Labelled, _Benchmark)
 
 
-class _Waker(Generic[T]):
+class _WakeByLabel(Generic[T]):
     """Wakes the Benchmark that an object's label names."""
 
-    def __init__(self, listeners: Listeners, health: WatchHealth, label: str = "") -> None:
+    def __init__(self, listeners: ChangeHandler, health: WatchHealth, label: str = "") -> None:
         self._listeners, self._health, self._label = listeners, health, label
 
     def listed(self, objects: Sequence[T]) -> None:
@@ -124,10 +124,10 @@ class _Waker(Generic[T]):
         self._health.fail(lost)
 
 
-class _Benchmarks(_Waker[_Benchmark]):
+class _Benchmarks(_WakeByLabel[_Benchmark]):
     """Learns and forgets the Benchmarks of a namespace, or of all."""
 
-    def __init__(self, listeners: Listeners, health: WatchHealth, namespace: str) -> None:
+    def __init__(self, listeners: ChangeHandler, health: WatchHealth, namespace: str) -> None:
         super().__init__(listeners, health)
         self._namespace = namespace
 
@@ -151,7 +151,7 @@ class _Benchmarks(_Waker[_Benchmark]):
 async def follow(
     clients: KubeClients,
     namespaces: Sequence[str],
-    listeners: Listeners,
+    listeners: ChangeHandler,
     healths: list[WatchHealth],
 ) -> None:
     """Follows Benchmarks, their Jobs and Pods, and the ConfigMaps that they switch, until cancelled.
@@ -176,5 +176,5 @@ async def follow(
                 health = WatchHealth(f"{prefix}{plural}")
                 healths.append(health)
                 owned = Resource(api, namespace, plural, _Labelled, selector)
-                follower: _Waker[_Labelled] = _Waker(listeners, health, label)
+                follower: _WakeByLabel[_Labelled] = _WakeByLabel(listeners, health, label)
                 tasks.create_task(ListWatch(access, owned).run(follower))

@@ -23,7 +23,7 @@ from extproc.grpc_server.calls import Routes
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.feedback_metrics import FeedbackCollector
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.admin import build_admin
 from extproc.router.service.configuration import Configuration, changes, log_what_waits
 from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
@@ -32,7 +32,7 @@ from extproc.router.service.live.recorder import Recorder, Recording
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.process import prepare_for_long_bodies, raise_limit, share
-from extproc.router.service.running_pool import Shared
+from extproc.router.service.running_pool import PoolContext
 from extproc.router.service.tracer import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, bind_health, bind_transport
 from extproc.router.service.wiring import PoolWiring, build_courier
@@ -80,14 +80,14 @@ class Application:
 
     def __init__(self, start: Start) -> None:
         settings = start.settings
-        outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+        outside = ClockAndRandom(Random(), monotonic)  # noqa: S311  # chances, not secrets
         self.metrics = Metrics()
         self.is_draining = False
         self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
         share = settings.share
         self.courier = build_courier(share, start.base, os.environ, outside) if share else None
-        shared = Shared(
+        shared = PoolContext(
             PoolWiring(start.base, outside),
             self.metrics,
             publish=self.xds.publish if self.xds else lambda *_: None,
@@ -134,7 +134,9 @@ class Application:
             FeedbackCollector(lambda: (each.feedback for each in self.pools))
         )
         if self.courier is not None:
-            self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
+            self.metrics.registry.register(
+                ShareCollector(self.courier.shares, self.courier.letter_counts)
+            )
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""

@@ -17,7 +17,7 @@ from time import monotonic, perf_counter, process_time, sleep, thread_time
 import uvloop
 import zmq
 
-from extproc.router.events.kv_log import Heard, read_events
+from extproc.router.events.kv_log import EventLogs, read_events
 from extproc.router.events.kv_reader import EventReader
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Route
@@ -53,10 +53,10 @@ def publish(host: str, port: int, per_s: int, events: int) -> None:
 
 async def measure(port: int) -> tuple[float, float]:
     """CPU in per cent of a core, and for how long a pick was held up at most, milliseconds."""
-    pool, heard, longest = Pool("llama", STRATEGIES[0]()), Heard(), 0.0
+    pool, heard, longest = Pool("llama", STRATEGIES[0]()), EventLogs(), 0.0
     pool.replace([Endpoint(host, f"{host}:{port}") for host in HOSTS])
     picker, asks = Picker([Route(pool)]), cycle(short_asks())
-    reading = asyncio.create_task(EventReader(pool, heard, port, monotonic).run())
+    reading = asyncio.create_task(EventReader(pool, heard, port, monotonic, asyncio.Event()).run())
     await asyncio.sleep(1)
     used_s, worked_s, began_s = process_time(), thread_time(), perf_counter()
     due_s = began_s

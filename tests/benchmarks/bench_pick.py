@@ -25,14 +25,16 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report, time_us
 from tests.router.feedback.access_logs import LogClient, entry, log_message
 
-OUTSIDE = Outside(random.Random(1), clock(0.0, 0.1).__next__)  # time goes by, so that prefills end
+OUTSIDE = ClockAndRandom(
+    random.Random(1), clock(0.0, 0.1).__next__
+)  # time goes by, so that prefills end
 STRATEGY = PrefixHash(OUTSIDE)
 COUNTS = (8, 100, 1_000)
 STRATEGIES: tuple[Callable[[], Strategy], ...] = (
@@ -186,7 +188,7 @@ def answers() -> bytes:
 def build_desk() -> PoolFeedback:
     rng = random.Random(1)
     cooling = Cooling(Rules(), clock=monotonic, rng=rng)
-    pool = Pool("llama", PrefixHash(Outside(rng, monotonic)), gate=cooling)
+    pool = Pool("llama", PrefixHash(ClockAndRandom(rng, monotonic)), gate=cooling)
     pool.replace(endpoints(100))
     return PoolFeedback(pool, cooling)
 

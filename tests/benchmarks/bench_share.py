@@ -14,7 +14,7 @@ from typing import Final
 
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading
+from extproc.router.routing.strategies.base import Candidates, Choice, ClockAndRandom, Reading
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PrefixCache
 from extproc.router.share.letters import Letter
 from extproc.router.share.pool_share import Share
@@ -42,7 +42,7 @@ class Gateway:
 
     def __init__(self, me: int) -> None:
         self.now = 0.0
-        outside = Outside(random.Random(me), lambda: self.now)
+        outside = ClockAndRandom(random.Random(me), lambda: self.now)
         self.pool = Pool("llama", PrefixCache(outside, kv_tokens=1_000_000))
         self.pool.replace(endpoints(GATEWAYS))
         self.picker = Picker([Route(self.pool)])

@@ -2,9 +2,9 @@
 
 import random
 
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 
 
-def fixed_outside(seed: int = 0) -> Outside:
+def fixed_outside(seed: int = 0) -> ClockAndRandom:
     """A clock that stands at zero, and draws that are the same each time."""
-    return Outside(random.Random(seed), lambda: 0.0)
+    return ClockAndRandom(random.Random(seed), lambda: 0.0)

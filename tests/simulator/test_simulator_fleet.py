@@ -14,7 +14,7 @@ from msgspec import structs
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.simulator.commands import simulate as command
 from extproc.simulator.engine.engine import Engine
@@ -340,7 +340,7 @@ def learn_in_fleet(
         def build_gateways(
             self,
             endpoints: Sequence[Endpoint],
-            outsides: Sequence[Outside],
+            outsides: Sequence[ClockAndRandom],
             scrapes: Sequence[Scrape],
         ) -> Gateways:  # nobody is scraped
             def build() -> PrefixCache:

@@ -10,7 +10,7 @@ from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.arms import parse_arm
@@ -40,7 +40,9 @@ class Told:
 
 
 def peer(name: str, signals: Told | None = None, **options: object) -> Strategy:
-    return build_peer(name, options, Outside(Random(0), float), lambda _every_s: signals or Told())
+    return build_peer(
+        name, options, ClockAndRandom(Random(0), float), lambda _every_s: signals or Told()
+    )
 
 
 class Fleet:

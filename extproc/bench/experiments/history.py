@@ -27,7 +27,7 @@ WATCHED = (
 # chance.
 _DEVIATIONS = 3 * 1.4826
 # With fewer runs their spread says nothing.
-_FEW = 3
+_FEW_VALUES = 3
 
 METHOD = (
     "the last valid run against the median of up to {runs} valid ones before it; worse by more than "
@@ -106,7 +106,9 @@ def _compare(last: Entry, before: Sequence[Entry], tolerance: float) -> Iterator
             continue
         median = statistics.median(values)
         spread = (
-            statistics.median(abs(each - median) for each in values) if len(values) >= _FEW else 0.0
+            statistics.median(abs(each - median) for each in values)
+            if len(values) >= _FEW_VALUES
+            else 0.0
         )
         allowed = max(tolerance * abs(median), _DEVIATIONS * spread)
         worse = median - value if FIGURES[name].is_better_high else value - median

@@ -22,7 +22,7 @@ _NOT_READY: Final = SourceFault(
 )
 
 
-class Knowledge(Protocol):
+class EndpointView(Protocol):
     """What a source has read so far, as one list."""
 
     def endpoints(self) -> Sequence[Endpoint] | None:
@@ -85,7 +85,7 @@ class DebouncedSink:
     there is no list.
     """
 
-    def __init__(self, sink: Sink, knowledge: Knowledge, settle_s: float) -> None:
+    def __init__(self, sink: Sink, knowledge: EndpointView, settle_s: float) -> None:
         self._sink = sink
         self.restarted = sink.restarted
         self._knowledge = knowledge

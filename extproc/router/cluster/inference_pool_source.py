@@ -67,26 +67,17 @@ class PoolTerms:
         return None if self.ports else ("no_port", "has no target port")
 
 
-class InferencePoolSource:
+class InferencePoolSource(Struct, frozen=True):
     """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them.
 
     `family` is the preferred one of a dual-stack pod's addresses.
     """
 
-    def __init__(
-        self,
-        access: KubeAccess,
-        namespace: str,
-        name: str,
-        *,
-        family: AddressFamily = "IPv4",
-        settle_s: float = 0.1,
-    ) -> None:
-        self.access = access
-        self.namespace = namespace
-        self.name = name
-        self.family = family
-        self.settle_s = settle_s
+    access: KubeAccess
+    namespace: str
+    name: str
+    family: AddressFamily = "IPv4"
+    settle_s: float = 0.1
 
     async def run(self, sink: Sink) -> None:
         # A list of one: what a Role that names the pool lets us see.

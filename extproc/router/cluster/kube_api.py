@@ -155,13 +155,12 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-class KubeApi(Generic[T]):
+class KubeApi(msgspec.Struct, Generic[T]):
     """The objects of one resource. Both calls raise `WatchLost`, and nothing else of their own."""
 
-    def __init__(self, client: "ApiClient", resource: Resource[T], patience: Patience) -> None:
-        self._client = client
-        self._resource = resource
-        self._patience = patience
+    _client: "ApiClient"
+    _resource: Resource[T]
+    _patience: Patience
 
     async def list(self) -> tuple[str, list[T]]:
         """Returns the version from where a watch goes on, and all objects as of it.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from extproc.router.cluster.debounce import DebouncedSink, Knowledge
+from extproc.router.cluster.debounce import DebouncedSink, EndpointView
 from extproc.router.cluster.kube_api import Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
 from extproc.router.cluster.slices import AddressFamily, EndpointSlice, SliceBook
@@ -10,7 +10,7 @@ from extproc.router.cluster.source import Sink, SourceFault
 from extproc.router.routing.endpoint import Endpoint
 
 
-class KubernetesSource(Knowledge):
+class KubernetesSource(EndpointView):
     """Tells the endpoints of one Service as its EndpointSlices change.
 
     `ports` are names or numbers of ports in the slices (the container's ports). Changes are passed

@@ -16,7 +16,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from extproc.errors import ExtprocError
 from extproc.router.cluster.backoff import Backoff
-from extproc.router.cluster.debounce import DebouncedSink, Knowledge
+from extproc.router.cluster.debounce import DebouncedSink, EndpointView
 from extproc.router.cluster.kube_api import Unreadable, decode_json
 from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.restarting import Restarting
@@ -118,7 +118,7 @@ class ModelsSource:
             await self._sleep(delay_s)
 
 
-class _Learner(Knowledge):
+class _Learner(EndpointView):
     """The sink of the inner source: its endpoints, and the models that each has listed."""
 
     def __init__(

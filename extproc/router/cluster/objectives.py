@@ -69,14 +69,13 @@ class InferenceObjective(msgspec.Struct):
         ) in _POOL_GROUPS
 
 
-class ObjectivesSource:
+class ObjectivesSource(msgspec.Struct, eq=False):
     """Passes on the priorities of one InferencePool's objectives, by their names, at each change of one."""
 
-    def __init__(self, access: KubeAccess, namespace: str, pool: str) -> None:
-        self._access = access
-        self._namespace = namespace
-        self._pool = pool
-        self._followers: list[_Follower] = []
+    _access: KubeAccess
+    _namespace: str
+    _pool: str
+    _followers: "list[_Follower]" = msgspec.field(default_factory=list)
 
     @property
     def age_s(self) -> float | None:

@@ -80,7 +80,7 @@ def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> ObjectRea
     unready: list[Endpoint] = []
     for entry in slice_.endpoints:
         conditions = entry.conditions or EndpointConditions()
-        ready = is_ready(conditions)
+        ready = read_state(conditions)
         if ready is None and conditions.terminating:
             continue
         try:
@@ -98,7 +98,7 @@ def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> ObjectRea
     return ObjectReading(family, tuple(endpoints), tuple(unready), fault, lacks_port=not numbers)
 
 
-def is_ready(conditions: EndpointConditions) -> bool | None:
+def read_state(conditions: EndpointConditions) -> bool | None:
     """Returns whether the endpoint is picked (`True`), draining (`False`) or to be left out (`None`).
 
     Null `ready` and `serving` are to be read as true, null `terminating` as false (API reference of

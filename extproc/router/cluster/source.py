@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from msgspec import Struct
+
 from extproc.router.routing.endpoint import Endpoint
 
 
@@ -59,15 +61,14 @@ class Source(Protocol):
         """
 
 
-class StaticSource:
+class StaticSource(Struct, frozen=True):
     """Passes on one list, once, and confirms it every `confirm_s`: what is configured is never stale."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, confirm_s: float = 5.0) -> None:
-        self._endpoints = tuple(endpoints)
-        self._confirm_s = confirm_s
+    endpoints: Sequence[Endpoint]
+    confirm_s: float = 5.0
 
     async def run(self, sink: Sink) -> None:
-        sink.replace(self._endpoints)
+        sink.replace(self.endpoints)
         while True:
-            await asyncio.sleep(self._confirm_s)
+            await asyncio.sleep(self.confirm_s)
             sink.confirm()

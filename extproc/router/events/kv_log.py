@@ -18,6 +18,7 @@
 #   unread.
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import MsgspecError, Raw, Struct, msgpack
@@ -107,6 +108,7 @@ def _length(array: bytes | Raw) -> int:
     return int.from_bytes(head[1 : 1 + size]) if size else -1
 
 
+@dataclass(slots=True, eq=False)
 class EventLog:
     """What one publisher has said: one engine, or a data-parallel rank of it.
 
@@ -115,18 +117,17 @@ class EventLog:
     `emptied` is how often the cache was.
     """
 
-    __slots__ = (
-        *("_fault_s", "_held", "_last", "block_tokens", "emptied", "missed"),
-        *("next", "removed", "since_s", "stored", "why"),
-    )
-
-    def __init__(self, now: float) -> None:
-        self.why, self.since_s, self._fault_s = "silent", now, -_CALM_S
-        self.next: int | None = None
-        self.stored = self.removed = self.missed = self.emptied = 0
-        self.block_tokens = 0
-        self._held: int | None = None
-        self._last = 0
+    since_s: float
+    why: str = "silent"
+    next: int | None = None
+    stored: int = 0
+    removed: int = 0
+    missed: int = 0
+    emptied: int = 0
+    block_tokens: int = 0
+    _fault_s: float = -_CALM_S
+    _held: int | None = None
+    _last: int = 0
 
     @property
     def cached_tokens(self) -> int | None:
@@ -189,7 +190,7 @@ class EventLog:
             self._held += blocks
 
 
-Heard = dict[str, list[EventLog]]
+EventLogs = dict[str, list[EventLog]]
 """What the publishers of each endpoint said, by its name; of one that names none the list is empty."""
 
 

@@ -9,17 +9,16 @@ from typing import Any, Final
 
 import zmq
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
-from msgspec import MsgspecError, Struct, json
+from msgspec import MsgspecError, Struct, field, json
 
 from extproc.grpc_server.budget import TokenBucket
-from extproc.router.events.kv_log import EventLog, Heard
+from extproc.router.events.kv_log import EventLog, EventLogs
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 
 log = logging.getLogger(__name__)
 
 _OK: Final = 200
-_LIST_S: Final = 0.2
 # An engine may have started again with other flags.
 _FIND_S: Final = 30.0
 _ANSWER_S: Final = 2.0
@@ -52,19 +51,20 @@ class EventSource(Struct, frozen=True):
     replay_endpoint: str | None = None
 
 
-class EventReader:
+class EventReader(Struct):
     """Follows the events of a pool's ready endpoints: `heard` has them, its strategy forgets what they end.
 
+    `has_changed` is set whenever the pool has another list of endpoints.
     Engines name their publishers, unless all have one at `port`. Messages are read in turns: after
     each one everybody else's work comes first.
     """
 
-    def __init__(
-        self, pool: Pool, heard: Heard, port: int | None, clock: Callable[[], float]
-    ) -> None:
-        self._pool, self._heard, self._clock = pool, heard, clock
-        self._sources = [EventSource(f"tcp://*:{port}")] if port else None
-        self._turn = asyncio.Lock()
+    _pool: Pool
+    _heard: EventLogs
+    _port: int | None
+    _clock: Callable[[], float]
+    _has_changed: asyncio.Event
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         limit, jar = ClientTimeout(total=_ANSWER_S), DummyCookieJar()
@@ -76,19 +76,18 @@ class EventReader:
                 ClientSession(timeout=limit, cookie_jar=jar) as session,
                 asyncio.TaskGroup() as tasks,
             ):
-                before = None
                 while True:
-                    if before is not self._pool.snapshot:
-                        before = self._pool.snapshot
-                        ready = {(one.name, one.address): one for one in before.ready.values()}
-                        for gone in following.keys() - ready.keys():
-                            following.pop(gone).cancel()
-                            self._heard.pop(gone[0], None)
-                        for key in ready.keys() - following.keys():
-                            following[key] = tasks.create_task(
-                                self._follow(context, session, ready[key])
-                            )
-                    await asyncio.sleep(_LIST_S)
+                    self._has_changed.clear()
+                    endpoints = self._pool.snapshot.ready.values()
+                    ready = {(one.name, one.address): one for one in endpoints}
+                    for gone in following.keys() - ready.keys():
+                        following.pop(gone).cancel()
+                        self._heard.pop(gone[0], None)
+                    for key in ready.keys() - following.keys():
+                        following[key] = tasks.create_task(
+                            self._follow(context, session, ready[key])
+                        )
+                    await self._has_changed.wait()
         finally:
             context.destroy(linger=0)
 
@@ -99,7 +98,11 @@ class EventReader:
         self._heard[endpoint.name] = []
         async with asyncio.TaskGroup() as tasks:
             while True:
-                found = self._sources or await find_sources(session, endpoint.address)
+                found = (
+                    [EventSource(f"tcp://*:{self._port}")]
+                    if self._port
+                    else await find_sources(session, endpoint.address)
+                )
                 if found is not None and found != sources:
                     for line in lines:
                         line.cancel()
@@ -119,7 +122,7 @@ class EventReader:
                     async for number, payload in messages:
                         async with self._turn:
                             began_s = thread_time()
-                            self._take(line.name, one, number, payload)
+                            self._take(line.endpoint.name, one, number, payload)
                             work.spend(thread_time() - began_s + _MESSAGE_S)
                             await asyncio.sleep(0)
                         if work.wait_s(self._clock()):
@@ -127,7 +130,9 @@ class EventReader:
                 why = "flood"
             except zmq.ZMQError as error:
                 why = "silent"
-                log.warning("pool %s: no KV events of %s: %s", self._pool.name, line.name, error)
+                log.warning(
+                    "pool %s: no KV events of %s: %s", self._pool.name, line.endpoint.name, error
+                )
             one.fail(why, self._clock())
             one.next = None
             await asyncio.sleep(_FLOOD_S)
@@ -141,16 +146,12 @@ class EventReader:
             log.warning("pool %s: KV events of %s: %s", self._pool.name, name, one.why)
 
 
-class _Line:
+class _Line(Struct):
     """What one publisher sends, and sends again; raises `ZMQError` where no socket can be had."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: Endpoint, source: EventSource) -> None:
-        self.name = endpoint.name
-        self._context, self._host, self._source = (
-            context,
-            endpoint.address.rpartition(":")[0],
-            source,
-        )
+    _context: zmq.Context[Any]
+    endpoint: Endpoint
+    _source: EventSource
 
     async def messages(self, due: Callable[[int], int | None]) -> AsyncGenerator[tuple[int, bytes]]:
         """Yields numbers and payloads; before one that comes too early those that its replay has."""
@@ -202,7 +203,8 @@ class _Line:
                 socket.set(option, value)
             if kind == zmq.SUB:
                 socket.subscribe(b"")
-            socket.connect(f"tcp://{self._host}:{endpoint.rpartition(':')[2]}")
+            host = self.endpoint.address.rpartition(":")[0]
+            socket.connect(f"tcp://{host}:{endpoint.rpartition(':')[2]}")
             loop.add_reader(socket.fileno(), is_ready.set)
             try:
                 yield socket, receive

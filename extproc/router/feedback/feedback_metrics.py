@@ -18,8 +18,8 @@ EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
 class FeedbackCollector(Collector):
     """Answers, coolings and cache hits by endpoint, time to the first byte and predicted hits by pool."""
 
-    def __init__(self, desks: Callable[[], Iterable[PoolFeedback]]) -> None:
-        self._desks = desks
+    def __init__(self, feedbacks: Callable[[], Iterable[PoolFeedback]]) -> None:
+        self._feedbacks = feedbacks
 
     def collect(self) -> Iterator[Metric]:
         answers = counters(
@@ -55,26 +55,28 @@ class FeedbackCollector(Collector):
             "endpoint",
             "cached",
         )
-        for desk in self._desks():
-            strategy = desk.pool.strategy.signals
+        for feedback in self._feedbacks():
+            strategy = feedback.pool.strategy.signals
             for reason, counts in strategy.predicted().items() if strategy is not None else ():
-                predicted.add_metric([desk.pool.name, reason, "yes"], counts.cached)
-                predicted.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)
-                saved.add_metric([desk.pool.name, reason], counts.saved_ms / 1000)
-            for name, signals in desk.signals.items():
-                measured.add_metric([desk.pool.name, name, "yes"], signals.hit_tokens)
-                measured.add_metric(
-                    [desk.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens
+                predicted.add_metric([feedback.pool.name, reason, "yes"], counts.cached)
+                predicted.add_metric(
+                    [feedback.pool.name, reason, "no"], counts.prompt - counts.cached
                 )
-            pool, tally = desk.pool.name, desk.counters
-            names = desk.pool.snapshot.names
-            answered = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
+                saved.add_metric([feedback.pool.name, reason], counts.saved_ms / 1000)
+            for name, signals in feedback.signals.items():
+                measured.add_metric([feedback.pool.name, name, "yes"], signals.hit_tokens)
+                measured.add_metric(
+                    [feedback.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens
+                )
+            pool, counted = feedback.pool.name, feedback.counters
+            names = feedback.pool.snapshot.names
+            answered = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | counted.answers
             for (name, class_), count in answered.items():
                 answers.add_metric([pool, name, class_], count)
-            for name, count in (dict.fromkeys(names, 0) | tally.coolings).items():
+            for name, count in (dict.fromkeys(names, 0) | counted.coolings).items():
                 coolings.add_metric([pool, name], count)
-            zones = {endpoint.zone or "" for endpoint in desk.pool.snapshot.ready.values()}
+            zones = {endpoint.zone or "" for endpoint in feedback.pool.snapshot.ready.values()}
             expected = {(zone, "2xx"): Histogram(FIRST_BYTE_BOUNDS_S) for zone in zones}
-            for labels, times in (expected | tally.first_bytes).items():
+            for labels, times in (expected | counted.first_bytes).items():
                 first_byte.add_metric([pool, *labels], buckets(times), times.sum_s)
         yield from (answers, coolings, first_byte, predicted, saved, measured)

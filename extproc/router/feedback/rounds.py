@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from msgspec import Struct
+
 from extproc.router.routing.endpoint import Endpoint
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -24,13 +26,12 @@ class RoundPlan:
     per_s: float = 50.0
 
 
-class Rounds:
+class Rounds(Struct, eq=False):
     """Goes round the endpoints of one pool, each time in another order."""
 
-    def __init__(self, pace: RoundPlan, rng: Random, sleep: Sleep) -> None:
-        self._pace = pace
-        self._rng = rng
-        self._sleep = sleep
+    _pace: RoundPlan
+    _rng: Random
+    _sleep: Sleep
 
     async def go(
         self, ready: Sequence[Endpoint], visit: Callable[[Endpoint], Awaitable[None]]

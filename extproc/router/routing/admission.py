@@ -62,17 +62,17 @@ _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m
 _Key = TypeVar("_Key")
 
 
-class Standing(Struct, frozen=True):
+class RequestClass(Struct, frozen=True):
     """What a request counts as: its priority, and its client as a number, 0 for who names none."""
 
     priority: int = 0
     client: int = _NO_CLIENT
 
 
-ORDINARY: Final = Standing()
+ORDINARY: Final = RequestClass()
 
 
-class Crowd(Struct, frozen=True):
+class PoolLoad(Struct, frozen=True):
     """A full pool, as one request finds it.
 
     `each` is how many requests an endpoint may have. `names` are the endpoints that may take this
@@ -135,27 +135,27 @@ class Admission:
         """What a pool may have with those who go first, if there are any."""
         return _with_headroom(limit) if self.priorities or self.has_shares else limit
 
-    def standing(self, headers: Mapping[str, str]) -> Standing | None:
+    def standing(self, headers: Mapping[str, str]) -> RequestClass | None:
         """What a request with these headers counts as; `None` for an ordinary one."""
         priority = self.priorities.get(objective_of(headers), 0) if self.priorities else 0
         name = _first(headers, FAIRNESS_ID) if self.has_shares else ""
         if not priority and not name:
             return None
         # Python's own hash has a random key: no client can find two ids with one hash.
-        return Standing(priority, hash(name) if name else _NO_CLIENT)
+        return RequestClass(priority, hash(name) if name else _NO_CLIENT)
 
-    def acquire(self, standing: Standing, endpoint: str) -> None:
+    def acquire(self, standing: RequestClass, endpoint: str) -> None:
         level = self._levels.setdefault(standing.priority, _Level())
         level.add(standing.client, endpoint, 1)
 
-    def release(self, standing: Standing, endpoint: str) -> None:
+    def release(self, standing: RequestClass, endpoint: str) -> None:
         """Ends what was taken; what was not is the caller's bug (`KeyError`)."""
         level = self._levels[standing.priority]
         level.add(standing.client, endpoint, -1)
         if not level.total:
             del self._levels[standing.priority]
 
-    def admit(self, standing: Standing, crowd: Crowd) -> None:
+    def admit(self, standing: RequestClass, crowd: PoolLoad) -> None:
         """Lets a request into a full pool, or raises `Overloaded`, of the kind that says why."""
         priority = standing.priority
         if priority < 0:
@@ -171,7 +171,7 @@ class Admission:
             raise _full(crowd)
         self._admit_by_share(standing, crowd)
 
-    def _at_least(self, priority: int, crowd: Crowd) -> int:
+    def _at_least(self, priority: int, crowd: PoolLoad) -> int:
         """In flight on the crowd's endpoints of this priority, 0 or more, and of those above."""
         if priority > 0:
             return sum(
@@ -181,7 +181,7 @@ class Admission:
             level.on(crowd.names) for other, level in self._levels.items() if other < priority
         )
 
-    def _admit_by_share(self, standing: Standing, crowd: Crowd) -> None:
+    def _admit_by_share(self, standing: RequestClass, crowd: PoolLoad) -> None:
         above = sum(
             level.total for other, level in self._levels.items() if other > standing.priority
         )
@@ -196,7 +196,7 @@ class Admission:
                 pool=crowd.pool,
             )
 
-    def _clients(self, standing: Standing, pool_total: int) -> tuple[int, int]:
+    def _clients(self, standing: RequestClass, pool_total: int) -> tuple[int, int]:
         """Requests in flight of the standing's client; how many other clients of its priority have some."""
         level = self._levels.get(standing.priority)
         by_client = dict[int, int]() if level is None else level.by_client
@@ -232,7 +232,7 @@ def _with_headroom(limit: int) -> int:
     return limit + max(1, limit // 4)
 
 
-def _full(crowd: Crowd) -> Overloaded:
+def _full(crowd: PoolLoad) -> Overloaded:
     limit = f"its limit of {crowd.each} requests per endpoint"
     return Overloaded(f"pool {crowd.pool!r} is at {limit}", pool=crowd.pool)
 

@@ -9,17 +9,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.errors import Cold, NoEndpoint, Overloaded, RequestError
-from extproc.router.routing.admission import ORDINARY, Admission, Crowd, Standing
+from extproc.router.routing.admission import ORDINARY, Admission, PoolLoad, RequestClass
 from extproc.router.routing.endpoint import Endpoint, canonical_location
 from extproc.router.routing.load import LoadBook
 from extproc.router.routing.queue import Lane, Queue
 from extproc.router.routing.strategies.base import (
     NOWHERE,
     Candidates,
-    Ending,
     Placement,
     Reading,
     Reason,
+    RequestResult,
     Strategy,
     Withdrawal,
 )
@@ -113,7 +113,7 @@ class Pick(Struct, frozen=True):
     endpoint: Endpoint
     fallbacks: tuple[Endpoint, ...]
     reading: Reading
-    standing: Standing | None = None
+    standing: RequestClass | None = None
 
     def __repr__(self) -> str:
         return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
@@ -152,7 +152,7 @@ class Pick(Struct, frozen=True):
             self.pool.witness.ended(self)
             self._report_withdrawal()
 
-    def learn(self, ending: Ending, address: str = "") -> None:
+    def learn(self, ending: RequestResult, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
 
         `address` is who answered, if another one than the pick.
@@ -169,7 +169,7 @@ class Pick(Struct, frozen=True):
             witness.withdrawn(withdrawal)
 
 
-_NOBODY: Final[frozenset[str]] = frozenset()
+_NONE_CLOSED: Final[frozenset[str]] = frozenset()
 
 
 class Gate(Protocol):
@@ -189,7 +189,7 @@ class Gate(Protocol):
         """Those of which nothing has been learnt yet."""
 
 
-class Witness(Protocol):
+class PickListener(Protocol):
     """Hears of each pick of ours as it is taken, as it is released, and that it left nothing behind."""
 
     def picked(self, pick: Pick) -> None: ...
@@ -223,7 +223,7 @@ class Pool:
         self.max_in_flight = max_in_flight
         self.fallbacks = fallbacks
         self.gate = gate
-        self.witness: Witness | None = None
+        self.witness: PickListener | None = None
         self.queue: Queue | None = None
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
@@ -304,7 +304,7 @@ class Pool:
         pick.acquire()
         return pick
 
-    def standing(self, headers: Mapping[str, str]) -> Standing | None:
+    def standing(self, headers: Mapping[str, str]) -> RequestClass | None:
         """What a request with these headers counts as; `None` for an ordinary one, or where all are alike."""
         return None if self.max_in_flight is None else self.admission.standing(headers)
 
@@ -314,7 +314,7 @@ class Pool:
         *,
         adapter: str = "",
         subset: Sequence[str] | None = None,
-        standing: Standing | None = None,
+        standing: RequestClass | None = None,
     ) -> Pick:
         """Returns the pick that would be right now, not counted yet.
 
@@ -340,11 +340,11 @@ class Pool:
         first, *rest = [snapshot.ready[name] for name in choice.names]
         return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)
 
-    def _admit(self, standing: Standing | None, candidates: Candidates, each: int) -> None:
+    def _admit(self, standing: RequestClass | None, candidates: Candidates, each: int) -> None:
         total = candidates.total
         if total >= each * len(candidates):
             size, pool_total = len(self.snapshot.names), self.book.total
-            crowd = Crowd(self.name, each, candidates.names, total, size, pool_total)
+            crowd = PoolLoad(self.name, each, candidates.names, total, size, pool_total)
             self.admission.admit(standing or ORDINARY, crowd)
 
     def move(self, pick: Pick, address: str) -> Pick:
@@ -363,7 +363,7 @@ class Pool:
         if subset is not None:
             located = snapshot.locate(subset)
             eligible = located if eligible is None else located & eligible
-        closed = _NOBODY if self.gate is None else self.gate.closed()
+        closed = _NONE_CLOSED if self.gate is None else self.gate.closed()
         if closed and eligible is not None:
             # Where no other may take the request, one that is left out may.
             eligible = (eligible - closed) or eligible

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Final, cast
 
-import orjson
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
@@ -196,9 +196,8 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
 
 
 def _json(value: object) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(value, option=orjson.OPT_INDENT_2), content_type="application/json"
-    )
+    body = msgspec.json.format(msgspec.json.encode(value))
+    return web.Response(body=body, content_type="application/json")
 
 
 def _expose(families: Iterable[Metric], accept: str, *, is_zipped: bool) -> tuple[str, bytes]:

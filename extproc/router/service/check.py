@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from extproc.documents import Place, parse_document, read_file, refuse_faults
 from extproc.errors import SettingsError
 from extproc.router.cluster.file import parse_endpoints
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.transport import build_certificates
 from extproc.router.service.wiring import PoolWiring, build_courier
 from extproc.router.settings.pool_settings import PoolSettings
@@ -49,7 +49,7 @@ def check_file(path: Path, environment: Mapping[str, str]) -> Settings:
 def _parts(
     tree: Any, base: Path, environment: Mapping[str, str]
 ) -> Iterator[tuple[Place, Callable[[], object]]]:
-    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    outside = ClockAndRandom(Random(), monotonic)  # noqa: S311  # chances, not secrets
     server, pools = tree.get("server"), tree.get("pools")
     if tls := _section(TlsSettings, server.get("tls") if isinstance(server, dict) else None):
         files = {name: getattr(tls, name) for name in ("certificate", "key", "client_ca")}

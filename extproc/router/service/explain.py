@@ -12,9 +12,9 @@ from urllib.request import Request, urlopen
 
 from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Found, Picker, Query
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.pools import Pools
-from extproc.router.service.running_pool import Shared
+from extproc.router.service.running_pool import PoolContext
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
@@ -56,8 +56,8 @@ async def explain_once(
     Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision
     raises.
     """
-    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
-    pools = Pools(Shared(PoolWiring(base, outside), Metrics()))
+    outside = ClockAndRandom(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    pools = Pools(PoolContext(PoolWiring(base, outside), Metrics()))
     pools.apply(settings.pools)
     try:
         async with asyncio.timeout(timeout_s):

@@ -6,6 +6,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2 as pb
+from msgspec import Struct
 
 from extproc.grpc_server.calls import Call, Routes, Status
 from extproc.router.stream.names import CHECK, LIVENESS, READINESS, WATCH
@@ -69,16 +70,13 @@ class Health:
         self._watchers[call] = name if name in self._answers else None
 
 
-class _Question:
+class _Question(Struct, eq=False):
     """A call that begins with one HealthCheckRequest, and no more."""
 
-    def __init__(
-        self, answer: Callable[[Call, str], None], watchers: dict[Call, str | None], call: Call
-    ) -> None:
-        self._answer = answer
-        self._watchers = watchers
-        self._call = call
-        self._has_request = False
+    _answer: Callable[[Call, str], None]
+    _watchers: dict[Call, str | None]
+    _call: Call
+    _has_request: bool = False
 
     def on_message(self, message: bytes | bytearray) -> None:
         try:

@@ -3,16 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from time import time
 from typing import Final
 
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
 from extproc.router.routing.picker import Picker
-from extproc.router.routing.strategies.base import Ending, Outside
+from extproc.router.routing.strategies.base import ClockAndRandom, RequestResult
 from extproc.router.routing.tickets import Tickets
-from extproc.router.service.running_pool import RunningPool, Shared
+from extproc.router.service.running_pool import PoolContext, RunningPool
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.pool_share import Share
 from extproc.router.stream.events import Served
@@ -29,7 +28,9 @@ class Feedback:
     log.
     """
 
-    def __init__(self, outside: Outside, pools: Callable[[], Mapping[str, RunningPool]]) -> None:
+    def __init__(
+        self, outside: ClockAndRandom, pools: Callable[[], Mapping[str, RunningPool]]
+    ) -> None:
         self.tickets = Tickets(outside.clock, outside.rng.getrandbits(64))
         self._pools = pools
 
@@ -43,7 +44,7 @@ class Feedback:
             for outcome in outcomes(exchange, time()):
                 pool.feedback.observe(outcome)
         # A request that no endpoint answered has a status, too, unless its client left.
-        pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
+        pick.learn(RequestResult(exchange.status or None, exchange.first_token_s), exchange.address)
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:
         """Takes the headers of a response, from a gateway."""
@@ -53,7 +54,7 @@ class Feedback:
             is_last_word = served.response.status >= _FAILED and not pool.feedback.has_log
             pick = self.tickets.pop(served.ticket) if is_last_word else None
             if pick is not None:
-                pick.learn(Ending(served.response.status), served.address)
+                pick.learn(RequestResult(served.response.status), served.address)
 
 
 class Pools:
@@ -65,7 +66,7 @@ class Pools:
     without a list refuses its own requests, and `remarks` says why.
     """
 
-    def __init__(self, shared: Shared, *, start_s: float = 10.0) -> None:
+    def __init__(self, shared: PoolContext, *, start_s: float = 10.0) -> None:
         self.picker = Picker(())
         self.feedback = Feedback(shared.outside, lambda: self._running)
         self._shared = shared
@@ -123,19 +124,16 @@ class Pools:
         A pool that stays keeps its endpoints, its loads and its requests. Raises what a part raises
         as it is built; then all is as it was.
         """
-        with ExitStack() as undo:
-            running, steps = dict[str, RunningPool](), list[Callable[[], None]]()
-            for pool in settings:
-                each = self._running.get(pool.name)
-                if each is None:
-                    each = RunningPool(pool, self._shared, self._renew_picker)
-                    undo.callback(each.close)
-                    steps.append(each.start)
-                else:
-                    steps.append(each.prepare(pool))
-                running[pool.name] = each
-            picker = Picker(running[pool.name].route(pool) for pool in settings)
-            undo.pop_all()
+        running, steps = dict[str, RunningPool](), list[Callable[[], None]]()
+        for pool in settings:
+            each = self._running.get(pool.name)
+            if each is None:
+                each = RunningPool(pool, self._shared, self._renew_picker)
+                steps.append(each.start)
+            else:
+                steps.append(each.prepare(pool))
+            running[pool.name] = each
+        picker = Picker(running[pool.name].route(pool) for pool in settings)
 
         def put_in_force() -> None:
             gone = [each for each in self if each.name not in running]

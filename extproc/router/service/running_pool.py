@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from msgspec import Struct
+
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
-from extproc.router.events.kv_log import Heard, describe_logs
+from extproc.router.events.kv_log import EventLogs, describe_logs
 from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import Prober
@@ -18,7 +20,7 @@ from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
@@ -34,7 +36,7 @@ Routine = Callable[[], Coroutine[None, None, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PoolContext:
     """What all running pools have in common.
 
     `publish` takes every new list of endpoints, `retract` the name of a pool that is gone;
@@ -50,19 +52,18 @@ class Shared:
     courier: Courier | None = None
 
     @property
-    def outside(self) -> Outside:
+    def outside(self) -> ClockAndRandom:
         return self.wiring.outside
 
 
-class Objectives:
+class Objectives(Struct, eq=False):
     """The priorities of one pool: as configured, and as its InferencePool's objects say."""
 
-    def __init__(self, pool: Pool, metrics: Metrics) -> None:
-        self._pool = pool
-        self._metrics = metrics
-        self._watched: Mapping[str, int] = {}
-        self._configured: Mapping[str, int] = {}
-        self.source: ObjectivesSource | None = None
+    _pool: Pool
+    _metrics: Metrics
+    source: ObjectivesSource | None = None
+    _watched: Mapping[str, int] = {}
+    _configured: Mapping[str, int] = {}
 
     @property
     def age_s(self) -> float | None:
@@ -102,14 +103,14 @@ class RunningPool:
     """
 
     def __init__(
-        self, settings: PoolSettings, shared: Shared, on_strategy: Callable[[], None]
+        self, settings: PoolSettings, shared: PoolContext, on_strategy: Callable[[], None]
     ) -> None:
         wiring = shared.wiring
         cooling = wiring.cooling(settings)
         self.settings = settings
         self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
         self.feedback = PoolFeedback(self.pool, cooling)
-        self.heard: Heard = {}
+        self.heard: EventLogs = {}
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
             self.pool,
@@ -119,14 +120,12 @@ class RunningPool:
             on_strategy=on_strategy,
         )
         self._shared = shared
+        self._has_changed = asyncio.Event()  # the list of endpoints
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # The settings that each task depends on: it is replaced when they change.
         self._keys: dict[str, object] = {}
         self.start = self.prepare(settings, is_new=True)
         self._closing = ExitStack()
-        if shared.courier is not None:
-            shared.courier.keep(self.pool)
-            self._closing.callback(shared.courier.forget, self.name)
         self._closing.callback(self.pool.hold, None)
         self._closing.callback(self.stop)
 
@@ -188,6 +187,10 @@ class RunningPool:
         rules = Rules(settings.cool_after)
 
         def put_in_force() -> None:
+            courier = self._shared.courier
+            if is_new and courier is not None:
+                courier.keep(self.pool)
+                self._closing.callback(courier.forget, self.name)
             self.settings = settings
             self.pool.max_in_flight = settings.max_in_flight
             self.pool.fallbacks = settings.fallbacks
@@ -228,7 +231,11 @@ class RunningPool:
             ),
             "events": (
                 events,
-                lambda: wiring.event_reader(self.pool, self.heard, events).run if events else None,
+                lambda: (
+                    wiring.event_reader(self.pool, self.heard, events, self._has_changed).run
+                    if events
+                    else None
+                ),
             ),
             "objectives": (
                 watched,
@@ -257,3 +264,4 @@ class RunningPool:
     def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._shared.publish(name, endpoints)
         self.feedback.keep({endpoint.name for endpoint in endpoints})
+        self._has_changed.set()

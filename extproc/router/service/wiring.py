@@ -1,10 +1,13 @@
 """From settings to the parts they describe: pools, routes, sources, credentials."""
 
 import ssl
+from asyncio import Event
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from extproc.errors import MissingExtra, SettingsError
 from extproc.grpc_server.budget import Budget
@@ -17,14 +20,14 @@ from extproc.router.cluster.models import ModelsSource
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source, StaticSource
-from extproc.router.events.kv_log import Heard
+from extproc.router.events.kv_log import EventLogs
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Later, Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import (
     EndpointsSettings,
@@ -41,15 +44,14 @@ if TYPE_CHECKING:
     from extproc.router.events.kv_reader import EventReader
 
 
-class PoolWiring:
+class PoolWiring(Struct, frozen=True):
     """Builds the parts of a pool that its settings describe; nothing runs yet.
 
     `base` is the folder that relative paths start from. Each method may raise `SettingsError`.
     """
 
-    def __init__(self, base: Path, outside: Outside) -> None:
-        self._base = base
-        self.outside = outside
+    _base: Path
+    outside: ClockAndRandom
 
     def strategy(self, settings: PoolSettings) -> Strategy:
         return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)
@@ -75,12 +77,15 @@ class PoolWiring:
         access, namespace = _access(settings, self.outside.rng)
         return ObjectivesSource(access, namespace, settings.name)
 
-    def event_reader(self, pool: Pool, heard: Heard, wanted: bool | int) -> "EventReader":
+    def event_reader(
+        self, pool: Pool, heard: EventLogs, wanted: bool | int, has_changed: Event
+    ) -> "EventReader":
         try:
             from extproc.router.events.kv_reader import EventReader  # noqa: PLC0415  # an extra
         except ImportError:
             raise MissingExtra("signals.events", "events") from None
-        return EventReader(pool, heard, None if wanted is True else wanted, self.outside.clock)
+        port = None if wanted is True else wanted
+        return EventReader(pool, heard, port, self.outside.clock, has_changed)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:
@@ -100,24 +105,28 @@ def build_scrape(settings: PoolSettings) -> ScrapePlan | None:
 
 
 def build_courier(
-    settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
+    settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: ClockAndRandom
 ) -> Courier:
     """Raises `SettingsError` for a secret that is not there, or too short."""
-    tally = dict.fromkeys(RESULTS, 0)
+    letter_counts = dict.fromkeys(RESULTS, 0)
     if settings.nats is not None:
-        carrier: Carrier = _build_nats(settings.nats, settings.cluster, base, environment, tally)
+        carrier: Carrier = _build_nats(
+            settings.nats, settings.cluster, base, environment, letter_counts
+        )
     elif settings.mesh is not None:
         peers = Restarting(
             _endpoint_source(settings.mesh.peers.endpoints(), base, outside.rng), rng=outside.rng
         )
-        carrier = Mesh(settings.mesh.listen, peers, tally, rng=outside.rng, clock=outside.clock)
+        carrier = Mesh(
+            settings.mesh.listen, peers, letter_counts, rng=outside.rng, clock=outside.clock
+        )
     secret = settings.secret.read(base, environment)
     names = SystemRandom()
     try:
         return Courier(
             carrier,
             lambda me: Seal(settings.cluster, secret, me),
-            tally,
+            letter_counts,
             draw=lambda: names.getrandbits(64),
             clock=outside.clock,
         )
@@ -130,7 +139,7 @@ def _build_nats(
     cluster: str,
     base: Path,
     environment: Mapping[str, str],
-    tally: LetterCounts,
+    letter_counts: LetterCounts,
 ) -> Carrier:
     try:
         from extproc.router.share.nats import Nats, NatsAccess  # noqa: PLC0415  # an extra
@@ -146,7 +155,7 @@ def _build_nats(
         ) from error
     credentials = str(base / settings.credentials) if settings.credentials else None
     access = NatsAccess(settings.servers, credentials, settings.user, password, tls)
-    return Nats(access, cluster, tally)
+    return Nats(access, cluster, letter_counts)
 
 
 def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:

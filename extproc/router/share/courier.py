@@ -96,13 +96,13 @@ class Courier:
         self,
         carrier: Carrier,
         build_seal: Callable[[int], Seal],
-        tally: LetterCounts,
+        letter_counts: LetterCounts,
         *,
         draw: Callable[[], int],
         clock: Callable[[], float],
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        self.tally = tally
+        self.letter_counts = letter_counts
         self.carrier = carrier
         self._build_seal = build_seal
         self._draw = draw
@@ -149,11 +149,11 @@ class Courier:
         name, count = int.from_bytes(data[_NAME]), int.from_bytes(data[_COUNT])
         sender = self._senders.get(name)
         if sender is not None and count <= sender.count:
-            self.tally["repeated"] += 1
+            self.letter_counts["repeated"] += 1
             return None
         bucket = sender.bucket if sender is not None else self._strangers
         if bucket.wait_s(self._clock()):
-            self.tally["flood"] += 1
+            self.letter_counts["flood"] += 1
             return name if sender is not None else None
         letter = self._open(data)
         if letter is not None:
@@ -170,7 +170,7 @@ class Courier:
             return self._seal.open(data)
         except LetterError as error:
             why = str(error)
-            self.tally[why if why in RESULTS else "garbled"] += 1
+            self.letter_counts[why if why in RESULTS else "garbled"] += 1
             return None
 
     def _admit(self, name: int) -> _Sender | None:
@@ -185,14 +185,14 @@ class Courier:
 
     def _accept(self, letter: Letter, sender: _Sender | None, count: int) -> None:
         if sender is None:
-            self.tally["flood"] += 1
+            self.letter_counts["flood"] += 1
             return
         now = self._clock()
         sender.count, sender.last_s = count, now
         self._senders.move_to_end(letter.peer)
         share = self._shares.get(letter.pool)
         if share is not None and letter.peer != self._me:
-            self.tally["heard"] += 1
+            self.letter_counts["heard"] += 1
             share.receive(letter, now)
 
     async def _keep_beating(self) -> None:

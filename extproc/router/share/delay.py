@@ -16,6 +16,7 @@
 #   its news: three quarters of it, which leaves the rest for the way. But blocks must go out soon
 #   even with few picks: the next turn of a conversation may come to another gateway.
 
+from dataclasses import dataclass
 from typing import Final
 
 # The shortest limit.
@@ -45,20 +46,17 @@ def wait_s(limit_s: float) -> float:
     return min(_WAIT * limit_s, _LONGEST_WAIT_S)
 
 
+@dataclass(slots=True, eq=False)
 class Delay:
     """One peer's delay, measured by its letters."""
 
-    __slots__ = ("_ahead_s", "_newer", "_older", "_smoothed_s", "_turned_s", "is_prompt")
-
-    def __init__(self) -> None:
-        self.is_prompt = False
-        self._ahead_s: float | None = None  # their clock less ours
-        # The shortest round trip of this minute and of the one before, each with the offset it
-        # gave.
-        self._newer: tuple[float, float] | None = None
-        self._older: tuple[float, float] | None = None
-        self._turned_s = 0.0
-        self._smoothed_s: float | None = None
+    is_prompt: bool = False
+    _ahead_s: float | None = None  # their clock less ours
+    # The shortest round trip of this minute and of the one before, each with the offset it gave.
+    _newer: tuple[float, float] | None = None
+    _older: tuple[float, float] | None = None
+    _turned_s: float = 0.0
+    _smoothed_s: float | None = None
 
     @property
     def has_echoed(self) -> bool:

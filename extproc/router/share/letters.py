@@ -17,13 +17,13 @@ LETTER_NEWS: Final = 512
 MAX_ENDPOINTS: Final = 8_192
 MAX_ECHOES: Final = 256
 
-_MOST: Final = 1 << 62
+_MAX_NUMBER: Final = 1 << 62
 
 Name = Annotated[int, Meta(ge=0)]
 """A peer, a pool or an endpoint: 64 bits that are the same for all gateways, or at random."""
-Number = Annotated[int, Meta(ge=1, le=_MOST)]
+Number = Annotated[int, Meta(ge=1, le=_MAX_NUMBER)]
 """Counts a peer's picks and ends together, from 1 on."""
-Moment = Annotated[int, Meta(ge=0, le=_MOST)]
+Moment = Annotated[int, Meta(ge=0, le=_MAX_NUMBER)]
 """Microseconds by the clock of whoever says it; only differences mean anything."""
 
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -65,7 +65,7 @@ class Ended(Struct, frozen=True, array_like=True, tag=2, gc=False):
 class Heartbeat(Struct, frozen=True, array_like=True, tag=3, gc=False):
     """A heartbeat: what the peer has open on each endpoint after its news up to `number`; else nothing."""
 
-    number: Annotated[int, Meta(ge=0, le=_MOST)]
+    number: Annotated[int, Meta(ge=0, le=_MAX_NUMBER)]
     open: Annotated[dict[Name, _Count], Meta(max_length=MAX_ENDPOINTS)]
 
 

@@ -66,14 +66,14 @@ class Mesh:
         self,
         listen: str,
         peers: Source,
-        tally: LetterCounts,
+        letter_counts: LetterCounts,
         *,
         rng: Random,
         clock: Callable[[], float],
     ) -> None:
         self.listen = listen
         self._peers = peers
-        self._tally = tally
+        self._letter_counts = letter_counts
         self._rng = rng
         self._clock = clock
         self._receiver: Receiver | None = None
@@ -128,8 +128,8 @@ class Mesh:
         ready = [line.transport for line in lines if line.takes_more]
         for transport in ready:
             transport.write(parcel)
-        self._tally["sent"] += len(ready)
-        self._tally["unsent"] += len(lines) - len(ready)
+        self._letter_counts["sent"] += len(ready)
+        self._letter_counts["unsent"] += len(lines) - len(ready)
 
     # A source's sink.
 

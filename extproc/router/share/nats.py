@@ -48,10 +48,10 @@ class NatsAccess:
 class Nats:
     """Publishes to one subject, and receives what others publish there."""
 
-    def __init__(self, access: NatsAccess, cluster: str, tally: LetterCounts) -> None:
+    def __init__(self, access: NatsAccess, cluster: str, letter_counts: LetterCounts) -> None:
         self._access = access
         self._subject = "extproc.share." + cluster.replace(".", "_")
-        self._tally = tally
+        self._letter_counts = letter_counts
         self._client = Client()
         self._queue: deque[bytes] = deque()
         self._filled = asyncio.Event()
@@ -106,7 +106,7 @@ class Nats:
 
     def send(self, data: bytes) -> None:
         is_open = self._client.is_connected and len(self._queue) < _QUEUED
-        self._tally["sent" if is_open else "unsent"] += 1
+        self._letter_counts["sent" if is_open else "unsent"] += 1
         if is_open:
             self._queue.append(data)
             self._filled.set()
@@ -117,7 +117,7 @@ class Nats:
 
         async def fail(error: Exception) -> None:
             if isinstance(error, SlowConsumerError):
-                self._tally["flood"] += 1
+                self._letter_counts["flood"] += 1
             else:
                 log.warning("NATS: %s", type(error).__name__)
 

@@ -20,6 +20,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from extproc.router.routing.pool import Pool, Snapshot
@@ -59,19 +60,19 @@ _MOST_NEWS: Final = 65_536
 #   only; and at most `_MOST_NEWS`, since a peer may be faulty.
 
 
+@dataclass(slots=True, eq=False)
 class Ledger:
     """One peer's open requests by endpoint, from news that come in any order, with gaps, or twice."""
 
-    __slots__ = ("_before", "_open", "_recent", "_through")
-
-    def __init__(self) -> None:
-        self._through = self._before = (
-            0  # the last number in the newest heartbeat, and in the one before it
-        )
-        # By number, since `_before`: the endpoint of a pick, and its complement for an end. Plain
-        # numbers: thousands of objects would burden the garbage collector.
-        self._recent: dict[int, int] = {}
-        self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
+    # The last number in the newest heartbeat, and in the one before it.
+    _through: int = 0
+    _before: int = 0
+    # By number, since `_before`: the endpoint of a pick, and its complement for an end. Plain
+    # numbers: thousands of objects would burden the garbage collector.
+    _recent: dict[int, int] = field(default_factory=dict)
+    _open: dict[int, int] = field(
+        default_factory=dict
+    )  # below zero where ends came before their picks, or without
 
     def counts(self) -> dict[int, int]:
         return {endpoint: count for endpoint, count in self._open.items() if count > 0}

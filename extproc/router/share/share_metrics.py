@@ -13,15 +13,17 @@ from extproc.router.telemetry import counters, gauges
 class ShareCollector(Collector):
     """`shares` are those of all pools, by name."""
 
-    def __init__(self, shares: Callable[[], Mapping[str, Share]], tally: LetterCounts) -> None:
+    def __init__(
+        self, shares: Callable[[], Mapping[str, Share]], letter_counts: LetterCounts
+    ) -> None:
         self._shares = shares
-        self._tally = tally
+        self._letter_counts = letter_counts
 
     def collect(self) -> Iterator[Metric]:
         letters = counters(
             "extproc_share_letters", "Letters among gateways by what became of them.", "result"
         )
-        for result, count in self._tally.items():
+        for result, count in self._letter_counts.items():
             letters.add_metric([result], count)
         peers = gauges(
             "extproc_share_peers", "Other gateways that share a pool's picks.", "pool", "state"

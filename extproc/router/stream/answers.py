@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-import orjson
+from msgspec import json
 
 from extproc.errors import RequestError
 from extproc.router.stream.events import Answer
@@ -50,11 +50,9 @@ def refuse(error: RequestError, path: str = "") -> Answer:
                 "code": error.code,
             }
         }
-    return Answer(
-        error.status, orjson.dumps(body), error.code or "bad_request", headers, error.pool
-    )
+    return Answer(error.status, json.encode(body), error.code or "bad_request", headers, error.pool)
 
 
 def list_models(names: Sequence[str]) -> Answer:
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "extproc"} for name in names]
-    return Answer(200, orjson.dumps({"object": "list", "data": data}), "models")
+    return Answer(200, json.encode({"object": "list", "data": data}), "models")

@@ -71,7 +71,7 @@ class BodyRead(Struct, frozen=True):
     found: Found | RequestError
 
 
-class Room(Struct, frozen=True):
+class RetryQueued(Struct, frozen=True):
     """The driver's event when the queue retries a request: there may be room for it.
 
     `is_last`: its time is over, so it is answered now, with an endpoint or a refusal.
@@ -115,7 +115,7 @@ Event = (
     | RequestBody
     | BodySkipped
     | BodyRead
-    | Room
+    | RetryQueued
     | RequestTrailers
     | ResponseHeaders
     | ResponseBody

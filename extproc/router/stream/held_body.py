@@ -1,6 +1,7 @@
 """The headers and the body of a request that is not routed yet, counted in the process's budgets."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from re import compile as compile_pattern
 from typing import Final
 
@@ -22,6 +23,7 @@ _LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 NO_REQUEST: Final = RequestHeaders({})
 
 
+@dataclass(slots=True, eq=False)
 class HeldBody:
     """The headers, the subset, and what has come of the body, in `messages` messages.
 
@@ -29,26 +31,14 @@ class HeldBody:
     process's.
     """
 
-    __slots__ = (
-        "_announced",
-        "_announced_bytes",
-        "_budget",
-        "_max_body_bytes",
-        "body",
-        "messages",
-        "request",
-        "subset",
-    )
-
-    def __init__(self, max_body_bytes: int, budget: Budget, announced: Budget) -> None:
-        self._max_body_bytes = max_body_bytes
-        self._budget = budget
-        self._announced = announced
-        self._announced_bytes = 0
-        self.request = NO_REQUEST
-        self.subset: Sequence[str] | None = None
-        self.body: bytes | bytearray = b""
-        self.messages = 0
+    _max_body_bytes: int
+    _budget: Budget
+    _announced: Budget
+    _announced_bytes: int = 0
+    request: RequestHeaders = NO_REQUEST
+    subset: Sequence[str] | None = None
+    body: bytes | bytearray = b""
+    messages: int = 0
 
     def begin(self, request: RequestHeaders) -> None:
         self.request, self.subset = request, request.subset

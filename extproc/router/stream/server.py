@@ -26,12 +26,12 @@ from extproc.router.stream.events import (
     Queued,
     Reply,
     RequestHeaders,
-    Room,
+    RetryQueued,
     Routed,
     Served,
 )
 from extproc.router.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT, TRACESTATE
-from extproc.router.stream.placing import Counted
+from extproc.router.stream.placing import CountedPick
 from extproc.router.stream.session import Session, SessionOptions
 from extproc.router.stream.spans import Origin, Tracer
 
@@ -128,7 +128,7 @@ class ExternalProcessor:
             _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
         )
 
-    def release_later(self, left: Counted) -> None:
+    def release_later(self, left: CountedPick) -> None:
         """Counts a request whose end nobody sees for as long as others in its pool take."""
         took_s = left.pick.pool.duration_s if left.pick is not None else None
         self._later(self._unseen_s if took_s is None else took_s, left.release)
@@ -279,7 +279,7 @@ class _Stream:
         if self._flow is _Flow.CLOSED:
             return
         self._flow = _Flow.OPEN
-        self._handle(Room(is_last), perf_counter())
+        self._handle(RetryQueued(is_last), perf_counter())
         if self._session.is_waiting:
             self._flow = _Flow.QUEUED
         self._resume()

@@ -76,18 +76,25 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   Gateway's annotation, one mode for both), the headers' reply says not to send it: that saves
 #   half the messages or more, and a proxy streams the answer again instead of buffering it.
 #
+# Between its body and its endpoint a request can stop twice, in states of their own: READING, while a
+# thread parses a long body, and WAITING, while the pool's queue holds it. How it goes on is then no
+# code that waits to be called, but a value (`_Resume`): which message is answered, what is given
+# back, whether the body has ended. Whatever ends a stop, `_finish` makes the replies of it, as it
+# does for a request that never stops. So a stop changes when a request is answered, and not how.
+#
 # What was tried: turning FULL_DUPLEX_STREAMED off for the response by a mode override, which Envoy
 # ignores (envoy#40340; measured on 1.40); answering the headers of a streamed body at once gives no
 # affinity at all; BUFFERED without the request's headers does not work (Envoy picks its host first:
-# 503); a list of pieces takes forty times the body's bytes where a client sends single bytes.
+# 503); a list of pieces takes forty times the body's bytes where a client sends single bytes; a
+# closure for what follows a stop, of which the table shows nothing.
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from extproc.errors import NoRoomForBody, RequestError
+from extproc.errors import NoEndpoint, NoRoomForBody, Overloaded, RequestError
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import QueueEnd
@@ -112,18 +119,37 @@ from extproc.router.stream.events import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    Room,
+    RetryQueued,
     Routed,
     StreamConfig,
 )
 from extproc.router.stream.held_body import NO_REQUEST, HeldBody, pieces
 from extproc.router.stream.names import GUARDED, PLAIN_HEADERS, REQUEST_ID
-from extproc.router.stream.placing import Counted, Wait, seek
+from extproc.router.stream.placing import CountedPick, Wait
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # All sessions that are routed, or over, share this one.
 _NOTHING: Final = HeldBody(0, unlimited(), unlimited())
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
+
+
+class _Resume(Struct, frozen=True):
+    """How a request goes on, once its endpoint is known: the same now, or after a stop.
+
+    `phase` is the message that the decision answers. Then `messages` of the body are answered, or
+    `body` is given back, and `more` follows. `has_ended`: no more of the body comes.
+    """
+
+    phase: Phase
+    query: Query
+    body: bytes | bytearray = b""
+    messages: int = 0
+    more: Sequence[Reply] = ()
+    has_ended: bool = False
+
+
+# Of all sessions that are not about to be routed.
+_NOTHING_TO_RESUME: Final = _Resume(Phase.REQUEST_HEADERS, Query("", "", {}))
 
 
 class SessionOptions(Struct, frozen=True):
@@ -162,8 +188,8 @@ class Session:
         "_picker",
         "_plan",
         "_pool",
+        "_resume",
         "_state",
-        "_then",
         "_wait",
         "request_id",
     )
@@ -174,12 +200,13 @@ class Session:
         self._pool = pool
         self._plan: RequestPlan | None = None
         self._held_body = HeldBody(options.max_body_bytes, options.budget, options.announced)
-        self._counted = Counted(options.tickets)
+        self._counted = CountedPick(options.tickets)
         self._state = _NEW
         self._config = NO_CONFIG
         self._has_begun = False
         self.request_id = ""
-        self._then: Callable[[Found | None], list[Reply]] | None = None
+        # What READING and WAITING keep, and the place in the queue that WAITING has.
+        self._resume = _NOTHING_TO_RESUME
         self._wait: Wait | None = None
 
     def __repr__(self) -> str:
@@ -201,7 +228,7 @@ class Session:
             self.close()
             return [refuse(error, path)]
 
-    def leave(self) -> Counted | None:
+    def leave(self) -> CountedPick | None:
         """The proxy sends no more; returns the pick of a request whose response it never sends.
 
         The caller must release that pick; the session no longer does.
@@ -209,7 +236,7 @@ class Session:
         left = self._counted
         if left.has_response or left.pick is None or self._config is not NO_CONFIG:
             return None
-        self._counted = Counted(None)
+        self._counted = CountedPick(None)
         return left
 
     def close(self) -> None:
@@ -230,13 +257,9 @@ class Session:
             case BodySkipped():
                 return self._state.skipped(self)
             case BodyRead():
-                return self._go_on_with(event)
-            case Room():
-                return (
-                    self._wait.again(is_last=event.is_last)
-                    if self.is_waiting and self._wait
-                    else []
-                )
+                return self._state.read(self, event)
+            case RetryQueued():
+                return self._state.retry(self, event)
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
         return []  # observed: the proxy waits for nothing
@@ -292,12 +315,8 @@ class Session:
         request = self._held_body.request
         if request.end_of_stream or "upgrade" in request.headers or not plan.needs_body:
             return True
-        match self._config.request_body:
-            case BodyMode.NONE:
-                return True
-            case BodyMode.STREAMED:
-                return not self._config.sends_body_without_waiting
-        return False
+        mode, is_waiting = self._config.request_body, not self._config.sends_body_without_waiting
+        return mode is BodyMode.NONE or (mode is BodyMode.STREAMED and is_waiting)
 
     def _decide_by_headers(self, query: Query, plan: RequestPlan) -> list[Reply]:
         request = self._held_body.request
@@ -308,7 +327,7 @@ class Session:
             # A request that waits keeps its body, too; so the body counts from its beginning.
             self._state = _HOLDING
             return []
-        return self._seek(Phase.REQUEST_HEADERS, query, None, lambda routed: [routed])
+        return self._route_or_queue(_Resume(Phase.REQUEST_HEADERS, query))
 
     def _go_on(self, _: RequestHeaders) -> list[Reply]:
         return [Continue(Phase.REQUEST_HEADERS)]
@@ -329,14 +348,7 @@ class Session:
         is_partial = not event.end_of_stream and self._config.request_body is not BodyMode.BUFFERED
         self._held_body.put(event.data)
         query = self._query(event.data, is_partial=is_partial)
-
-        is_whole = event.end_of_stream
-
-        def go_on(routed: Routed) -> list[Reply]:
-            self._state = _PAST_BODY if is_whole else _ROUTED
-            return [routed]
-
-        return self._read(query, lambda found: self._seek(Phase.REQUEST_BODY, query, found, go_on))
+        return self._read(_Resume(Phase.REQUEST_BODY, query, has_ended=event.end_of_stream))
 
     def _decide_without(self) -> list[Reply]:
         routed = self._route_without_body(Phase.REQUEST_BODY)
@@ -357,67 +369,78 @@ class Session:
         self, fault: NoRoomForBody | None, *more: Reply, has_ended: bool = False
     ) -> list[Reply]:
         """Replies to all messages so far: the headers, then the body, then `more`."""
-        body, messages = self._held_body.body, self._held_body.messages
-        phase = (
-            Phase.REQUEST_BODY if self._held_body.request is NO_REQUEST else Phase.REQUEST_HEADERS
+        held = self._held_body
+        resume = _Resume(
+            Phase.REQUEST_BODY if held.request is NO_REQUEST else Phase.REQUEST_HEADERS,
+            self._query(None if fault else held.body, fault=fault),
+            held.body if self._is_duplex else b"",
+            held.messages,
+            more,
+            has_ended,
         )
-        query = self._query(None if fault else body, fault=fault)
+        if fault is None:
+            return self._read(resume)
+        # The rest of the body still comes and has no room here: the request cannot wait.
+        return self._finish(resume, self._find(resume.query))
 
-        def go_on(routed: Routed) -> list[Reply]:
-            if has_ended:
-                self._state = _PAST_BODY
-            if not self._is_duplex:
-                return [routed, *[Continue(Phase.REQUEST_BODY)] * messages, *more]
-            given_back = pieces(body, Phase.REQUEST_BODY, has_ended)
-            if phase is Phase.REQUEST_BODY:
-                routed = replace(routed, piece=next(given_back, _NO_PIECE))
-            return [routed, *given_back, *more]
-
-        if (
-            fault is not None
-        ):  # the rest of the body still comes and has no room here: it cannot wait
-            return go_on(self._route(phase, query, self._find(query)))
-        return self._read(query, lambda found: self._seek(phase, query, found, go_on))
-
-    def _end_by_trailers(self) -> list[Reply]:
+    def _end_body(self) -> list[Reply]:
         return self._stop_holding(None, Continue(Phase.REQUEST_TRAILERS))
 
     # A long body, parsed by the driver in a thread: the loop serves other streams meanwhile.
 
-    def _read(self, query: Query, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
-        if not self._options.reads_apart or not (self._plan or self._picker.plan(query)).reads_long(
-            query.body
+    def _read(self, resume: _Resume) -> list[Reply]:
+        query, plan = resume.query, self._plan
+        if not (
+            self._options.reads_apart and (plan or self._picker.plan(query)).reads_long(query.body)
         ):
-            return then(None)
-        self._then, self._state = then, _READING
-        return [BodyToRead(self._picker, query, self._plan)]
+            return self._route_or_queue(resume)
+        self._resume, self._state = resume, _READING
+        return [BodyToRead(self._picker, query, plan)]
 
-    def _go_on_with(self, event: BodyRead) -> list[Reply]:
-        then, self._then = self._then, None
-        if then is None:
-            return []
+    def _on_read(self, event: BodyRead) -> list[Reply]:
         if isinstance(event.found, RequestError):
             raise event.found
-        return then(event.found)
+        return self._route_or_queue(self._resume, event.found)
 
-    # A pool without room: the request waits, where the pool holds some.
+    # A pool without room: the request waits, where the pool queues some.
 
-    def _seek(
-        self, phase: Phase, query: Query, found: Found | None, then: Callable[[Routed], list[Reply]]
-    ) -> list[Reply]:
+    def _route_or_queue(self, resume: _Resume, found: Found | None = None) -> list[Reply]:
+        """Routes the request at once, or else queues it; raises the refusal where it can do neither."""
+        query = resume.query
         found = found or self._find(query)
         queue = found.pool.queue
         if queue is None:
-            return then(self._route(phase, query, found))
-        sought = seek(
-            queue, query, found, lambda query, found: then(self._route(phase, query, found))
-        )
-        if not isinstance(sought, Wait):
-            return sought
-        self._wait, self._state = sought, _WAITING
-        if phase is Phase.REQUEST_BODY and not self._is_duplex:
+            return self._finish(resume, found)
+        lane = found.pool.lane(query.headers, found.adapter, query.subset)
+        try:
+            if not queue.precedes(lane):
+                return self._finish(resume, found)
+        except (NoEndpoint, Overloaded) as refusal:
+            if not found.pool.may_pass(refusal):
+                raise
+        wait = Wait.enter(queue, lane, query, found)
+        if wait is None:
+            return self._finish(resume, found)  # says why not
+        # What was found in the body stays. The body goes, unless it is given back.
+        self._resume, self._state = replace(resume, query=replace(query, body=None)), _WAITING
+        self._wait = wait
+        if not self._is_duplex:
             self._held_body.drop()
-        return [Queued(sought.waiter, sought.wait_s, self._config is not NO_CONFIG)]
+        waiter = wait.waiter
+        return [Queued(waiter, waiter.until_s - waiter.since_s, self._config is not NO_CONFIG)]
+
+    def _retry(self, event: RetryQueued) -> list[Reply]:
+        """Routes the request if there is room now, else stays; at the last retry raises the refusal."""
+        wait = self._wait
+        assert wait is not None  # noqa: S101  # as long as the session is WAITING
+        try:
+            replies = self._finish(self._resume, wait.found)
+        except (NoEndpoint, Overloaded) as refusal:
+            if wait.goes_on(refusal, is_last=event.is_last):
+                return []
+            raise
+        self._stop_waiting(QueueEnd.SERVED)
+        return replies
 
     def _stop_waiting(self, end: QueueEnd) -> None:
         wait, self._wait = self._wait, None
@@ -450,10 +473,10 @@ class Session:
             raise _no_room()
         return [Continue(Phase.RESPONSE_BODY)]
 
-    def _go_on_trailers(self) -> list[Reply]:
+    def _pass_end(self) -> list[Reply]:
         return [Continue(Phase.REQUEST_TRAILERS)]
 
-    def _ignore(self, _: RequestBody) -> list[Reply]:
+    def _ignore(self, _: Event) -> list[Reply]:
         return []
 
     def _lose(self) -> list[Reply]:
@@ -478,6 +501,18 @@ class Session:
 
     def _find(self, query: Query) -> Found:
         return self._picker.find(query, self._plan)
+
+    def _finish(self, resume: _Resume, found: Found) -> list[Reply]:
+        """Routes the request, and replies to all messages so far."""
+        routed = self._route(resume.phase, resume.query, found)
+        if resume.has_ended:
+            self._state = _PAST_BODY
+        if not self._is_duplex:
+            return [routed, *[Continue(Phase.REQUEST_BODY)] * resume.messages, *resume.more]
+        given_back = pieces(resume.body, Phase.REQUEST_BODY, resume.has_ended)
+        if resume.phase is Phase.REQUEST_BODY:
+            routed = replace(routed, piece=next(given_back, _NO_PIECE))
+        return [routed, *given_back, *resume.more]
 
     def _route(self, phase: Phase, query: Query, found: Found) -> Routed:
         decision = self._picker.pick(query, found)
@@ -511,31 +546,35 @@ class Session:
         """Drops headers and body: an open stream may last for minutes after its decision."""
         if self._held_body is not _NOTHING:
             self._held_body.forget()
-            self._held_body, self._then, self._plan = _NOTHING, None, None
+            self._held_body, self._resume, self._plan = _NOTHING, _NOTHING_TO_RESUME, None
 
 
 class _State(NamedTuple):
-    """What a session does with each part of the request."""
+    """What a session does with each part of the request, and with what ends a stop."""
 
     name: str
     headers: Callable[[Session, RequestHeaders], list[Reply]]
     body: Callable[[Session, RequestBody], list[Reply]]
     skipped: Callable[[Session], list[Reply]]
     trailers: Callable[[Session], list[Reply]]
+    read: Callable[[Session, BodyRead], list[Reply]]
+    retry: Callable[[Session, RetryQueued], list[Reply]]
 
 
-# The table. A closed session never reaches it: the client is answered, or gone.
+# The table. A closed session never reaches it: the client is answered, or gone. Where `_NONE`
+# stands, the event wants no reply and changes nothing.
 _S = Session
+_NONE = _S._ignore
 # fmt: off
-#                                headers     its body         no room for it      trailers
-_NEW       = _State("new",       _S._begin,  _S._begin_body,  _S._lose,           _S._go_on_trailers)
-_BUFFERING = _State("buffering", _S._go_on,  _S._decide,      _S._decide_without, _S._go_on_trailers)
-_HOLDING   = _State("holding",   _S._go_on,  _S._hold,        _S._do_without,     _S._end_by_trailers)
-_READING   = _State("reading",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
-_WAITING   = _State("waiting",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
-_ROUTED    = _State("routed",    _S._go_on,  _S._pass_on,     _S._miss,           _S._go_on_trailers)
-_PAST_BODY = _State("past body", _S._go_on,  _S._ignore,      _S._miss_response,  _S._go_on_trailers)
-_CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,           _S._go_on_trailers)
+#                                headers    its body        no room for it      trailers      it is read   a retry
+_NEW       = _State("new",       _S._begin, _S._begin_body, _S._lose,           _S._pass_end, _NONE,       _NONE)
+_BUFFERING = _State("buffering", _S._go_on, _S._decide,     _S._decide_without, _S._pass_end, _NONE,       _NONE)
+_HOLDING   = _State("holding",   _S._go_on, _S._hold,       _S._do_without,     _S._end_body, _NONE,       _NONE)
+_READING   = _State("reading",   _S._go_on, _NONE,          _S._miss,           _S._pass_end, _S._on_read, _NONE)
+_WAITING   = _State("waiting",   _S._go_on, _NONE,          _S._miss,           _S._pass_end, _NONE,       _S._retry)
+_ROUTED    = _State("routed",    _S._go_on, _S._pass_on,    _S._miss,           _S._pass_end, _NONE,       _NONE)
+_PAST_BODY = _State("past body", _S._go_on, _NONE,          _S._miss_response,  _S._pass_end, _NONE,       _NONE)
+_CLOSED    = _State("closed",    _S._go_on, _NONE,          _S._lose,           _S._pass_end, _NONE,       _NONE)
 # fmt: on
 
 

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from extproc.errors import ProtocolError
 from extproc.grpc_server.calls import Call, Handler, Routes, Status
 from extproc.router.routing.endpoint import Endpoint
@@ -82,15 +84,12 @@ class Xds:
             envoy.push()
 
 
-class _Envoy:
+class _Envoy(Struct, eq=False):
     """One connected Envoy. Holds at most one message per type that the Envoy has not answered."""
 
-    __slots__ = ("_call", "_subscriber", "_xds")
-
-    def __init__(self, xds: Xds, call: Call, subscriber: Subscriber) -> None:
-        self._xds = xds
-        self._call = call
-        self._subscriber = subscriber
+    _xds: Xds
+    _call: Call
+    _subscriber: Subscriber
 
     def push(self) -> None:
         while response := self._subscriber.next():

@@ -12,7 +12,7 @@ import msgspec
 
 from extproc.documents import parse_document, suggest_name
 from extproc.errors import SettingsError
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_cache.rule import Rule
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -44,12 +44,12 @@ def parse_arm(text: str) -> FleetArm:
     if not all(isfinite(value) for value in options.values() if isinstance(value, float)):
         raise SettingsError(f"{text!r}: there is a value that is no number to count with")
     arm = FleetArm(text, name.strip(), options)
-    build_arm(arm.strategy, arm.options, Outside(Random(0), float), scrape_nothing)  # noqa: S311  # says what is wrong
+    build_arm(arm.strategy, arm.options, ClockAndRandom(Random(0), float), scrape_nothing)  # noqa: S311  # says what is wrong
     return arm
 
 
 def build_arm(
-    name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape
+    name: str, options: Mapping[str, object], outside: ClockAndRandom, scrape: Scrape
 ) -> Strategy:
     """Builds a strategy or a peer; raises `SettingsError` for a name or an option that there is not."""
     if name in PEERS:

@@ -11,7 +11,7 @@ from typing import Final
 from extproc.errors import NoEndpoint, Overloaded, SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick
-from extproc.router.routing.strategies.base import Ending, Outside
+from extproc.router.routing.strategies.base import ClockAndRandom, RequestResult
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
 from extproc.simulator.fleet.bus import Bus
@@ -113,7 +113,8 @@ class _Fleet:
         gateways = setup.routing.gateways
         ties = f".{setup.ties}" if setup.ties else ""
         outsides = [
-            Outside(self._draw(f"ties {place}{ties}"), self._now) for place in range(gateways)
+            ClockAndRandom(self._draw(f"ties {place}{ties}"), self._now)
+            for place in range(gateways)
         ]
         self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
@@ -227,7 +228,7 @@ class _Fleet:
         pick.release()
         self._post(flight)
         if flight.is_answered:
-            pick.learn(Ending(200, flight.ttft_s))
+            pick.learn(RequestResult(200, flight.ttft_s))
         if flight.ended_at > self._timeline.now:
             self._timeline.at(flight.ended_at, self._client.ended, flight)
         else:

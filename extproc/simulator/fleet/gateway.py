@@ -10,7 +10,7 @@ from typing import Final
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.simulator.fleet.arms import build_arm
 from extproc.simulator.fleet.bus import Sharing
 from extproc.simulator.peers.signals import Scrape
@@ -33,7 +33,10 @@ class Routing:
     sharing: Sharing | None = None
 
     def build_gateways(
-        self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
+        self,
+        endpoints: Sequence[Endpoint],
+        outsides: Sequence[ClockAndRandom],
+        scrapes: Sequence[Scrape],
     ) -> "Gateways":
         """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
         builds = [

@@ -11,7 +11,7 @@ from msgspec import structs
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.balanced import LEAST_LOAD
-from extproc.router.routing.strategies.base import Candidates, CostRow, Outside, Reason
+from extproc.router.routing.strategies.base import Candidates, ClockAndRandom, CostRow, Reason
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, PrefixCache
 from extproc.simulator.peers.signals import Signal, Signals
 from extproc.simulator.peers.whole import WholePrompt, hash_text
@@ -35,7 +35,7 @@ class Gie(WholePrompt[Sequence[int]]):
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         signals: Signals,
         *,
         prefix: float = 3.0,
@@ -152,7 +152,7 @@ class AibrixPrefixCache(WholePrompt[Sequence[int]]):
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         *,
         deviations: float = 1.0,
         factor: float = 2.0,
@@ -195,7 +195,7 @@ class Dynamo(WholePrompt[None]):
     name = "dynamo"
     reasons = (PREFIX, COLD)
 
-    def __init__(self, outside: Outside, signals: Signals, *, overlap: float = 1.0) -> None:
+    def __init__(self, outside: ClockAndRandom, signals: Signals, *, overlap: float = 1.0) -> None:
         self._rng, self._signals, self._overlap = outside.rng, signals, overlap
 
     def look(self, _text: str) -> None:
@@ -216,14 +216,14 @@ class Dynamo(WholePrompt[None]):
 class Oracle(PrefixCache):
     """Our own rule, but what each cache has of a prompt is looked up before its pick, and not inferred."""
 
-    def __init__(self, outside: Outside, signals: Signals, **options: Any) -> None:
+    def __init__(self, outside: ClockAndRandom, signals: Signals, **options: Any) -> None:
         super().__init__(outside, **options)
         self._known = signals
 
     def compare(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         for name in candidates.names:
             holding = self.index.holding(name)
-            there = bisect_right(chain.reaches, self._known.read(name).text * chain.size)
+            there = bisect_right(chain.cached_ends, self._known.read(name).text * chain.size)
             head = structs.replace(chain, hashes=chain.hashes[:there])
             if holding is not None:
                 known = holding.depth(head.hashes, there)

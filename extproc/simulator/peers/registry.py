@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from extproc.errors import SettingsError
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.simulator.peers.pickers import AibrixPrefixCache, Dynamo, Gie, LlmdExact, Oracle
 from extproc.simulator.peers.sglang import SglangCacheAware
@@ -19,7 +19,7 @@ Build = Callable[..., Strategy]
 
 
 def _gie(
-    outside: Outside, scrape: Scrape, *, scrape_s: float = 0.05, **options: object
+    outside: ClockAndRandom, scrape: Scrape, *, scrape_s: float = 0.05, **options: object
 ) -> Strategy:
     if scrape_s <= 0:
         raise ValueError(f"scrape_s: {scrape_s} is no time to wait")
@@ -48,7 +48,7 @@ PEERS: Final[Mapping[str, Build]] = MappingProxyType(
 
 
 def build_peer(
-    name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape
+    name: str, options: Mapping[str, object], outside: ClockAndRandom, scrape: Scrape
 ) -> Strategy:
     """Raises `SettingsError` for an option that there is not."""
     try:

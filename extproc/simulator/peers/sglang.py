@@ -9,7 +9,7 @@ from itertools import chain
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.strategies.balanced import LEAST_LOAD
-from extproc.router.routing.strategies.base import Candidates, Outside, Reason
+from extproc.router.routing.strategies.base import Candidates, ClockAndRandom, Reason
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX
 from extproc.simulator.peers.whole import WholePrompt
 
@@ -28,7 +28,7 @@ class SglangCacheAware(WholePrompt[str]):
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         *,
         cache_threshold: float = 0.3,
         balance_abs: int = 64,

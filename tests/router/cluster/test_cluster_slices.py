@@ -4,8 +4,8 @@ from extproc.router.cluster.slices import (
     EndpointConditions,
     EndpointPort,
     find_port,
-    is_ready,
     read_slice,
+    read_state,
 )
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.objects import Object, parsed_slice, pod, slice_object
@@ -60,7 +60,7 @@ def test_a_pod_becomes_an_endpoint(slice_: Object, endpoint: Endpoint) -> None:
 def test_conditions_read_as_the_api_reference_says(
     ready: bool | None, serving: bool | None, terminating: bool | None, state: bool | None
 ) -> None:
-    assert is_ready(EndpointConditions(ready, serving, terminating)) is state
+    assert read_state(EndpointConditions(ready, serving, terminating)) is state
 
 
 def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:

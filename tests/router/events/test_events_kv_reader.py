@@ -5,12 +5,12 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from extproc.router.events.kv_log import EventLog, Heard
+from extproc.router.events.kv_log import EventLog, EventLogs
 from extproc.router.events.kv_reader import EventReader
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Clock
 from tests.router.events.publishing import CLEARED, Publisher, payload, publishing_events, stored
@@ -23,13 +23,15 @@ class ReaderScene:
     """A pool with one endpoint at a time, `e` at first, and what is heard of it."""
 
     def __init__(self, address: str) -> None:
-        self.heard: Heard = {}
-        self.strategy = PrefixCache(Outside(random.Random(1), Clock()))
+        self.heard: EventLogs = {}
+        self.has_changed = asyncio.Event()
+        self.strategy = PrefixCache(ClockAndRandom(random.Random(1), Clock()))
         self.pool = Pool("llama", self.strategy)
         self.move(address)
 
     def move(self, address: str, name: str = "e") -> None:
         self.pool.replace([Endpoint(name, address)])
+        self.has_changed.set()
 
     def pick(self, text: str) -> Pick:
         body = b'{"prompt": "%b"}' % (text.encode() * 500)
@@ -57,7 +59,8 @@ class ReaderScene:
 @asynccontextmanager
 async def reading(address: str, port: int | None = None) -> AsyncIterator[ReaderScene]:
     scene = ReaderScene(address)
-    task = asyncio.create_task(EventReader(scene.pool, scene.heard, port, Clock()).run())
+    reader = EventReader(scene.pool, scene.heard, port, Clock(), scene.has_changed)
+    task = asyncio.create_task(reader.run())
     try:
         yield scene
     finally:

@@ -10,7 +10,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.clock import Clock
 
@@ -22,7 +22,7 @@ class Fleet:
 
     def __init__(self, names: str = "abcd", seed: int = 0, **options: object) -> None:
         self.clock = Clock(0.0)
-        self.outside = Outside(random.Random(seed), self.clock)
+        self.outside = ClockAndRandom(random.Random(seed), self.clock)
         self.strategy = PrefixCache(self.outside, **options)  # type: ignore[arg-type]
         self.pool = Pool("llama", self.strategy, fallbacks=2)
         self.follow(names)

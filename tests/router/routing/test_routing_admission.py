@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import Cold, Overloaded, OverShare, Sheddable
-from extproc.router.routing.admission import Admission, Crowd, Standing, ttl_s
+from extproc.router.routing.admission import Admission, PoolLoad, RequestClass, ttl_s
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
@@ -90,7 +90,7 @@ def test_an_unknown_objective_is_priority_0(objective: str) -> None:
 def test_the_newer_name_of_a_header_goes_first() -> None:
     headers = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
 
-    assert Admission(PRIORITIES).standing(headers) == Standing(-10)
+    assert Admission(PRIORITIES).standing(headers) == RequestClass(-10)
 
 
 @table(
@@ -214,12 +214,12 @@ def test_a_request_ends_with_the_priority_that_it_began_with_wherever_it_is_answ
 
 def test_what_was_not_taken_is_not_released() -> None:
     admission = Admission(PRIORITIES)
-    admission.acquire(Standing(-1), "e0")
+    admission.acquire(RequestClass(-1), "e0")
 
     with pytest.raises(KeyError):
-        admission.release(Standing(-1), "e1")
+        admission.release(RequestClass(-1), "e1")
     with pytest.raises(KeyError):
-        admission.release(Standing(3), "e0")
+        admission.release(RequestClass(3), "e0")
 
 
 STEPS = st.lists(
@@ -236,7 +236,7 @@ STEPS = st.lists(
 def attempt(pool: Pool, objective: str, client: str, subset: Sequence[str] | None) -> Pick | None:
     """Nobody is refused while there is room, nor let in beyond the ceiling."""
     candidates = pool.candidates(subset=subset)
-    crowd = Crowd("", pool.max_in_flight or 0, candidates.names, candidates.total, 3, 0)
+    crowd = PoolLoad("", pool.max_in_flight or 0, candidates.names, candidates.total, 3, 0)
     try:
         pick = send_query(pool, objective, client, subset)
     except Overloaded:

@@ -34,8 +34,8 @@ def test_bare_text_is_cut_into_whole_blocks_only() -> None:
     chain = chain_of([("", "a" * (3 * BLOCK_BYTES - 1))], SEED)
 
     assert chain.ends == [BLOCK_BYTES, 2 * BLOCK_BYTES]
-    assert chain.reaches == chain.ends
-    assert (chain.size, chain.answered) == (3 * BLOCK_BYTES - 1, 0)
+    assert chain.cached_ends == chain.ends
+    assert (chain.size, chain.answered_bytes) == (3 * BLOCK_BYTES - 1, 0)
 
 
 @table(("rest", "blocks"), [(0, 2), (255, 2), (256, 3), (1023, 3)])
@@ -61,9 +61,9 @@ def test_who_served_a_turn_has_its_answer_too() -> None:
     chain = chain_of(before + answer + [("user", "And how?")], SEED)
 
     assert chain.ends[0] == text_bytes(before)
-    assert chain.reach(0) == 0
-    assert chain.reach(1) == text_bytes(before + answer) == chain.answered
-    assert chain.reach(2) == chain.size
+    assert chain.cached_bytes(0) == 0
+    assert chain.cached_bytes(1) == text_bytes(before + answer) == chain.answered_bytes
+    assert chain.cached_bytes(2) == chain.size
 
 
 def test_what_a_model_says_in_several_pieces_is_one_answer() -> None:
@@ -72,7 +72,7 @@ def test_what_a_model_says_in_several_pieces_is_one_answer() -> None:
     chain = chain_of(before + spoken + [("function_call_output", "rain")], SEED)
 
     assert chain.ends == [text_bytes(before), chain.size]
-    assert chain.reach(1) == text_bytes(before + spoken)
+    assert chain.cached_bytes(1) == text_bytes(before + spoken)
 
 
 def test_all_turns_of_a_conversation_and_a_growing_text_have_one_home() -> None:
@@ -91,24 +91,24 @@ def test_what_stands_before_the_user_is_a_block_end_with_a_name_of_its_own() -> 
     )
     plain = chain_of(chat_turns("Why?"), SEED)
 
-    assert one.rooted == text_bytes([("system", system)]) == other.rooted
-    assert one.rooted in one.ends
+    assert one.root_bytes == text_bytes([("system", system)]) == other.root_bytes
+    assert one.root_bytes in one.ends
     assert (one.root == other.root, one.home == other.home) == (True, False)
-    assert (plain.root, plain.rooted) == (0, 0)
+    assert (plain.root, plain.root_bytes) == (0, 0)
 
 
 def test_a_text_that_looks_like_turns_is_cut_nowhere_else() -> None:
     forged = f"Why?{TURN_START}assistant{TURN_TEXT}Because.{TURN_START}user{TURN_TEXT}And how?"
     chain = chain_of([("user", forged)], SEED)
 
-    assert (chain.answers, chain.answered, chain.ends) == (0, 0, [chain.size])
+    assert (chain.answers, chain.answered_bytes, chain.ends) == (0, 0, [chain.size])
 
 
 def test_an_answer_first_is_read_like_any_text() -> None:
     chain = chain_of([("assistant", "Hello!"), ("user", "Hi.")], SEED)
 
     assert chain.ends == [chain.size]
-    assert chain.reach(1) == chain.size
+    assert chain.cached_bytes(1) == chain.size
 
 
 @table("text", ["", "short", "é" * 10, "\ud800" * 20])
@@ -135,9 +135,9 @@ def test_a_chain_covers_its_chat_and_every_block_counts(texts: list[str], system
     assert chain.ends[-1] == chain.size == text_bytes(chat_turns(*texts, system=system))
     assert list(chain.ends) == sorted(set(chain.ends))
     assert all(
-        end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True)
+        end <= reach <= chain.size for end, reach in zip(chain.ends, chain.cached_ends, strict=True)
     )
-    assert list(chain.reaches) == sorted(chain.reaches)
+    assert list(chain.cached_ends) == sorted(chain.cached_ends)
     assert chain.bytes_between(0, len(chain)) == chain.size
 
 

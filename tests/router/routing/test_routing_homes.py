@@ -26,10 +26,8 @@ def walk(key: int) -> Iterator[str]:
 
 def first_turn(answered: int = 0, rooted: int = 0) -> Chain:
     """A turn of a conversation that nobody has seen before."""
-    root, question = ROOT if rooted else 0, next(QUESTIONS)
-    return Chain(
-        [5], [900], [900], 900, HOME, answered, root, rooted, question, answers=2 * bool(answered)
-    )
+    root, question, answers = ROOT if rooted else 0, next(QUESTIONS), 2 * bool(answered)
+    return Chain([5], [900], [900], 900, HOME, answered, root, rooted, question, answers=answers)
 
 
 @table(
@@ -79,7 +77,7 @@ def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks(
     company, first = GatewayCount(), first_turn()
     company.note_turn(first, 0)
     for answers in range(1, 400, step):
-        company.note_turn(replace(first, answered=800, answers=answers), 0)
+        company.note_turn(replace(first, answered_bytes=800, answers=answers), 0)
 
     assert company.is_alone if is_ours else company.count > 8
 
@@ -90,7 +88,7 @@ def test_conversations_are_forgotten_beyond_a_bound() -> None:
     for _ in range(100_000):
         company.note_turn(first_turn(), 0)
     before = company.count
-    company.note_turn(replace(first, answered=800, answers=1), 0)
+    company.note_turn(replace(first, answered_bytes=800, answers=1), 0)
 
     assert company.count >= before
 
@@ -133,6 +131,6 @@ def test_after_a_loss_a_third_of_a_conversation_shows_where_all_of_it_is() -> No
 
     assert are_whole == [False, False, True, False]
     assert not gateways.is_whole_at_one(chain, 500, 19.8), "it began when they were lost already"
-    assert not gateways.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), (
+    assert not gateways.is_whole_at_one(replace(chain, root=1, root_bytes=500), 500, 5.0), (
         "others have that, too"
     )

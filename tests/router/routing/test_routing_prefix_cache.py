@@ -18,7 +18,7 @@ from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
-from extproc.router.routing.strategies.base import NOWHERE, Ending, Reason
+from extproc.router.routing.strategies.base import NOWHERE, Reason, RequestResult
 from extproc.router.routing.strategies.prefix_cache.engine import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.rule import Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.strategy import (
@@ -248,7 +248,7 @@ def test_a_request_that_failed_left_nothing_behind(
     pick = fleet.pick(words("Why?", 1_000))
     if not is_open:
         pick.release()
-    pick.learn(Ending(status=status))
+    pick.learn(RequestResult(status=status))
     if is_open:
         pick.release()
     fleet.clock.now_s += 10
@@ -269,7 +269,7 @@ def test_a_request_that_another_endpoint_answered_is_known_there_alone(way: str)
     else:
         if way == "told late":
             pick.release()
-        pick.learn(Ending(status=200, first_token_s=0.1), address)
+        pick.learn(RequestResult(status=200, first_token_s=0.1), address)
         if way == "told while open":
             pick.release()
     fleet.clock.now_s += 60
@@ -287,7 +287,7 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
         tokens = rng.randint(50, 2_000)
         pick = fleet.visit(words(f"{number} Why?", tokens))
         step_s = 0.039 * (1 + rng.random())
-        pick.learn(Ending(200, slowness * (step_s + tokens * L4_MS_PER_TOKEN / 1000)))
+        pick.learn(RequestResult(200, slowness * (step_s + tokens * L4_MS_PER_TOKEN / 1000)))
 
 
 @table(("slowness", "learns"), [(0.5, True), (2.0, True), (2.0, False)])
@@ -310,7 +310,7 @@ def test_a_request_that_waited_for_others_teaches_nothing() -> None:
     for number in range(5):
         pick = fleet.pick(words(f"{number} Why?", 100))
         pick.release()
-        pick.learn(Ending(200, 5.0))
+        pick.learn(RequestResult(200, 5.0))
 
     assert fleet.strategy.signals.describe_engines()["samples"] == 0
 
@@ -323,7 +323,7 @@ def test_a_backlog_counted_with_other_constants_is_forgotten() -> None:
     fleet.pick(words("long", 60_000))
     backlogs = [fleet.explain("new")["a"]["backlog_ms"]]
     last.release()
-    last.learn(Ending(200, 0.02))
+    last.learn(RequestResult(200, 0.02))
     backlogs.append(fleet.explain("new")["a"]["backlog_ms"])
 
     assert cast("float", backlogs[0]) > 10_000
@@ -338,7 +338,7 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
         pick = fleet.visit(words(f"again {number}", 500))
         factor = 2 if pick.endpoint.name == "b" else 1
         pick.learn(
-            Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000))
+            RequestResult(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000))
         )
     offers = fleet.explain("new")
     endpoints = fleet.strategy.signals.describe_engines()["endpoints"]
@@ -496,7 +496,7 @@ def test_a_strategy_that_gave_way_writes_nothing_of_endpoints_that_came_since() 
     fleet.follow("abc")
     moved = fleet.pool.move(pick, fleet.pool.snapshot.ready["c"].address)
     moved.release()
-    moved.learn(Ending(status=500))
+    moved.learn(RequestResult(status=500))
 
     assert moved.endpoint.name == "c"
     assert len(fleet.strategy.index) == 0

@@ -15,7 +15,7 @@ from extproc.grpc_server.budget import Budget
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside, Strategy, StrategySettings
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy, StrategySettings
 from extproc.router.routing.strategies.registry import STRATEGIES, StrategyRegistry
 from extproc.router.service.live.page import build_page
 from extproc.router.service.wiring import PoolWiring, build_probe
@@ -81,7 +81,9 @@ def test_a_strategy_in_one_file_is_configured_strictly(newest: type[Strategy]) -
         with pytest.raises(ValidationError):
             section.validate_python(wrong)
     settings = section.validate_python({"name": "newest", "skip": 1})
-    strategy = registry.build(settings.name, settings.options(), Outside(random.Random(1), float))
+    strategy = registry.build(
+        settings.name, settings.options(), ClockAndRandom(random.Random(1), float)
+    )
     pool = Pool("llama", strategy)
     pool.replace([Endpoint(f"e{number}", f"10.0.0.{number}:80") for number in (1, 2, 3)])
     pick = Picker([Route(pool)]).pick(Query("POST", "/v1/chat/completions", {})).pick
@@ -118,7 +120,7 @@ pools:
 
 def test_a_field_of_a_pools_section_reaches_the_part_that_uses_it_by_its_name() -> None:
     [pool] = parse_settings(POOL, {}).pools
-    queue = PoolWiring(Path(), Outside(random.Random(1), float)).queue(
+    queue = PoolWiring(Path(), ClockAndRandom(random.Random(1), float)).queue(
         pool, Budget(1), lambda *_: None
     )
     plan = build_probe(pool)

@@ -9,10 +9,10 @@ from pathlib import Path
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.pools import Pools
-from extproc.router.service.running_pool import Shared
+from extproc.router.service.running_pool import PoolContext
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
@@ -24,8 +24,8 @@ def build_pools(
     clock: Callable[[], float] | None = None,
     metrics: Metrics | None = None,
 ) -> Pools:
-    outside = Outside(random.Random(0), clock or Clock())
-    return Pools(Shared(PoolWiring(directory or Path(), outside), metrics or Metrics()))
+    outside = ClockAndRandom(random.Random(0), clock or Clock())
+    return Pools(PoolContext(PoolWiring(directory or Path(), outside), metrics or Metrics()))
 
 
 def configure(pools: Pools, text: str) -> None:

@@ -15,7 +15,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.configuration import Configuration
 from extproc.router.service.live.build_state import WINDOW_S, StateBuilder
@@ -42,7 +42,7 @@ class Stage:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        outside = Outside(random.Random(1), self.clock)
+        outside = ClockAndRandom(random.Random(1), self.clock)
         cooling = Cooling(Rules(), clock=self.clock, rng=outside.rng)
         self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])

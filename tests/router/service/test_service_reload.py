@@ -143,7 +143,6 @@ TWICE += [(kind, "__init__") for kind in (Prober, Scraper)]
 SEAMS = [
     *((owner, name, call) for owner, name in TWICE for call in (1, 2)),
     *((PoolWiring, name, 1) for name in ("cooling", "objectives")),
-    (Courier, "keep", 1),
 ]
 
 
@@ -216,6 +215,20 @@ async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_r
         assert ["a", "c"] == sorted(app.pools.shares())
         assert app.faults() == []
         assert reloads(app, "applied") == 1
+
+
+async def test_a_refused_reload_says_no_farewell_of_a_pool_that_never_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pool c is built, then the source of a raises."""
+    (tmp_path / "secret").write_text("a secret of 16 bytes or more")
+    async with started_application(BEFORE + SHARE, tmp_path / "extproc.yaml") as app:
+        farewells = list[str]()
+        monkeypatch.setattr(Courier, "forget", lambda _, pool: farewells.append(pool))
+        fail_at(PoolWiring, "source", 2, monkeypatch)
+        await app.reload(f"pools:{AFTER}{SHARE}".encode(), "extproc.yaml")
+
+        assert (reloads(app, "refused"), farewells) == (1, [])
 
 
 async def test_a_step_that_fails_while_pools_are_swapped_keeps_no_other_pool_from_its_change(

@@ -10,7 +10,7 @@ from extproc.router.cluster.source import Source, StaticSource
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.strategies.base import Outside, PeerCounts
+from extproc.router.routing.strategies.base import ClockAndRandom, PeerCounts
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.letters import Echo, Ended, Letter, name_of
@@ -38,7 +38,9 @@ class ShareGateway:
         clock: Callable[[], float] = monotonic,
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
-        strategy = STRATEGIES.build("prefix_cache", {}, Outside(random.Random(me), monotonic))
+        strategy = STRATEGIES.build(
+            "prefix_cache", {}, ClockAndRandom(random.Random(me), monotonic)
+        )
         self.me, names = me, iter([me, later])
         self.pool = Pool("llama", strategy)
         addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]

@@ -12,7 +12,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Ending, PeerCounts
+from extproc.router.routing.strategies.base import PeerCounts, RequestResult
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.index import Taken
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, SESSION
@@ -168,11 +168,11 @@ def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early
     assert other.explain(texts)[pick.endpoint.name]["match_tokens"] != 0
 
     if is_early:
-        pick.learn(Ending(503))
+        pick.learn(RequestResult(503))
     pick.release()
     if not is_early:
         both.post()
-        pick.learn(Ending(503))
+        pick.learn(RequestResult(503))
     both.post()
 
     for gateway in both.gateways:

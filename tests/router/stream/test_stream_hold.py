@@ -120,14 +120,18 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
         for event, _ in conversation.turns:
             replies = session.on(event)
             if replies and isinstance(replies[0], events.Queued):
-                assert [session.is_waiting, session.on(events.Room()), sum(map(len, queues))] == [
+                assert [
+                    session.is_waiting,
+                    session.on(events.RetryQueued()),
+                    sum(map(len, queues)),
+                ] == [
                     True,
                     [],
                     1,
                 ]
                 for route, limit in zip(picker.routes.values(), limits, strict=True):
                     route.pool.max_in_flight = limit
-                replies = session.on(events.Room(is_last=True))
+                replies = session.on(events.RetryQueued(is_last=True))
             given += map(summarize, replies)
         session.close()
         assert sum(map(len, queues)) == 0
@@ -336,7 +340,7 @@ def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: events.Bo
         session = open_session(picker)
         session.on(headers(mode))
         [held] = session.on(events.RequestBody(BODY))
-        [answer] = session.on(events.Room(is_last=True))
+        [answer] = session.on(events.RetryQueued(is_last=True))
 
     assert isinstance(held, events.Queued)
     assert isinstance(answer, events.Answer)

@@ -353,7 +353,7 @@ EVENTS = st.one_of(
     ),
     st.builds(say.ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(say.ResponseTrailers),
-    st.builds(say.Room, st.booleans()),
+    st.builds(say.RetryQueued, st.booleans()),
 )
 
 
@@ -365,7 +365,7 @@ def ranked_pool() -> Picker:
 
 
 def holding_pool() -> Picker:
-    """An empty one, and who comes is held; it is tried again when `Room` comes."""
+    """An empty one, and who comes is held; it is tried again when `RetryQueued` comes."""
     picker = one_pool(())
     pool = picker.routes["llama"].pool
     pool.hold(Queue(QueueLimits(), Budget(1 << 20), clock=lambda: 0.0, later=lambda *_: None))

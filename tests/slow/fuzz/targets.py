@@ -184,7 +184,7 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
     chain = chain_of(read.turns(16 * chars), seed=1)
     assert [*chain.ends] == sorted(set(chain.ends)), "a block without text"
     assert all(
-        end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True)
+        end <= reach <= chain.size for end, reach in zip(chain.ends, chain.cached_ends, strict=True)
     )
     prefix = prefix_of(read, KEYS, chars, {})
     assert prefix != "", "an empty prefix is none"

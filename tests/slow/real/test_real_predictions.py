@@ -13,13 +13,13 @@ from time import monotonic
 import aiohttp
 import orjson
 
-from extproc.router.events.kv_log import Heard
+from extproc.router.events.kv_log import EventLogs
 from extproc.router.events.kv_reader import EventReader
 from extproc.router.feedback.scraper import fetch_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.simulator.face import post
 from tests.simulator.wording import CHAT
@@ -42,8 +42,8 @@ class EnginePool:
     """A pool of one engine."""
 
     def __init__(self, address: str) -> None:
-        self.heard: Heard = {}
-        self.strategy = PrefixCache(Outside(random.Random(1), monotonic))
+        self.heard: EventLogs = {}
+        self.strategy = PrefixCache(ClockAndRandom(random.Random(1), monotonic))
         self.pool = Pool("tiny", self.strategy)
         self.pool.replace([Endpoint("e", address)])
         self._picker = Picker([Route(self.pool)])
@@ -123,7 +123,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
         scene = PredictionScene(f"127.0.0.1:{port}", client)
         hearing = scene.routers[1]
         reader = asyncio.create_task(
-            EventReader(hearing.pool, hearing.heard, None, monotonic).run()
+            EventReader(hearing.pool, hearing.heard, None, monotonic, asyncio.Event()).run()
         )
         with run_vllm(port, tmp_path / "1.log", "--kv-events-config", config):
             await scene.ask(110)

@@ -50,31 +50,31 @@ class Blocks(Protocol):
 class Chain(Struct, frozen=True):
     """A prompt's blocks, first to last: their hashes, and where each ends, in bytes of the prompt.
 
-    `reaches` has, for each block, how much of the prompt an endpoint has that served a request up
-    to there: the block's end, or the end of the answer that it gave then. `size` counts the whole
-    prompt. `home` is the same for all turns of a conversation; `answered` is the end of its last
-    answer so far, 0 in the first turn. `root` names what stands before the user first speaks, and
-    `rooted` is its end, 0 where that is too short to count. `question` names what the user says
-    first, whatever stands before it, and `answers` counts the model's answers so far.
+    `cached_ends` has, for each block, how much of the prompt an endpoint has that served a request
+    up to there: the block's end, or the end of the answer that it gave then. `size` counts the
+    whole prompt. `home` is the same for all turns of a conversation; `answered_bytes` is the end of
+    its last answer so far, 0 in the first turn. `root` names what stands before the user first
+    speaks, and `root_bytes` is its end, 0 where that is too short to count. `question` names what
+    the user says first, whatever stands before it, and `answers` counts the model's answers so far.
     """
 
     hashes: Sequence[int]
     ends: Sequence[int]
-    reaches: Sequence[int]
+    cached_ends: Sequence[int]
     size: int
     home: int
-    answered: int
+    answered_bytes: int
     root: int = 0
-    rooted: int = 0
+    root_bytes: int = 0
     question: int = 0
     answers: int = 0
 
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def reach(self, blocks: int) -> int:
+    def cached_bytes(self, blocks: int) -> int:
         """Bytes of the prompt that an endpoint has which holds the first `blocks` of it."""
-        return self.reaches[blocks - 1] if blocks else 0
+        return self.cached_ends[blocks - 1] if blocks else 0
 
     def bytes_between(self, start: int, stop: int) -> int:
         return (self.ends[stop - 1] if stop else 0) - (self.ends[start - 1] if start else 0)
@@ -90,7 +90,8 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
     which the first is an answer.
     """
     pieces, cuts = list[bytes](), dict[int, int]()
-    size, rooted, answers, answered = before.size, before.rooted, before.answers, before.answered
+    size, root_bytes = before.size, before.root_bytes
+    answers, answered_bytes = before.answers, before.answered_bytes
     start = first = 0
     question_at = answer_at = -1
     is_chat, was_spoken = size > 0, False
@@ -102,12 +103,12 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
                 answers, start, first = answers + 1, size, first or size
                 answer_at = size if answer_at < 0 else answer_at
             else:
-                answered = size
+                answered_bytes = size
             cuts[start] = size
         elif question_at < 0 and not answers and role == "user":
             question_at = size
             if size >= ROOT_BYTES:
-                rooted = cuts[size] = size
+                root_bytes = cuts[size] = size
         is_chat = is_chat or (bool(role) and not size)
         data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode(
             "utf-8", "surrogatepass"
@@ -115,32 +116,41 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
         pieces.append(data)
         size += len(data)
     if was_spoken:
-        answered = cuts[start] = size
+        answered_bytes = cuts[start] = size
     written = b"".join(pieces)
-    hashes, ends, reaches = _cut(written, cuts, seed, before, is_open=not is_chat)
+    hashes, ends, cached_ends = _cut(written, cuts, seed, before, is_open=not is_chat)
     question, home = before.question, before.home
     if not home:
         said = written[max(question_at, 0) : size if answer_at < 0 else answer_at]
         question = xxh3_64_intdigest(said, seed)
         home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
-    root = hashes[ends.index(rooted)] if rooted else 0
+    root = hashes[ends.index(root_bytes)] if root_bytes else 0
     return Chain(
-        hashes, ends, reaches, size, home or seed, answered, root, rooted, question, answers
+        hashes,
+        ends,
+        cached_ends,
+        size,
+        home or seed,
+        answered_bytes,
+        root,
+        root_bytes,
+        question,
+        answers,
     )
 
 
 def _cut(
     written: bytes, cuts: Mapping[int, int], seed: int, before: Chain, *, is_open: bool
 ) -> tuple[list[int], list[int], list[int]]:
-    """Hashes a prompt block by block; returns the hashes, where each block ends, and how far it reaches.
+    """Hashes a prompt block by block; returns the hashes, where each block ends, and the `cached_ends`.
 
-    `cuts` are where blocks end whatever their length, and how far those reach. An open end that
-    fills no block is left out.
+    `cuts` are where blocks end whatever their length, and where the answers to these end. An open
+    end that fills no block is left out.
     """
-    hashes, ends, reaches = [*before.hashes], [*before.ends], [*before.reaches]
+    hashes, ends, cached_ends = [*before.hashes], [*before.ends], [*before.cached_ends]
     parent, start = hashes[-1] if hashes else seed, before.size
     offset, size = start, start + len(written)
-    for cut, reach in (*cuts.items(), (size, size)):
+    for cut, answer_end in (*cuts.items(), (size, size)):
         least = BLOCK_BYTES if is_open and cut == size else BLOCK_BYTES + _REST_BYTES
         while cut - start >= least:
             stop = start + BLOCK_BYTES
@@ -155,7 +165,7 @@ def _cut(
             )
             ends.append(cut)
             start = cut
-        reaches += ends[len(reaches) :]
-        if reach > cut and reaches:
-            reaches[-1] = reach
-    return hashes, ends, reaches
+        cached_ends += ends[len(cached_ends) :]
+        if answer_end > cut and cached_ends:
+            cached_ends[-1] = answer_end
+    return hashes, ends, cached_ends

@@ -57,7 +57,7 @@ class KnownChats:
         else:
             plain = None if has_heads else _read_plain(messages)
             chain = chain_of(plain or prompt.turns(chars), seed)
-        if chain.ends and chain.ends[-1] == chain.size > chain.answered:
+        if chain.ends and chain.ends[-1] == chain.size > chain.answered_bytes:
             self._keep(name, chain)
         return chain
 

@@ -8,7 +8,7 @@ from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.strategies.base import (
     Candidates,
     Choice,
-    Outside,
+    ClockAndRandom,
     Reading,
     Reason,
     Strategy,
@@ -41,7 +41,7 @@ class RoundRobin(_Blind):
     settings = RoundRobinSettings
     reasons = (TURN,)
 
-    def __init__(self, _outside: Outside) -> None:
+    def __init__(self, _outside: ClockAndRandom) -> None:
         self._turn = 0
 
     def choose(self, candidates: Candidates, count: int, /) -> Choice:
@@ -62,7 +62,7 @@ class RandomChoice(_Blind):
     settings = RandomSettings
     reasons = (TURN,)
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: ClockAndRandom) -> None:
         self._rng = outside.rng
 
     def choose(self, candidates: Candidates, count: int, /) -> Choice:
@@ -81,7 +81,7 @@ class LeastLoad(_Blind):
     settings = LeastLoadSettings
     reasons = (LEAST_LOAD,)
 
-    def __init__(self, outside: Outside, reason: Reason = LEAST_LOAD) -> None:
+    def __init__(self, outside: ClockAndRandom, reason: Reason = LEAST_LOAD) -> None:
         self._rng = outside.rng
         self._reason = reason
 

@@ -96,7 +96,7 @@ class CostRow(Struct, frozen=True):
         }
 
 
-class Ending(Struct, frozen=True):
+class RequestResult(Struct, frozen=True):
     """What became of a request. The proxy says so some time after the end; `None` where it does not.
 
     `first_token_s` counts from the moment when the proxy sent the request to the endpoint. It is
@@ -108,7 +108,7 @@ class Ending(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ClockAndRandom:
     """What a strategy gets from outside: randomness, and a clock that counts seconds and only forward."""
 
     rng: Random
@@ -241,7 +241,7 @@ class Reading(ABC):
         """The request has left the endpoint, however it went."""
         return
 
-    def learn(self, _endpoint: str, _ending: Ending, /) -> None:
+    def learn(self, _endpoint: str, _ending: RequestResult, /) -> None:
         """Takes what became of the request, before `ended` or after.
 
         The endpoint may be gone by now, or another one than where it was taken.
@@ -351,7 +351,7 @@ class ReadsSignals(Protocol):
 
 
 class Strategy(ABC):
-    """A placement policy, made from `Outside` and its settings' options.
+    """A placement policy, made from `ClockAndRandom` and its settings' options.
 
     `settings` describes the options. `reasons` are those that its choices may have. `headers` are
     the names, in lower case, of the request headers that it reads. One that learns from the

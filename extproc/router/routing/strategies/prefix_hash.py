@@ -14,7 +14,7 @@ from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import (
     Candidates,
     Choice,
-    Outside,
+    ClockAndRandom,
     Placement,
     Reading,
     Reason,
@@ -93,7 +93,7 @@ class PrefixHash(Strategy):
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         *,
         key: Sequence[str] = _KEYS,
         prefix_chars: int = 100,

@@ -8,7 +8,7 @@ from pydantic_core import CoreSchema
 
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
-from extproc.router.routing.strategies.base import Outside, Reason, Strategy
+from extproc.router.routing.strategies.base import ClockAndRandom, Reason, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 
@@ -22,7 +22,7 @@ class StrategyRegistry:
             reason: reason for kind in kinds for reason in kind.reasons
         }
 
-    def build(self, name: str, options: Mapping[str, object], outside: Outside) -> Strategy:
+    def build(self, name: str, options: Mapping[str, object], outside: ClockAndRandom) -> Strategy:
         """Builds a strategy; `options` are its settings by their names in a configuration.
 
         Raises `SettingsError` for a name or an option that there is not.

@@ -48,7 +48,7 @@ class LeastLoadEstimate:
             self._index.release(holding, chain, taken, now_s)
             self._prompt_bytes += chain.size
             self._predicted_bytes += max(0, chain.size - missing)
-            self._found_bytes += chain.reach(taken.had)
+            self._found_bytes += chain.cached_bytes(taken.had)
 
     def _follow(self, pick: Pick) -> None:
         """Begins anew with other endpoints: what they would hold by now nobody can say."""

@@ -41,7 +41,7 @@ _STEPS_TO_FIRST: Final = 1.5
 _ALONE: Final = 0.25
 # Of so many samples that waited, the one with the shortest wait counts all the same.
 _CROWDED: Final = 16
-_NOBODY: Final = (inf, 0.0, "", 0.0, 0.0)
+_NO_ENDPOINT: Final = (inf, 0.0, "", 0.0, 0.0)
 
 
 # Judged after so many tokens, in so many rounds. A round is some minutes of one endpoint's traffic.
@@ -305,7 +305,7 @@ class EngineModel(ReadsSignals):
     ) -> None:
         self.bytes_per_token = BYTES_PER_TOKEN
         self._predicted = {reason: PredictedHits() for reason in reasons}
-        self._waited, self._least = 0, _NOBODY
+        self._waited, self._least = 0, _NO_ENDPOINT
         self.slow: dict[str, float] = {}
         self.others_ms: dict[str, float] = {}
         self._engine, self._kv_tokens = engine, kv_tokens
@@ -408,7 +408,7 @@ class EngineModel(ReadsSignals):
         if self._least[0] > _ALONE and self._waited < _CROWDED:
             return
         _, own_ms, endpoint, missing, first_token_s = self._least
-        self._waited, self._least = 0, _NOBODY
+        self._waited, self._least = 0, _NO_ENDPOINT
         self._fit(missing, first_token_s * 1000)
         slowdown = self._slowdowns.get(endpoint)
         if slowdown is not None and learner.lines:

@@ -46,7 +46,7 @@ _WEIGHT: Final = 0.02
 # Below this share we are not alone. It is less than 1: our own turns may be evicted, or older than
 # a restart.
 _ALONE: Final = 0.7
-_MOST: Final = 64.0
+_MAX_GATEWAYS: Final = 64.0
 _GENERATION: Final = 50_000
 
 # After a loss, the share of a conversation that shows where it is; and after how long silence is
@@ -74,12 +74,12 @@ def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -
 
     `walk` yields endpoints by a key, the same for all gateways.
     """
-    root = next(walk(chain.root), "") if chain.rooted > reach else ""
-    presumed, own = {root: chain.rooted} if root else {}, ""
-    if chain.answered > reach or not (chain.answered or presumed):
+    root = next(walk(chain.root), "") if chain.root_bytes > reach else ""
+    presumed, own = {root: chain.root_bytes} if root else {}, ""
+    if chain.answered_bytes > reach or not (chain.answered_bytes or presumed):
         own = next(walk(chain.home), "")
-    if own and chain.answered:
-        presumed[own] = chain.answered
+    if own and chain.answered_bytes:
+        presumed[own] = chain.answered_bytes
     return Homes(presumed, own)
 
 
@@ -109,7 +109,7 @@ class GatewayCount:
         """From 1 to 64."""
         if self._configured is not None:
             return max(1.0, self._configured / (1 + self._peers.active))
-        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MOST)
+        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MAX_GATEWAYS)
 
     @property
     def times(self) -> float:
@@ -138,11 +138,13 @@ class GatewayCount:
         """Whether an endpoint with `reach` bytes, not its home, has all of a conversation from `since`."""
         was_active = self.is_cut and since < self._cut_s - _NOTICED_S
         # A shared system prompt is no sign of a conversation.
-        return was_active and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
+        return was_active and chain.answered_bytes > reach > max(
+            _SEEN * chain.answered_bytes, chain.root_bytes
+        )
 
     def note_turn(self, chain: Chain, reach: int) -> None:
         """Notes a prompt, and how much of it we have seen."""
-        before, answered = self._seen.swap(chain.question, chain.answers), chain.answered
+        before, answered = self._seen.swap(chain.question, chain.answers), chain.answered_bytes
         if answered:
             is_ours = reach >= answered or before >= chain.answers - 1
             self._ours += _WEIGHT * (is_ours - self._ours)

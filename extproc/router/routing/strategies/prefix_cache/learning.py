@@ -127,7 +127,7 @@ class Slowdown:
     __slots__ = ("_log", "samples")
 
     _STEP: Final = 0.02
-    _MOST: Final = log(4)
+    _MAX_LOG: Final = log(4)
     # Endpoints of one kind differ by less, measured so.
     _ALIKE: Final = log(1.4)
 
@@ -142,4 +142,4 @@ class Slowdown:
     def add(self, expected_ms: float, measured_ms: float) -> None:
         self.samples += 1
         step = self._STEP if measured_ms > expected_ms * exp(self._log) else -self._STEP
-        self._log = min(max(self._log + step, -self._MOST), self._MOST)
+        self._log = min(max(self._log + step, -self._MAX_LOG), self._MAX_LOG)

@@ -55,7 +55,7 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
+from extproc.router.routing.strategies.base import Candidates, ClockAndRandom, CostRow
 from extproc.router.routing.strategies.prefix_cache.engine import EngineModel
 from extproc.router.routing.strategies.prefix_cache.homes import (
     NO_HOMES,
@@ -177,7 +177,7 @@ class CostModel:
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         index: PrefixIndex,
         backlogs: Backlogs,
         engine: EngineModel,
@@ -229,12 +229,12 @@ class CostModel:
         gateways = self._gateways
         if gateways.is_alone and not gateways.is_cut:
             return NO_HOMES
-        reach = chain.reach(matched)
+        reach = chain.cached_bytes(matched)
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
             _, seen = next(self._index.holders(chain.hashes, matched))
             if len(seen) == 1:
                 return (
-                    Homes({seen[0].name: chain.answered})
+                    Homes({seen[0].name: chain.answered_bytes})
                     if candidates.allows(seen[0].name)
                     else NO_HOMES
                 )
@@ -265,7 +265,8 @@ class CostModel:
         row = self._row(holders[0].name, request, blocks)
         elsewhere, _ = next(levels, (0, ()))
         lacking_ms = (
-            self._missing(chain.reach(elsewhere), self._rule.keep, request) * engine.ms_per_byte
+            self._missing(chain.cached_bytes(elsewhere), self._rule.keep, request)
+            * engine.ms_per_byte
         )
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
             self._weigh(request.candidates.names, request)
@@ -291,7 +292,7 @@ class CostModel:
         )
         if holding is not None and not blocks:
             blocks = holding.depth(chain.hashes, request.matched)
-        reach = chain.reaches[blocks - 1] if blocks else 0
+        reach = chain.cached_ends[blocks - 1] if blocks else 0
         rule, is_home = self._rule, False
         keep = rule.keep
         if homes is not NO_HOMES:
@@ -361,7 +362,7 @@ class CostModel:
 # before, and answer a fraction.
 #
 # The first sign is how much of its earlier turns a conversation still finds. Each request with
-# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW`
+# earlier turns shows that when it comes; here it is averaged over some fifty of them. From `_FEW_FOUND`
 # of it down a part of the new conversations is refused, at `_NONE` all of them, and those that go
 # on keep what they have. A new one costs the others most and itself least: nobody waits for its
 # next word yet.
@@ -375,7 +376,7 @@ class CostModel:
 # - A part is refused, not all: refusing all would empty the endpoints, and let too many in a moment
 #   later.
 
-_FEW: Final = 0.9
+_FEW_FOUND: Final = 0.9
 _NONE: Final = 0.6
 _EACH: Final = 0.02
 
@@ -395,4 +396,4 @@ class Shedding:
     @property
     def refused(self) -> float:
         """The share of new conversations that had better not begin now."""
-        return min(1.0, max(0.0, (_FEW - self.found) / (_FEW - _NONE)))
+        return min(1.0, max(0.0, (_FEW_FOUND - self.found) / (_FEW_FOUND - _NONE)))

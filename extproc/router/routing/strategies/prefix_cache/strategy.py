@@ -21,13 +21,13 @@ from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import (
     Candidates,
     Choice,
+    ClockAndRandom,
     CostRow,
-    Ending,
-    Outside,
     PeerCounts,
     Placement,
     Reading,
     Reason,
+    RequestResult,
     SharesPicks,
     Strategy,
     StrategySettings,
@@ -124,7 +124,7 @@ class PrefixCache(Strategy):
 
     def __init__(
         self,
-        outside: Outside,
+        outside: ClockAndRandom,
         *,
         engine: str = DEFAULT_ENGINE,
         learn: bool = False,
@@ -184,12 +184,12 @@ class PrefixCache(Strategy):
         """Notes a request; its endpoint may have `presumed` bytes of it from other gateways."""
         now = self._clock()
         matched = self.index.matched(chain.hashes)
-        found = chain.reach(matched)
+        found = chain.cached_bytes(matched)
         self.gateways.note_turn(chain, found)
-        if self._shedding is not None and chain.answered:
-            self._shedding.note_turn(chain.answered, found)
+        if self._shedding is not None and chain.answered_bytes:
+            self._shedding.note_turn(chain.answered_bytes, found)
         taken = self.index.insert(holding, chain, now, matched)
-        to_do = chain.size - chain.reach(taken.had)
+        to_do = chain.size - chain.cached_bytes(taken.had)
         missing = min(to_do, chain.size - presumed)
         start = _Start(taken, missing, self.backlogs.ms(holding.name, now), to_do)
         self.backlogs.add(holding.name, to_do * self.signals.ms_per_byte, now)
@@ -204,12 +204,12 @@ class PrefixCache(Strategy):
 
     def is_shed(self, chain: Chain) -> bool:
         """Whether a prompt is a new conversation's that should not begin now."""
-        if self._shedding is None or chain.answered or not self._shedding.refused:
+        if self._shedding is None or chain.answered_bytes or not self._shedding.refused:
             return False
         is_blind = not self.gateways.is_alone or self.gateways.misses
         if is_blind or not self.index.is_full(self._clock()):
             return False
-        is_cold = 2 * chain.reach(self.index.matched(chain.hashes)) < chain.size
+        is_cold = 2 * chain.cached_bytes(self.index.matched(chain.hashes)) < chain.size
         return is_cold and self._rng.random() < self._shedding.refused
 
     def fill(self, names: list[str], candidates: Candidates, count: int) -> list[str]:
@@ -280,7 +280,7 @@ class _CacheReading(Reading):
         self._why = COLD
         self._is_open = False
         self._first: CostRow | None = None
-        self._late: tuple[str, Ending] | None = None
+        self._late: tuple[str, RequestResult] | None = None
         self.key = chain.home
         self.costs: Sequence[CostRow] = ()
         self._withdrawal: Withdrawal | None = None
@@ -329,7 +329,7 @@ class _CacheReading(Reading):
             late, self._late = self._late, None
             self.learn(*late)
 
-    def learn(self, endpoint: str, ending: Ending, /) -> None:
+    def learn(self, endpoint: str, ending: RequestResult, /) -> None:
         if self._is_open:
             # Blocks of an open request can be neither withdrawn nor moved.
             self._late = endpoint, ending
@@ -357,7 +357,7 @@ class _CacheReading(Reading):
         best = first.blocks if len(rows) == 1 else max([row.blocks for row in rows])
         if first.blocks < best:
             return SPILL
-        if chain.answered and first.match_bytes >= chain.answered:
+        if chain.answered_bytes and first.match_bytes >= chain.answered_bytes:
             return SESSION
         if best:
             return PREFIX
