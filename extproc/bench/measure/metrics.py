@@ -161,6 +161,15 @@ class RunMetrics:
     goodput: Goodput | None
     latency_ms: dict[str, Stats]
 
+    def latency(self, name: str, point: str) -> float | None:
+        """A value of a latency's summary in milliseconds; `None` where no request has the latency."""
+        summary = self.latency_ms.get(name)
+        return None if summary is None else float(getattr(summary, point))
+
+    @property
+    def good_share(self) -> float | None:
+        return None if self.goodput is None else self.goodput.share
+
 
 def sample(records: Iterable[Record], measure: Measure) -> Floats:
     """One value per completed request that has the figure."""

@@ -7,7 +7,7 @@ these twenty lines, which agree with it to twelve digits up to 1,000 degrees (sc
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,6 +60,17 @@ class Interval:
     def excludes_zero(self) -> bool:
         return self.excludes(0.0)
 
+    def map(self, convert: Callable[[float], float]) -> "Interval":
+        """The interval of converted values; `convert` keeps their order."""
+        low, high = (None if end is None else convert(end) for end in (self.low, self.high))
+        return Interval(convert(self.mean), low, high, self.count)
+
+    def span(self, show: Callable[[float], str]) -> str:
+        """Its ends behind a mean: ` [1, 3]`; empty where there are none."""
+        if self.low is None or self.high is None:
+            return ""
+        return f" [{show(self.low)}, {show(self.high)}]"
+
 
 # With two values Student's t is 12.7 deviations: an interval that says nothing.
 _FEWEST = 3
@@ -86,10 +97,7 @@ def ratio_interval(pairs: Iterable[tuple[float, float]], confidence: float) -> I
     """
     logarithms = [math.log(one / other) for one, other in pairs if one > 0 and other > 0]
     found = mean_interval(logarithms, confidence)
-    if found is None:
-        return None
-    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return Interval(math.exp(found.mean), low, high, found.count)
+    return None if found is None else found.map(math.exp)
 
 
 def student_quantile(confidence: float, freedom: int) -> float:
