@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 from pydantic import ValidationError
 
-from extproc.bench.experiments.ab import Prepares, label, measure_arm, rotate
+from extproc.bench.experiments.ab import ArmControl, label, measure_arm, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
+from extproc.bench.experiments.sweep_rows import SweepRow, build_row
 from extproc.bench.load.registry import find_part_faults
-from extproc.bench.published.tables import Cell, build_row
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports
@@ -177,7 +177,10 @@ async def run_sweep(
 
 
 async def run_tasks(
-    tasks: Sequence[Task], run: Run, lab: Prepares, keep: Callable[[Task, RunResult, Report], None]
+    tasks: Sequence[Task],
+    run: Run,
+    lab: ArmControl,
+    keep: Callable[[Task, RunResult, Report], None],
 ) -> None:
     """Does one run after the other; one that is interrupted ends them all and is not measured."""
     with suppress(Interrupted):
@@ -194,16 +197,14 @@ def append_measured(path: Path, measured: MeasuredCells) -> None:
         file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(measured))
 
 
-def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
-    """The cells of all runs that `folder` has, in the order of `tasks`."""
-    measured, cells = read_measured(folder), []
+def build_rows(tasks: Sequence[Task], folder: Path) -> list[SweepRow]:
+    """The rows of all runs that `folder` has, in the order of `tasks`."""
+    measured, rows = read_measured(folder), []
     for task in tasks:
         if one := measured.get(task.digest):
             load = task.load.model_copy(update={"req_rate": task.spec.traffic.req_rate})
-            cells.append(
-                build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load)
-            )
-    return cells
+            rows.append(build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load))
+    return rows
 
 
 def find_sweep_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:

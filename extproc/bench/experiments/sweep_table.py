@@ -1,13 +1,13 @@
-"""Strategies over loads, wherever measured: cells gathered into lines and ratios, as text and HTML."""
+"""Strategies over loads: the rows of a sweep gathered into ratios, as text and as a page."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from extproc.bench.experiments.sweep_rows import SweepRow
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
-from extproc.bench.measure.words import DASH, markdown_table, significant
-from extproc.bench.published.tables import Cell
-from extproc.bench.report.headline import show
+from extproc.bench.measure.words import DASH, Table, markdown_table, significant
+from extproc.bench.report.headline import FIGURES, show
 from extproc.errors import SettingsError
 from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
@@ -85,35 +85,35 @@ class SweepTable:
 
 def gather(
     name: str,
-    cells: Sequence[Cell],
+    rows: Sequence[SweepRow],
     *,
     baseline: str | None = None,
     confidence: float = CONFIDENCE,
     faults: Sequence[str] = (),
     tolerance: float = 0.03,
 ) -> SweepTable:
-    """Builds a sweep of its cells; the baseline is the first strategy if none is named.
+    """Builds a sweep of its rows; the baseline is the first strategy if none is named.
 
-    `faults` are the caller's own, before those of the cells. Raises `SettingsError` without cells,
+    `faults` are the caller's own, before those of the rows. Raises `SettingsError` without rows,
     or for a baseline that is none of their strategies.
     """
-    if not cells:
-        raise SettingsError("there is no cell: nothing was measured")
-    strategies = list(dict.fromkeys(cell.strategy for cell in cells))
+    if not rows:
+        raise SettingsError("there is no run: nothing was measured")
+    strategies = list(dict.fromkeys(row.strategy for row in rows))
     chosen = strategies[0] if baseline is None else baseline
     if chosen not in strategies:
         raise SettingsError(
             f"baseline {chosen!r} is none of the strategies {', '.join(strategies)}"
         )
     parts = tuple(
-        _gather_part(own, chosen, confidence) for own in _split(cells, lambda cell: cell.dataset)
+        _gather_part(own, chosen, confidence) for own in _split(rows, lambda row: row.dataset)
     )
-    invalid = [cell.verdict for cell in cells if not cell.verdict.is_valid]
+    invalid = [row.verdict for row in rows if not row.verdict.is_valid]
     return SweepTable(
         name=name,
         baseline=chosen,
         confidence=confidence,
-        repeats=len({cell.repeat for cell in cells}),
+        repeats=len({row.repeat for row in rows}),
         parts=parts,
         faults=(*faults, *_find_faults(parts)),
         remarks=tuple(_find_remarks(parts, tolerance)),
@@ -121,48 +121,49 @@ def gather(
     )
 
 
-def _split(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[list[Cell]]:
-    """The cells by what they have in common, in the order it first comes."""
-    groups: dict[object, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
+def _split(rows: Iterable[SweepRow], key: Callable[[SweepRow], object]) -> list[list[SweepRow]]:
+    """The rows by what they have in common, in the order it first comes."""
+    groups: dict[object, list[SweepRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
     return list(groups.values())
 
 
-def _gather_part(cells: Sequence[Cell], baseline: str, confidence: float) -> DatasetPart:
-    def load_of(cell: Cell) -> tuple[int, float]:
-        return cell.cap, cell.rate or 0.0
+def _gather_part(rows: Sequence[SweepRow], baseline: str, confidence: float) -> DatasetPart:
+    def load_of(row: SweepRow) -> tuple[int, float]:
+        return row.cap, row.rate or 0.0
 
-    loads = _split(sorted(cells, key=load_of), load_of)
+    loads = _split(sorted(rows, key=load_of), load_of)
     return DatasetPart(
-        cells[0].dataset,
+        rows[0].dataset,
         tuple(
-            _gather_spot(own, [cell for cell in load if cell.strategy == baseline], confidence)
+            _gather_spot(own, [row for row in load if row.strategy == baseline], confidence)
             for load in loads
-            for own in _split(load, lambda cell: cell.strategy)
+            for own in _split(load, lambda row: row.strategy)
         ),
     )
 
 
-def _gather_spot(own: Sequence[Cell], base: Sequence[Cell], confidence: float) -> Spot:
+def _gather_spot(own: Sequence[SweepRow], base: Sequence[SweepRow], confidence: float) -> Spot:
     """Pairs have the same prompts at the same times, and both are valid: else a ratio compares two loads."""
-    figures = [{**cell.figures, "in_flight": cell.in_flight} for cell in own]
-    names = dict.fromkeys(name for each in figures for name in each)
+    names = list(dict.fromkeys(name for row in own for name in row.figures))
     sound = [other for other in base if other.verdict.is_valid]
     paired = [(one, other) for one in own for other in sound if one.repeat == other.repeat]
-    pairs = [(one.figures, other.figures) for one, other in paired if one.verdict.is_valid]
-    bound = [
-        (one.figures, other.figures) for one, other in paired if one.verdict.is_client_limited_only
-    ]
+    pairs = [pair for pair in paired if pair[0].verdict.is_valid]
+    bound = [pair for pair in paired if pair[0].verdict.is_client_limited_only]
     is_bound = not pairs and bool(bound)
-    pairs = pairs or bound
     levels = {
-        name: mean_interval([each[name] for each in figures if name in each], confidence)
+        name: mean_interval([row.figures[name] for row in own if name in row.figures], confidence)
         for name in names
     }
     ratios = {
         name: ratio_interval(
-            [(x[name], y[name]) for x, y in pairs if name in x and name in y], confidence
+            [
+                (one.figures[name], other.figures[name])
+                for one, other in pairs or bound
+                if name in one.figures and name in other.figures
+            ],
+            confidence,
         )
         for name in (_THROUGHPUTS if is_bound else names)
     }
@@ -172,7 +173,7 @@ def _gather_spot(own: Sequence[Cell], base: Sequence[Cell], confidence: float) -
         {name: found for name, found in levels.items() if found},
         {name: found for name, found in ratios.items() if found},
         is_bound,
-        tuple(cell.verdict.text for cell in own if not cell.verdict.is_valid),
+        tuple(row.verdict.text for row in own if not row.verdict.is_valid),
     )
 
 
@@ -210,18 +211,10 @@ def _find_gap(part: DatasetPart, level: Level) -> float:
 
 
 _COLUMNS = (
-    *(("req_per_s", "req/s"), ("total_tok_per_s", "tok/s"), ("output_tok_per_s", "out tok/s")),
-    *(
-        ("ttft_mean_ms", "TTFT mean"),
-        ("ttft_median_ms", "TTFT median"),
-        ("ttft_p99_ms", "TTFT p99"),
-    ),
-    *(("tpot_mean_ms", "TPOT mean"), ("itl_mean_ms", "ITL mean"), ("e2e_mean_ms", "E2E mean")),
-    *(
-        ("time_per_token_mean_ms", "time per token"),
-        ("hit_rate", "hit rate"),
-        ("in_flight", "in flight"),
-    ),
+    *("req_per_s", "total_tok_per_s", "output_tok_per_s"),
+    *("ttft_mean_ms", "ttft_median_ms", "ttft_p99_ms"),
+    *("tpot_mean_ms", "itl_mean_ms", "e2e_mean_ms", "time_per_token_mean_ms"),
+    *("hit_rate", "in_flight"),
 )
 _RATIOS = (
     "total_tok_per_s",
@@ -230,20 +223,21 @@ _RATIOS = (
     "e2e_mean_ms",
     "time_per_token_mean_ms",
 )
-_HEADINGS = dict(_COLUMNS)
 _FROM = "latencies count from the sending of a request, as in published tables; in flight is a mean"
+
+
+def _head(column: str) -> str:
+    return FIGURES[column].heading if column in FIGURES else "in flight"
 
 
 def sweep_markdown(sweep: SweepTable) -> str:
     """Headlines, then each dataset's figures and ratios."""
     texts = [*sweep_headlines(sweep), "", how(sweep), ""]
     for part in sweep.parts:
-        header, rows = _ratios(sweep, part)
         texts += [f"{part.dataset}:"] * bool(part.dataset)
-        texts += [
-            markdown_table(*_figures(part)),
-            *([markdown_table(header, rows)] if rows else []),
-        ]
+        texts.append(markdown_table(*_list_figures(part)))
+        if ratios := _list_ratios(sweep, part):
+            texts.append(markdown_table(*ratios))
     return "\n".join(texts) + "\n"
 
 
@@ -277,44 +271,52 @@ def _headline(sweep: SweepTable, part: DatasetPart, strategy: str) -> str:
     best = next((spot for spot in reversed(part.of(strategy)) if spot.ratios), None)
     if best is None:
         return f"{name}: no load at which it and {sweep.baseline} are both valid: no ratio."
-    parts = [
-        f"{_HEADINGS[column]} {'at least ' * best.is_bound}{_say(column, best.ratios[column])}"
+    changes = [
+        f"{_head(column)} {'at least ' * best.is_bound}{_describe_ratio(column, best.ratios[column])}"
         for column in _RATIOS
         if column in best.ratios
     ]
     if best.is_bound:
-        parts.append("its client was the limit, so that its latencies are of a smaller load")
-    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(parts)}."
+        changes.append("its client was the limit, so that its latencies are of a smaller load")
+    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(changes)}."
 
 
-def _say(column: str, ratio: Interval) -> str:
+def _describe_ratio(column: str, ratio: Interval) -> str:
     """A throughput's gain in percent, or how many times a latency is lower or higher; with its interval."""
     if not column.endswith("_ms"):
         gain = f"{ratio.mean - 1:+.0%}"
         gain = "the same" if gain in {"+0%", "-0%"} else gain
-        return gain + _span(ratio, lambda value: f"{value - 1:+.0%}")
+        return gain + ratio.span(lambda value: f"{value - 1:+.0%}")
     way = "higher"
     if ratio.mean < 1:
-        way = "lower"
-        low, high = (None if end is None else 1 / end for end in (ratio.high, ratio.low))
-        ratio = Interval(1 / ratio.mean, low, high, ratio.count)
+        way, inverse = "lower", ratio.map(lambda value: 1 / value)
+        ratio = Interval(inverse.mean, inverse.high, inverse.low, ratio.count)
     size = "the same" if f"{ratio.mean:.2f}" == "1.00" else f"{significant(ratio.mean)}x {way}"
-    return size + _span(ratio, significant)
+    return size + ratio.span(significant)
 
 
-def _span(interval: Interval, show: Callable[[float], str]) -> str:
-    if interval.low is None or interval.high is None:
-        return ""
-    return f" [{show(interval.low)}, {show(interval.high)}]"
+def _list_figures(part: DatasetPart) -> Table:
+    shown = [name for name in _COLUMNS if any(name in spot.figures for spot in part.spots)]
+    return ["in flight at most", "strategy", *map(_head, shown), "verdict"], [
+        [
+            *(_name_load(spot), spot.strategy),
+            *(_show(name, spot.figures.get(name)) for name in shown),
+            _name_state(spot),
+        ]
+        for spot in part.spots
+    ]
 
 
-def _figures(part: DatasetPart) -> tuple[list[str], list[list[str]]]:
-    shown = [name for name, _ in _COLUMNS if any(name in spot.figures for spot in part.spots)]
-    rows = []
-    for spot in part.spots:
-        figures = (_show(name, spot.figures.get(name)) for name in shown)
-        rows.append([_name_load(spot), spot.strategy, *figures, _state(spot)])
-    return ["in flight at most", "strategy", *(_HEADINGS[name] for name in shown), "verdict"], rows
+def _list_ratios(sweep: SweepTable, part: DatasetPart) -> Table | None:
+    """What there is of ratios to the baseline; `None` if there are none."""
+    shown = [name for name in _RATIOS if any(name in spot.ratios for spot in part.spots)]
+    others = [spot for spot in part.spots if spot.strategy != sweep.baseline]
+    if not shown or not others:
+        return None
+    return [f"over {sweep.baseline}", "strategy", *map(_head, shown)], [
+        [_name_load(spot), spot.strategy, *(_show_ratio(spot, name) for name in shown)]
+        for spot in others
+    ]
 
 
 def _name_load(spot: Spot) -> str:
@@ -322,33 +324,23 @@ def _name_load(spot: Spot) -> str:
     return f"{spot.level.concurrency:,}{rate}"
 
 
-def _show(name: str, interval: Interval | None) -> str:
-    if interval is None:
+def _show(name: str, level: Interval | None) -> str:
+    if level is None:
         return DASH
-    margin = "" if interval.high is None else f" ± {show(name, interval.high - interval.mean)}"
-    return f"{show(name, interval.mean)}{margin}"
+    margin = "" if level.high is None else f" ± {show(name, level.high - level.mean)}"
+    return f"{show(name, level.mean)}{margin}"
 
 
-def _state(spot: Spot) -> str:
+def _name_state(spot: Spot) -> str:
     return "; ".join(dict.fromkeys(spot.doubts)) or "valid"
 
 
-def _ratios(sweep: SweepTable, part: DatasetPart) -> tuple[list[str], list[list[str]]]:
-    shown = [name for name in _RATIOS if any(name in spot.ratios for spot in part.spots)]
-    header = [f"over {sweep.baseline}", "strategy", *(_HEADINGS[name] for name in shown)]
-    rows = []
-    for spot in part.spots:
-        if shown and spot.strategy != sweep.baseline:
-            ratios = (_show_ratio(spot.ratios.get(name), is_bound=spot.is_bound) for name in shown)
-            rows.append([_name_load(spot), spot.strategy, *ratios])
-    return header, rows
-
-
-def _show_ratio(ratio: Interval | None, *, is_bound: bool) -> str:
+def _show_ratio(spot: Spot, name: str) -> str:
+    ratio = spot.ratios.get(name)
     if ratio is None:
         return DASH
     star = "*" if ratio.excludes(1.0) else ""
-    return f"{'≥ ' * is_bound}{significant(ratio.mean)}{_span(ratio, significant)}{star}"
+    return f"{'≥ ' * spot.is_bound}{significant(ratio.mean)}{ratio.span(significant)}{star}"
 
 
 def sweep_html(sweep: SweepTable) -> str:
@@ -367,16 +359,16 @@ def _parts(sweep: SweepTable) -> Iterator[str]:
     )
     yield page.notice(title, sweep.faults, is_good=not sweep.faults)
     yield page.remarks((*sweep_headlines(sweep), how(sweep), *sweep.remarks))
-    ratios = [_ratios(sweep, part) for part in sweep.parts]
-    is_long = len(sweep.parts) + sum(bool(rows) for _, rows in ratios) > _MOST_TABLES
-    for part, (header, rows) in zip(sweep.parts, ratios, strict=True):
+    ratios = [_list_ratios(sweep, part) for part in sweep.parts]
+    is_long = len(sweep.parts) + sum(table is not None for table in ratios) > _MOST_TABLES
+    for part, compared in zip(sweep.parts, ratios, strict=True):
         yield page.cards(_charts(part))
         of = f", {part.dataset}" if part.dataset else ""
-        figures = page.table("" if is_long else f"Figures{of}", *_figures(part))
+        figures = page.table("" if is_long else f"Figures{of}", *_list_figures(part))
         summary = f"<summary>Figures{page.escape(of)}</summary>"
         yield f'<details class="card">{summary}{figures}</details>' if is_long else figures
-        if rows:
-            yield page.table(f"Ratios{of}; a star is more than chance", header, rows)
+        if compared:
+            yield page.table(f"Ratios{of}; a star is more than chance", *compared)
 
 
 def _charts(part: DatasetPart) -> dict[str, str]:
@@ -395,7 +387,7 @@ def _charts(part: DatasetPart) -> dict[str, str]:
 
 
 def _chart(part: DatasetPart, column: str, unit: str) -> str:
-    lines = {strategy: _dots(part.of(strategy), column) for strategy in part.strategies}
+    lines = {strategy: _list_dots(part.of(strategy), column) for strategy in part.strategies}
     return dotted(
         lines,
         x_label="requests in flight at most",
@@ -412,25 +404,19 @@ def _spans(values: Sequence[float], times: float) -> bool:
 
 def _bars(part: DatasetPart, column: str, unit: str) -> str:
     """One load is no line."""
-    found = [(spot, spot.figures[column]) for spot in part.spots if column in spot.figures]
-    places = [part.strategies.index(spot.strategy) for spot, _ in found]
-    items = [
-        Bar(spot.strategy, figure.mean, place, figure.low, figure.high, is_hollow=bool(spot.doubts))
-        for place, (spot, figure) in zip(places, found, strict=True)
-    ]
+    items = []
+    for spot in part.spots:
+        if found := spot.figures.get(column):
+            place, is_hollow = part.strategies.index(spot.strategy), bool(spot.doubts)
+            items.append(Bar(spot.strategy, found.mean, place, found.low, found.high, is_hollow))
     return bars(items, y_label=unit)
 
 
-def _dots(spots: Sequence[Spot], column: str) -> list[Dot]:
-    return [
-        Dot(
-            spot.level.concurrency,
-            found.mean,
-            found.low,
-            found.high,
-            is_hollow=bool(spot.doubts),
-            title=f"{spot.strategy}, {spot.level}: {_show(column, found)} ({_state(spot)})",
-        )
-        for spot in spots
-        if (found := spot.figures.get(column)) is not None
-    ]
+def _list_dots(spots: Sequence[Spot], column: str) -> list[Dot]:
+    dots = []
+    for spot in spots:
+        if found := spot.figures.get(column):
+            title = f"{spot.strategy}, {spot.level}: {_show(column, found)} ({_name_state(spot)})"
+            x, is_hollow = spot.level.concurrency, bool(spot.doubts)
+            dots.append(Dot(x, found.mean, found.low, found.high, is_hollow, title))
+    return dots
