@@ -4,7 +4,7 @@ Knows no network.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.bench.experiments.ab import with_traffic
@@ -55,11 +55,6 @@ class Rung:
     def efficiency(self) -> float:
         """Requests served per scheduled request."""
         return self.served_rps / self.rate
-
-    @property
-    def e2e_p50_ms(self) -> float | None:
-        summary = self.report.measured.latency_ms.get("e2e")
-        return summary.p50 if summary else None
 
     @property
     def why(self) -> str:
@@ -181,17 +176,8 @@ def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
 
 
 _HEADER = (
-    *(
-        "asked req/s",
-        "served req/s",
-        "tok/s",
-        "TTFT p50",
-        "TTFT p99",
-        "E2E p50",
-        "time per token",
-        "failed",
-    ),
-    *("Little's residual", ""),
+    *("asked req/s", "served req/s", "tok/s", "TTFT p50", "TTFT p99", "E2E p50"),
+    *("time per token", "failed", "Little's residual", ""),
 )
 
 
@@ -217,7 +203,6 @@ def headline(found: Saturation) -> str:
 def _rows(found: Saturation) -> Iterator[Sequence[str]]:
     for rung, is_saturated in zip(found.rungs, found.saturated, strict=True):
         measured = rung.report.measured
-        ttft, per_token = measured.latency_ms.get("ttft"), measured.latency_ms.get("time_per_token")
         state = "saturated" if is_saturated else "served"
         if not rung.is_measured:
             state = rung.report.verdict.text
@@ -227,10 +212,10 @@ def _rows(found: Saturation) -> Iterator[Sequence[str]]:
             fixed(rung.rate),
             fixed(rung.served_rps),
             fixed(measured.throughput.total_tps, 0),
-            milliseconds(ttft.p50 if ttft else None),
-            milliseconds(ttft.p99 if ttft else None),
-            milliseconds(rung.e2e_p50_ms),
-            milliseconds(per_token.mean if per_token else None),
+            milliseconds(measured.latency("ttft", "p50")),
+            milliseconds(measured.latency("ttft", "p99")),
+            milliseconds(measured.latency("e2e", "p50")),
+            milliseconds(measured.latency("time_per_token", "mean")),
             name_failed(rung.report),
             percent(rung.report.verdict.figures.littles_residual),
             state,
@@ -247,23 +232,27 @@ def _parts(found: Saturation) -> Iterator[str]:
     )
     yield page.remarks((name_part(found.rungs[0].report), *found.remarks))
     rates = [rung.rate for rung in found.rungs]
-    ttfts = [rung.report.measured.latency_ms.get("ttft") for rung in found.rungs]
-    p50s, p99s = (
-        [math.nan if ttft is None else getattr(ttft, point) for ttft in ttfts]
+
+    def draw(label: str, values: Iterable[float | None]) -> Series:
+        return Series(label, rates, [math.nan if value is None else value for value in values])
+
+    measured = [rung.report.measured for rung in found.rungs]
+    waits = [
+        draw(f"TTFT {point}", [part.latency("ttft", point) for part in measured])
         for point in ("p50", "p99")
-    )
+    ]
     yield page.cards(
         {
             "Served by rate": lines(
                 [
-                    Series("asked for", rates, rates),
-                    Series("served", rates, [rung.served_rps for rung in found.rungs]),
+                    draw("asked for", rates),
+                    draw("served", [rung.served_rps for rung in found.rungs]),
                 ],
                 x_label="asked req/s",
                 y_label="req/s",
             ),
             "Latency by rate": lines(
-                [Series("TTFT p50", rates, p50s), Series("TTFT p99", rates, p99s)],
+                waits,
                 x_label="asked req/s",
                 y_label="ms",
                 is_log_y=True,

@@ -61,13 +61,12 @@ def _read(
     claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | None
 ) -> float | None:
     if claim.point is not None:
-        summary = measured.latency_ms.get(claim.figure)
-        return None if summary is None else float(getattr(summary, claim.point))
-    flow, goodput = measured.throughput, measured.goodput
+        return measured.latency(claim.figure, claim.point)
+    flow = measured.throughput
     values = {
         "failed": failed,
         "hit_rate": hit_rate,
-        "goodput": goodput.share if goodput else None,
+        "goodput": measured.good_share,
         "req_per_s": flow.requests_rps,
         "output_tok_per_s": flow.output_tps,
         "total_tok_per_s": flow.total_tps,
