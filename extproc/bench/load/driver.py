@@ -4,7 +4,6 @@ import asyncio
 import multiprocessing
 import signal
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -12,7 +11,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 
 from extproc.bench.load.generator import LoadShare
 from extproc.bench.load.process import Done, Ready, StartAt, Stop, run_process
-from extproc.bench.progress import Progress, RunSnapshot
+from extproc.bench.progress import Progress, RunSnapshot, sum_snapshots
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: every process must have the start's time by then.
@@ -115,7 +114,7 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
         news = process.receive()
         if news is not None:
             progress.update(
-                sum_standings([p.snapshot for p in processes if p.snapshot is not None], news)
+                sum_snapshots([p.snapshot for p in processes if p.snapshot is not None], news)
             )
         if process.is_dead:
             # Nobody waits for the others: a part of the load is no load.
@@ -147,23 +146,3 @@ def _send(processes: Sequence[_Process], message: StartAt | Stop) -> None:
         # One that has just died, or is just done, must be counted as that.
         with suppress(BrokenPipeError):
             process.pipe.send(message)
-
-
-def sum_standings(snapshots: Sequence[RunSnapshot], news: RunSnapshot) -> RunSnapshot:
-    """Adds up totals; latencies are those of the process that has news."""
-    failures: Counter[str] = Counter()
-    for snapshot in snapshots:
-        failures.update(snapshot.failures)
-    return RunSnapshot(
-        at_s=news.at_s,
-        sent=sum(s.sent for s in snapshots),
-        in_flight=sum(s.in_flight for s in snapshots),
-        finished=sum(s.finished for s in snapshots),
-        failures=dict(failures),
-        ttft_s=news.ttft_s,
-        lag_s=news.lag_s,
-        e2e_s=news.e2e_s,
-        tpot_s=news.tpot_s,
-        input_tokens=sum(s.input_tokens for s in snapshots),
-        output_tokens=sum(s.output_tokens for s in snapshots),
-    )
