@@ -7,7 +7,7 @@ import pytest
 
 from extproc.bench.experiments import ab
 from extproc.bench.experiments.arms import Switch, build_switch
-from extproc.bench.experiments.compare import describe_difference, show_change
+from extproc.bench.experiments.compare import Trial, describe_difference, show_change
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import Interval, mean_interval, student_quantile
@@ -228,7 +228,7 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
     world = World()
     trials = await ab.run_trials(comparing(), world.run, world)
     slow = result([record(index, index / 8) for index in range(80)], duration_s=11.4)
-    trials[1] = ab.Trial(trials[1].arm, trials[1].repeat, report.build(slow))
+    trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow))
 
     summary = ab.summarise_trials(trials, comparing().ab)
 

@@ -51,7 +51,7 @@ def pair(other: RunResult) -> Comparison:
 def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_worse() -> None:
     """However far apart they are: no repeat shows how far two equal runs would have been."""
     comparison = pair(slower(2))
-    usual, changes = comparison.sides[0].changes, comparison.sides[1].changes
+    usual, changes = comparison.arms[0].changes, comparison.arms[1].changes
     text = comparison_markdown(comparison)
 
     assert not comparison.faults
@@ -76,7 +76,7 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
     slow = [seeded(slower(factor), seed) for seed, factor in ((1, 2.0), (2, 2.1), (3, 1.9))]
     same = [seeded(slower(factor), seed) for seed, factor in ((1, 1.01), (2, 0.99), (3, 1.0))]
 
-    worse, equal = (compare(usual, side).sides[1].changes["ttft_mean_ms"] for side in (slow, same))
+    worse, equal = (compare(usual, side).arms[1].changes["ttft_mean_ms"] for side in (slow, same))
 
     assert is_better("ttft_mean_ms", worse) is False
     assert worse.mean == pytest.approx(0.9983, abs=1e-4)

@@ -1,4 +1,3 @@
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,9 @@ from click.testing import CliRunner, Result
 from extproc.bench.commands import bench
 from extproc.bench.experiments import sweep as sweeping
 from extproc.bench.experiments import sweep_table
+from extproc.bench.experiments.ab import run_tasks
 from extproc.bench.experiments.run import Interrupted
-from extproc.bench.experiments.sweep import Task, list_tasks
+from extproc.bench.experiments.sweep import SweepTask, list_tasks
 from extproc.bench.experiments.sweep_rows import SweepRow, build_row
 from extproc.bench.judge.verdict import (
     CLIENT_LIMITED,
@@ -137,94 +137,88 @@ class World:
         )
 
 
-def keep_in(folder: Path, task: Task, said: report.Report) -> None:
+def keep_in(folder: Path, task: SweepTask, said: report.Report) -> None:
     sweeping.append_measured(
-        folder / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said)
+        folder / sweeping.CELLS, sweeping.MeasuredRun(task.digest, task.title, said)
     )
 
 
-def do(tasks: Sequence[Task], folder: Path, world: World) -> list[str]:
+async def do(tasks: Sequence[SweepTask], folder: Path, world: World) -> list[str]:
     """Does what is missing as the command does it; returns the titles of what was run."""
-    missing = sweeping.find_missing(tasks, folder)
-    asyncio.run(
-        sweeping.run_tasks(
-            missing, world.run, world, lambda task, _, said: keep_in(folder, task, said)
-        )
-    )
+    async for task, _, said in run_tasks(sweeping.find_missing(tasks, folder), world.run, world):
+        keep_in(folder, task, said)
     return world.titles
 
 
-def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+async def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
-    first = do(tasks, tmp_path, World(stop_before=3))
+    first = await do(tasks, tmp_path, World(stop_before=3))
     faults = [*sweeping.find_sweep_faults(tasks, tmp_path)]
-    second = do(tasks, tmp_path, World())
+    second = await do(tasks, tmp_path, World())
 
     assert faults == ["partial: 5 of 8 runs are missing; the same command goes on"]
     assert [*first, *second] == [task.title for task in tasks]
     assert [*sweeping.find_sweep_faults(tasks, tmp_path)] == []
-    assert do(tasks, tmp_path, World()) == []
+    assert await do(tasks, tmp_path, World()) == []
 
 
-def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
-    tasks, world = list_tasks(sweep_spec()), World()
+async def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
+    world, spec = World(), sweep_spec({"command": ["true"], "flush": []})
 
     async def run(seeded: Spec, title: str) -> RunResult:
         made = await world.run(seeded, title)
         return replace(made, info=replace(made.info, interrupted_s=4.0))
 
-    asyncio.run(sweeping.run_tasks(tasks, run, world, lambda *_: pytest.fail("was kept")))
+    await sweeping.run_sweep(
+        spec, list_tasks(spec), run, tmp_path, lambda *_: pytest.fail("was kept")
+    )
 
     assert len(world.titles) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(
+async def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(
     tmp_path: Path,
 ) -> None:
-    do(list_tasks(sweep_spec()), tmp_path, World())
+    await do(list_tasks(sweep_spec()), tmp_path, World())
     wider = sweep_spec({"repeats": 3, "arms": [*ARMS, "random"]}, concurrency=[100, 200])
-    added = do(list_tasks(wider), tmp_path, World())
+    added = await do(list_tasks(wider), tmp_path, World())
+    others = list_tasks(sweep_spec().model_copy(update={"seed": 7}))
 
     # What was done before at 100 in flight, two arms twice, is not done again.
     assert len(added) == 18 - 4
     assert "100 in flight, round_robin, repeat 1" not in added
-    assert len(do(list_tasks(sweep_spec().model_copy(update={"seed": 7})), tmp_path, World())) == 8
+    assert len(await do(others, tmp_path, World())) == 8
 
 
-def test_line_that_was_cut_off_is_done_again_and_swallows_nothing(tmp_path: Path) -> None:
+async def test_line_that_was_cut_off_is_done_again_and_swallows_nothing(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
-    do(tasks, tmp_path, World(stop_before=2))
+    await do(tasks, tmp_path, World(stop_before=2))
     path = tmp_path / sweeping.CELLS
     path.write_bytes(path.read_bytes()[:-30])
 
-    assert len(do(tasks, tmp_path, World())) == 7
+    assert len(await do(tasks, tmp_path, World())) == 7
     assert len(sweeping.read_measured(tmp_path)) == 8
 
 
-def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> None:
+async def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> None:
     tasks, world = list_tasks(sweep_spec()), World()
-
-    def keep(task: Task, made: RunResult, said: report.Report) -> None:
-        keep_in(
-            tmp_path, task, report.build(replace(made, records=())) if task is tasks[0] else said
-        )
-
-    asyncio.run(sweeping.run_tasks(tasks, world.run, world, keep))
+    async for task, made, said in run_tasks(tasks, world.run, world):
+        empty = report.build(replace(made, records=()))
+        keep_in(tmp_path, task, empty if task is tasks[0] else said)
 
     assert sweeping.find_missing(tasks, tmp_path) == []
     assert sweeping.find_missing(tasks, tmp_path, again=True) == [tasks[0]]
 
 
-def test_arms_with_different_schedules_are_told(tmp_path: Path) -> None:
+async def test_arms_with_different_schedules_are_told(tmp_path: Path) -> None:
     tasks, world = list_tasks(sweep_spec({"repeats": 1}, concurrency=[100])), World()
-
-    def keep(task: Task, _: RunResult, said: report.Report) -> None:
+    async for task, _, said in run_tasks(tasks, world.run, world):
         keep_in(tmp_path, task, replace(said, schedule=task.arm.name))
 
-    asyncio.run(sweeping.run_tasks(tasks, world.run, world, keep))
-    faults = [*sweeping.find_sweep_faults(tasks, tmp_path)]
-
-    assert faults == ["100 in flight, repeat 1: the arms' schedules differ"]
+    assert [*sweeping.find_sweep_faults(tasks, tmp_path)] == [
+        "100 in flight, repeat 1: the arms' schedules differ"
+    ]
 
 
 def test_ratio_is_the_geometric_mean_of_pairs() -> None:

@@ -21,8 +21,9 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from extproc.bench.experiments.ab import Trial, run_trials
+from extproc.bench.experiments.ab import run_trials
 from extproc.bench.experiments.arms import Lab, build_switch
+from extproc.bench.experiments.compare import Trial
 from extproc.bench.experiments.run import run
 from extproc.bench.experiments.sweep_rows import SweepRow
 from extproc.bench.measure.words import fixed, markdown_table, percent

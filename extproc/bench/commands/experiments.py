@@ -13,14 +13,13 @@ from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import (
-    Trial,
     ab_html,
     ab_markdown,
     count_runs,
     run_ab,
     summarise_trials,
 )
-from extproc.bench.experiments.compare import compare, comparison_html, comparison_markdown
+from extproc.bench.experiments.compare import Trial, compare, comparison_html, comparison_markdown
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
@@ -176,7 +175,8 @@ def _name_sides(a: Path, b: Path) -> tuple[str, str]:
     a, b = a.resolve(), b.resolve()
     while a.name == b.name and a != b:
         a, b = a.parent, b.parent
-    return a.name.removesuffix(".json"), b.name.removesuffix(".json")
+    names = a.name.removesuffix(".json"), b.name.removesuffix(".json")
+    return names if a != b else (names[0], f"{names[0]} again")
 
 
 def _read_reports(path: Path) -> list[report.Report]:
@@ -276,7 +276,7 @@ def sweep_command(
     missing = sweep.find_missing(tasks, output, again=again)
     pace = Pace(len(missing) * (2 if spec.ab.prime else 1))
 
-    def print_measured(task: sweep.Task, said: report.Report) -> None:
+    def print_measured(task: sweep.SweepTask, said: report.Report) -> None:
         click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
     async def work(run: Run, stop: asyncio.Event, on: StatusServer | None) -> None:

@@ -2,23 +2,22 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import (
     Arm,
-    describe_difference,
-    find_remarks,
-    find_unfairness,
+    Trial,
+    compare_trials,
     list_headlines,
     list_known,
     list_means,
+    notice,
     show_change,
-    summarise_arm,
 )
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted, Run
@@ -30,7 +29,6 @@ from extproc.bench.report.headline import (
     FIGURES,
     SHARES,
     name_part,
-    read_figures,
     show,
 )
 from extproc.bench.report.outputs import write_reports
@@ -56,12 +54,16 @@ class ArmControl(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One arm measured once. Trials of one `repeat` have one seed and thus one schedule."""
+class Task:
+    """One run of an experiment: the arm, its repeat from 0 on, and the spec with its seed."""
 
-    arm: str
+    arm: Component
     repeat: int
-    report: Report
+    spec: Spec
+    title: str
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def label(arm: Component) -> str:
@@ -106,21 +108,37 @@ async def run_trials(
 ) -> list[Trial]:
     """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do.
 
-    A run that is interrupted ends them all; it is kept, but is no trial.
+    A run that is interrupted is kept, but is no trial.
     """
-    trials: list[Trial] = []
-    with suppress(Interrupted):
-        for repeat in range(spec.ab.repeats):
-            seeded = spec.model_copy(update={"seed": spec.seed + repeat})
-            for arm in rotate(spec.ab.arms, repeat):
-                title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
-                result = await measure_arm(seeded, arm, title, run, lab)
-                trial = Trial(label(arm), repeat, replace(report.build(result), arm=label(arm)))
-                keep(trial, result)
-                if result.info.interrupted_s is not None:
-                    return trials
-                trials.append(trial)
+    tasks = [
+        Task(
+            arm,
+            repeat,
+            spec.model_copy(update={"seed": spec.seed + repeat}),
+            f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}",
+        )
+        for repeat in range(spec.ab.repeats)
+        for arm in rotate(spec.ab.arms, repeat)
+    ]
+    trials = []
+    async for task, result, said in run_tasks(tasks, run, lab):
+        trial = Trial(label(task.arm), task.repeat, said)
+        keep(trial, result)
+        if result.info.interrupted_s is None:
+            trials.append(trial)
     return trials
+
+
+async def run_tasks(
+    tasks: Iterable[AnyTask], run: Run, lab: ArmControl
+) -> AsyncIterator[tuple[AnyTask, RunResult, Report]]:
+    """Does one run after the other; one that is interrupted is the last."""
+    with suppress(Interrupted):
+        for task in tasks:
+            result = await measure_arm(task.spec, task.arm, task.title, run, lab)
+            yield task, result, replace(report.build(result), arm=label(task.arm))
+            if result.info.interrupted_s is not None:
+                return
 
 
 async def measure_arm(
@@ -208,54 +226,37 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """
     if not trials:
         raise SettingsError("interrupted before the first run was done")
-    labels = list(
-        dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda trial: trial.repeat))
-    )
+    labels = [trial.arm for trial in trials]
     baseline = labels[0] if ab.baseline is None else ab.baseline
     if baseline not in labels:
         raise SettingsError(f"ab.baseline: {baseline!r} is none of the arms {', '.join(labels)}")
-    labels.sort(key=lambda label: label != baseline)
-    by_arm = {
-        label: {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
-        for label in labels
-    }
-    arms = tuple(
-        summarise_arm(label, by_arm[label], by_arm[baseline], ab.confidence) for label in labels
+    found = compare_trials(
+        trials,
+        baseline,
+        name_run=lambda trial: f"{trial.arm} (repeat {trial.repeat + 1})",
+        tolerance=ab.tolerance,
+        confidence=ab.confidence,
     )
-    faults: list[str] = []
-    remarks: list[str] = []
+    faults, remarks = list(found.faults), list(found.remarks)
     wanted = len(ab.arms) * ab.repeats
     if len(trials) < wanted:
-        faults.append(f"partial: interrupted after {len(trials)} of {wanted} runs")
-    for repeat in sorted({trial.repeat for trial in trials}):
-        own = [trial for trial in trials if trial.repeat == repeat]
-        runs = [(f"{trial.arm} (repeat {repeat + 1})", trial.report) for trial in own]
-        faults += find_unfairness(runs, ab.tolerance)
-        remarks += find_remarks(runs, ab.tolerance)
+        faults.insert(0, f"partial: interrupted after {len(trials)} of {wanted} runs")
     first = trials[0].report
     if ab.flush is None and not first.spec.get("scrape"):
-        unflushed = "no cache was emptied, as scrape lists no endpoint"
         remarks.append(
-            f"{unflushed}: who has had these prompts before, as of another run, is sooner"
+            "no cache was emptied, as scrape lists no endpoint: "
+            "who has had these prompts before, as of another run, is sooner"
         )
-    example = {trial.arm: trial.report for trial in reversed(trials)}
-    sentences = (
-        describe_difference(
-            arm.label, baseline, arm.changes, ab.confidence, example[baseline], example[arm.label]
-        )
-        for arm in arms
-        if arm.label != baseline
-    )
     return AbReport(
         schema=AB_SCHEMA,
         name=first.name,
         model=first.model,
         baseline=baseline,
         confidence=ab.confidence,
-        arms=arms,
+        arms=found.arms,
         faults=tuple(faults),
         remarks=tuple(remarks),
-        sentences=() if faults else tuple(filter(None, sentences)),
+        sentences=() if faults else found.sentences,
         trials=tuple(trials),
     )
 
@@ -316,8 +317,8 @@ def ab_html(report: AbReport) -> str:
 
 
 def _parts(report: AbReport) -> Iterator[str]:
-    title, known = "comparable" if report.is_valid else "not comparable", list_known(report.arms)
-    yield page.notice(title, report.faults or report.sentences, is_good=report.is_valid)
+    known = list_known(report.arms)
+    yield notice(report.faults, report.sentences)
     yield page.remarks((name_part(report.trials[0].report), *report.remarks))
     plotted = [name for name in _PLOTTED if name in known][:4]
     yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})

@@ -1,7 +1,7 @@
 """Two sides, a run each or several, and whether they may be compared at all. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
@@ -60,17 +60,71 @@ def summarise_arm(label: str, own: Repeats, base: Repeats, confidence: float) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two sides. `faults` say why they don't answer one question; latencies then mean nothing side by side.
+class Trial:
+    """One arm measured once. Trials of one `repeat` have one seed and thus one schedule."""
 
-    `sentence` says in one how the second differs, if it may be said.
+    arm: str
+    repeat: int
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Arms, the baseline first. `faults` say why they don't answer one question.
+
+    Latencies then mean nothing side by side, and there are no `sentences`, which say what each arm
+    but the baseline brings. `remarks` say how to read the figures, `part` what they are of.
     """
 
-    sides: tuple[Arm, Arm]
+    arms: tuple[Arm, ...]
     part: str
+    confidence: float
     faults: tuple[str, ...]
     remarks: tuple[str, ...]
-    sentence: str | None
+    sentences: tuple[str, ...]
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.faults
+
+
+def compare_trials(
+    trials: Sequence[Trial],
+    baseline: str,
+    *,
+    name_run: Callable[[Trial], str],
+    tolerance: float,
+    confidence: float,
+) -> Comparison:
+    """Compares trials repeat by repeat; `tolerance` is how far loads may differ, as a share."""
+    labels = list(dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda one: one.repeat)))
+    labels.sort(key=lambda label: label != baseline)
+    figures = {
+        label: {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
+        for label in labels
+    }
+    arms = [summarise_arm(label, figures[label], figures[baseline], confidence) for label in labels]
+    faults: list[str] = []
+    remarks: list[str] = []
+    for repeat in sorted({trial.repeat for trial in trials}):
+        runs = [(name_run(trial), trial.report) for trial in trials if trial.repeat == repeat]
+        faults += find_unfairness(runs, tolerance)
+        remarks += find_remarks(runs, tolerance)
+    example = {trial.arm: trial.report for trial in reversed(trials)}
+    sentences = (
+        describe_difference(
+            arm.label, baseline, arm.changes, confidence, example[baseline], example[arm.label]
+        )
+        for arm in arms[1:]
+    )
+    return Comparison(
+        tuple(arms),
+        name_part(trials[0].report),
+        confidence,
+        tuple(faults),
+        tuple(remarks),
+        tuple(filter(None, sentences)),
+    )
 
 
 def compare(
@@ -81,47 +135,40 @@ def compare(
     tolerance: float = 0.03,
     confidence: float = CONFIDENCE,
 ) -> Comparison:
-    """Compares two sides, repeats paired in the order of their seeds.
-
-    `tolerance` is how far the loads of a pair may differ, as a share.
-    """
-    a, b = (sorted(side, key=lambda run: (run.seed, run.started_at)) for side in (a, b))
-    pairs = list(zip(a, b, strict=False))
-    repeats = [
-        {number: read_figures(pair[side]) for number, pair in enumerate(pairs)} for side in (0, 1)
-    ]
-    faults: list[str] = []
-    remarks: list[str] = []
-    seeds = [", ".join(str(run.seed) for run in side) for side in (a, b)]
+    """Compares two sides, repeats paired in the order of their seeds."""
+    sides = {
+        name: sorted(side, key=lambda run: (run.seed, run.started_at))
+        for name, side in zip(names, (a, b), strict=True)
+    }
+    faults, remarks = [], []
+    seeds = [", ".join(str(run.seed) for run in side) for side in sides.values()]
     if seeds[0] != seeds[1]:
         faults.append(
             f"{names[0]} has the seeds {seeds[0]}, {names[1]} {seeds[1]}: "
             "repeats are compared seed by seed"
         )
-    for name, side in zip(names, (a, b), strict=True):
+    for name, side in sides.items():
         if len(arms := sorted({run.arm for run in side})) > 1:
             faults.append(f"{name} has runs of {' and '.join(arms)}: give the reports of one arm")
-    if len(pairs) < 2:
+    count = min(len(a), len(b))
+    if count < 2:
         remarks.append(
             "one run of each: a difference may be noise, so that none is called better or worse; "
             "give folders with the reports of several seeds"
         )
-    for one, other in pairs:
-        repeat = f" (seed {one.seed})" if len(pairs) > 1 else ""
-        faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
-        remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
-    first, second = (
-        summarise_arm(name, own, repeats[0], confidence)
-        for name, own in zip(names, repeats, strict=True)
+
+    def name_run(trial: Trial) -> str:
+        return f"{trial.arm} (seed {trial.report.seed})" if count > 1 else trial.arm
+
+    trials = [
+        Trial(name, repeat, run)
+        for name, side in sides.items()
+        for repeat, run in enumerate(side[:count])
+    ]
+    found = compare_trials(
+        trials, names[0], name_run=name_run, tolerance=tolerance, confidence=confidence
     )
-    sentence = describe_difference(names[1], names[0], second.changes, confidence, a[0], b[0])
-    return Comparison(
-        (first, second),
-        name_part(a[0]),
-        tuple(faults),
-        tuple(remarks),
-        None if faults else sentence,
-    )
+    return replace(found, faults=(*faults, *found.faults), remarks=(*remarks, *found.remarks))
 
 
 def is_better(name: str, change: Interval | None) -> bool | None:
@@ -266,28 +313,32 @@ def list_known(arms: Sequence[Arm]) -> list[str]:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """What is compared, and a row per headline figure."""
-    table = _list_sides(comparison, list_headlines(comparison.sides))
-    texts = [comparison.sentence, comparison.part, markdown_table(*table)]
-    return "\n\n".join(filter(None, texts))
+    table = _list_sides(comparison, list_headlines(comparison.arms))
+    sentences = comparison.sentences if comparison.is_valid else ()
+    return "\n\n".join([*sentences, comparison.part, markdown_table(*table)])
 
 
 def _list_sides(comparison: Comparison, names: Sequence[str]) -> Table:
-    return list_means(comparison.sides, names, CONFIDENCE, _judge_change)
+    return list_means(comparison.arms, names, comparison.confidence, _judge_change)
 
 
 def comparison_html(comparison: Comparison) -> str:
-    a, b = (side.label for side in comparison.sides)
-    is_fair = not comparison.faults
-    said = comparison.faults or [*filter(None, [comparison.sentence])]
+    a, b = (arm.label for arm in comparison.arms)
     parts = [
-        page.notice("comparable" if is_fair else "not comparable", said, is_good=is_fair),
-        page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
-        page.table("Figures", *_list_sides(comparison, list_headlines(comparison.sides))),
+        notice(comparison.faults, comparison.sentences),
+        page.remarks((comparison.part, *comparison.remarks)),
+        page.table("Figures", *_list_sides(comparison, list_headlines(comparison.arms))),
         '<details class="card"><summary>All figures</summary>',
-        page.table("", *_list_sides(comparison, list_known(comparison.sides))),
+        page.table("", *_list_sides(comparison, list_known(comparison.arms))),
         "</details>",
     ]
     return page.html_page(f"{a} and {b}", "two sides of one load", parts)
+
+
+def notice(faults: Sequence[str], sentences: Sequence[str]) -> str:
+    """The head of a page: the faults, or else what the arms bring."""
+    title = "not comparable" if faults else "comparable"
+    return page.notice(title, faults or sentences, is_good=not faults)
 
 
 def show_change(name: str, interval: Interval | None) -> str:
