@@ -174,7 +174,7 @@ async def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
     )
 
     assert len(world.titles) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert sweeping.read_measured(tmp_path) == {}
 
 
 async def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(
