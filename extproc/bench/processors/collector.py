@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from extproc.bench.datasets.conversation import estimate_tokens
+from extproc.bench.datasets.conversation import BYTES
 from extproc.bench.processors.processor import AnswerPiece, Processor, Usage
 from extproc.bench.record import Record, TokenSource
 
@@ -95,7 +95,7 @@ def _fill(record: Record, answer: _Answer) -> None:
     elif not answer.is_complete:
         fail(record, "cut short")
     record.text = "".join(answer.text)
-    record.estimated_output_tokens = estimate_tokens(record.text)
+    record.estimated_output_tokens = BYTES.count(record.text)
     record.cached_tokens = answer.usage.cached_tokens
     apply_usage(record, answer.usage)
 
