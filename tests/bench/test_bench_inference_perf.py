@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -204,7 +204,7 @@ def sharegpt(tmp_path: Path) -> Path:
     rows = [{"conversations": [say(row, turn) for turn in range(4)]} for row in range(12)]
     path = tmp_path / "sharegpt.json"
     path.write_bytes(
-        orjson.dumps([*rows, {"conversations": [{"from": "human", "value": "alone"}]}])
+        msgspec.json.encode([*rows, {"conversations": [{"from": "human", "value": "alone"}]}])
     )
     return path
 
@@ -276,4 +276,4 @@ def test_command_measures_and_writes_vllms_file(
     done = serve(*base, "--num-prompts=5", "--request-rate=20", "--output", tmp_path / "out")
 
     assert "Successful requests:                     5" in done.stdout
-    assert orjson.loads((tmp_path / "out" / "vllm.json").read_bytes())["completed"] == 5
+    assert msgspec.json.decode((tmp_path / "out" / "vllm.json").read_bytes())["completed"] == 5

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import msgspec
 import numpy as np
-import orjson
 from pydantic import Field
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, Ruler, TurnMessage
@@ -60,8 +59,8 @@ def read_objects(row: Entry, field: str) -> list[Entry]:
 
 def _load(path: Path, data: bytes, where: str) -> object:
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {where} is not JSON: {error}") from None
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 
+import msgspec
 import numpy as np
-import orjson
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Row, cut_timeline
@@ -83,7 +83,9 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
         )
     yield f"{_account_table(said)}</details>"
     yield page.definitions(said.definitions)
-    yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
+    yield page.folded(
+        "Spec", msgspec.json.format(msgspec.json.encode(said.spec), indent=2).decode()
+    )
 
 
 def _changing_load(said: Report) -> Iterator[str]:

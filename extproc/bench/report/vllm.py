@@ -8,7 +8,7 @@ lacks.
 import math
 from itertools import pairwise
 
-import orjson
+import msgspec
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import RunMetrics
@@ -83,4 +83,4 @@ def vllm_json(result: RunResult, whole: RunMetrics) -> str:
     for name, measure in _NAMES.items():
         for label, point in _POINTS.items():
             fields[f"{label}_{name}_ms"] = whole.latency(measure, point)
-    return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
