@@ -166,6 +166,16 @@ async def measure_arm(
     return result
 
 
+# Which arm goes first. A machine is another one after an hour of load, and a fixed order gives the
+# same place to the same arm in every repeat, which no interval shows. Rotating by one gives each arm
+# each place, once in as many repeats as there are arms. The order is not drawn: a second run of the
+# same spec must do the same.
+#
+# Within a repeat all arms have one seed, so one schedule and the same prompts: pairs differ in the
+# arm alone. Before each arm every cache is emptied (`Lab.prepare`); otherwise the second arm would
+# be sent what the first one has just cached. With `prime` other prompts of the same kind go first,
+# so that what is measured is a working cache and not an empty one; their seed is far from all
+# measured ones.
 def rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
     """Each repeat begins with another arm, so that no arm always runs on the warmest machine."""
     first = repeat % len(arms)

@@ -85,6 +85,22 @@ class Saturation:
     saturated: tuple[bool, ...]
 
 
+# The search for the highest rate that a server keeps up with.
+#
+# A rate is *served* if nearly all of it is answered within the window. Rates are multiplied by
+# `factor` until one is saturated, and then the gap between the best served one and the first
+# saturated one is halved until it is within `precision`.
+#
+# Two corrections were needed, and both are in `is_saturated`. A window of a few latencies loses the
+# answers that come after its end, at every rate alike: efficiency is held against the best one at a
+# lower rate and not against 1. But a server that answers half of a rate serves it badly, whatever
+# it did below: hence the floor. And a run that the *client* limited, or that measured nothing, says
+# nothing about the server: it ends the climb, since every higher rate would say as little. Failures
+# are the server's limit only above a rate that it did serve; a server that fails at the first rung
+# is broken and not saturated.
+#
+# Each rung has a seed of its own: the prompts of the last one are still in the caches, and a rung
+# that repeated them would find a server that is faster than it is.
 def is_saturated(rung: Rung, rungs: Sequence[Rung], ladder: Ladder) -> bool:
     """Whether `rung` served too little of its load, or refused too much.
 

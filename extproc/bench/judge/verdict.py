@@ -112,6 +112,31 @@ def build_verdict(
     return RunVerdict(not against, text, texts, (*doubts, *remarks), figures, kinds, has_doubts)
 
 
+# When a run is a measurement of the server.
+#
+# The reason for all this is a published table (KubeAI's 8 x L4): asked for 800 requests a second,
+# the client of its fast arms sent 75, had some 460 in flight where one on time would have had
+# thousands, and the latencies of that small load stand beside those of a full one. Nothing in its
+# report could show it. So a run is judged by what the client itself saw, and the report says so
+# first.
+#
+# Against a run speaks (docs/why/benchmark.md has each in a sentence):
+# - requests failed, of the whole run or of the window alone: failures at the end of a long run must
+#   not hide in it;
+# - nothing was measured, the run was broken off, a part is missing, machines' clocks differ;
+# - the load was not offered. Random arrivals may be off by three deviations of a count (its root);
+#   an even share of less is no chance;
+# - the client was the limit: it began late, its event loop stood still, a process used up its core,
+#   or fewer began than were due and no cap held them back. A full cap is no fault, the spec asked
+#   for it: then the run reads as a closed loop, which is a remark.
+#
+# Little's law (mean in flight = rate x latency) is the witness that shares no code with the rest:
+# the left side is sampled by the load processes, the right side comes from the records. Far apart,
+# the window is not steady. That is a remark, too, as a queue that grows is a result.
+#
+# What must hold: each reason has a kind, and whether only the client's limits speak against a run
+# is decided by kinds, never by texts, which hold names and a server's words. Thresholds are checked
+# elsewhere: a run may be valid and miss them.
 def judge(result: RunResult) -> RunVerdict:
     """Judges a run by the limits of its spec. Linear in records and samples."""
     limits = result.info.spec.limits

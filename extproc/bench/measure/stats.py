@@ -72,6 +72,19 @@ class Interval:
         return f" [{show(self.low)}, {show(self.high)}]"
 
 
+# How sure a mean over repeats is.
+#
+# Runs differ by seed: other prompts, other arrivals. A handful of repeats is all that anybody does,
+# so the interval is Student's t, two-sided, of n - 1 degrees. From three values on: with two its
+# quantile is 12.7 deviations, and such an interval says nothing. Resampling would be no help: three
+# values have only ten different samples.
+#
+# Ratios are taken in pairs of one repeat, which have the same prompts at the same times: what the
+# seed does to both cancels out. It is the logarithms of ratios that are averaged. A ratio and its
+# inverse then agree, halving and doubling cancel out, and no latency falls by more than 100 %.
+#
+# The interval covers what the seed changes, and nothing else: not another machine, nor a workload
+# that nobody ran. Tests hold the quantile against published tables, and the coverage against draws.
 # With two values Student's t is 12.7 deviations: an interval that says nothing.
 _FEWEST = 3
 
