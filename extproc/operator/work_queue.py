@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from extproc.bench.experiments.run import spread
+from extproc.bench.experiments.run import split_over_machines
 from extproc.bench.experiments.sweep import list_tasks
 from extproc.errors import ExtprocError, SettingsError
 from extproc.operator.calls import ApiRefusal, KubeCalls, opening
@@ -198,7 +198,7 @@ def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
     try:
         if benchmark.operation.mode == "sweep":
             list_tasks(benchmark.spec)
-        spread(benchmark.spec, benchmark.operation.workers)
+        split_over_machines(benchmark.spec, benchmark.operation.workers)
     except SettingsError as error:
         return (str(error),)
     return ()

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bench.commands import DOES_NOT_HOLD, bench
-from extproc.bench.experiments.run import find_model, run, share_out, spread
+from extproc.bench.experiments.run import find_model, run, split_over_machines, split_schedule
 from extproc.bench.experiments.watch import read_cache_counters, scrape
 from extproc.bench.judge.verdict import judge
 from extproc.bench.load.driver import LoadError
@@ -343,7 +343,7 @@ def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: 
     workload = build_workload(spec, build_registry())
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    (share,) = share_out(spec, "m", workload)
+    (share,) = split_schedule(spec, "m", workload)
     taken = context.Value("q", 0)
     process = context.Process(target=run_process, args=(share, theirs, taken))
     process.start()
@@ -372,9 +372,9 @@ def test_parts_together_are_the_schedule(
     dataset = {"name": "random", "input_tokens": 4}
     traffic = {"total-prompts": prompts + 1, "dataset": dataset, **shape}
     base = {"endpoint": "h", "processes": processes, "performance": {"traffic-shape": traffic}}
-    spec = spread(Spec.model_validate(base), count)
+    spec = split_over_machines(Spec.model_validate(base), count)
     workload = build_workload(spec, build_registry())
-    shares = share_out(spec, "m", workload, machines=count)
+    shares = split_schedule(spec, "m", workload, machines=count)
     parts = [shares[number::count] for number in range(count)]
     starts = sorted(start for part in parts for share in part for start in share.starts)
     users = sum(share.users for part in parts for share in part)

@@ -19,7 +19,7 @@ from extproc.bench.judge.verdict import (
     FAILED,
     PARTIAL,
     FaultReason,
-    Figures,
+    VerdictInputs,
     build_verdict,
 )
 from extproc.bench.measure.stats import ratio_interval
@@ -43,7 +43,7 @@ def sweep_spec(ab: Mapping[str, object] | None = None, **fields: object) -> Spec
 
 def row(strategy: str, cap: int = 100, *faults: str, repeat: int = 1, **figures: float) -> SweepRow:
     usual = {"max_concurrency": cap, "req_per_s": 100, "in_flight": 50}
-    verdict = build_verdict([FaultReason(kind, "") for kind in faults], (), Figures())
+    verdict = build_verdict([FaultReason(kind, "") for kind in faults], (), VerdictInputs())
     return SweepRow(strategy, {**usual, **figures}, verdict, repeat=repeat)
 
 

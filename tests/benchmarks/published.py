@@ -21,8 +21,8 @@ from extproc.bench.judge.verdict import (
     INVALID,
     VALID,
     FaultReason,
-    Figures,
     RunVerdict,
+    VerdictInputs,
     build_verdict,
 )
 from extproc.bench.spec.tree import Limits
@@ -75,7 +75,7 @@ def _read_row(fields: Mapping[str, str]) -> SweepRow:
 def parse_verdict(text: str) -> RunVerdict:
     """Reads a verdict's text; another text than ours is of a kind of its own."""
     kinds = () if text in {VALID, DOUBTFUL} else tuple(text.removeprefix(INVALID).split(", "))
-    return RunVerdict(not kinds, text, (), (), Figures(), kinds, has_doubts=text == DOUBTFUL)
+    return RunVerdict(not kinds, text, (), (), VerdictInputs(), kinds, has_doubts=text == DOUBTFUL)
 
 
 def estimate_in_flight(figures: Mapping[str, float]) -> float:
@@ -95,7 +95,7 @@ def judge_row(row: SweepRow) -> RunVerdict:
     """
     requests = int(row.figures["requests"])
     throughput, in_flight = requests / row.figures["duration_s"], row.figures["in_flight"]
-    figures = Figures(achieved_rps=throughput, in_flight=in_flight)
+    figures = VerdictInputs(achieved_rps=throughput, in_flight=in_flight)
     if row.rate is None:
         return build_verdict((), (), figures)
     expected = on_time_in_flight(row.rate, row.cap, requests, throughput)

@@ -65,7 +65,7 @@ async def run(
     """
     stop = stop or asyncio.Event()
     machines = 1 if part is None else part.count
-    spec = spread(spec, machines)
+    spec = split_over_machines(spec, machines)
     registry = open_registry(spec)
     await check_target(spec, registry)
     workload = await asyncio.to_thread(build_workload, spec, registry)
@@ -75,7 +75,9 @@ async def run(
         raise Interrupted("interrupted before the first request")
     info = _describe(spec, model, workload)
     endpoint = await find_direct(spec.base_url)
-    shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint, machines=machines)
+    shares = split_schedule(
+        spec, model, workload, journal=journal, endpoint=endpoint, machines=machines
+    )
     if part is not None:
         shares = shares[part.number :: part.count]
         starts, users = (
@@ -139,7 +141,7 @@ def _end(info: RunInfo, window: Window, records: Sequence[Record], *, is_stopped
     )
 
 
-def spread(spec: Spec, machines: int) -> Spec:
+def split_over_machines(spec: Spec, machines: int) -> Spec:
     """The spec with the processes of all machines; raises `SettingsError` if they cannot share its load."""
     if machines == 1:
         return spec
@@ -237,7 +239,7 @@ def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Wi
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 
 
-def share_out(
+def split_schedule(
     spec: Spec,
     model: str,
     workload: Workload,

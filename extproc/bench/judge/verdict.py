@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import sqrt
-from typing import Self
 
 import numpy as np
 
@@ -39,7 +38,7 @@ _MOST_WORDS = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class VerdictInputs:
     """What a verdict was judged by; `None` where a run has no such figure.
 
     `cpu` is the busiest load process's share of a core. `cap_full` the longest share of time a
@@ -79,7 +78,7 @@ class RunVerdict:
     text: str
     reasons: tuple[str, ...]
     remarks: tuple[str, ...]
-    figures: Figures
+    figures: VerdictInputs
     kinds: tuple[str, ...] = ()
     has_doubts: bool = False
 
@@ -88,12 +87,6 @@ class RunVerdict:
         """Whether nothing but the client's limits speaks against the run."""
         return self.kinds == (CLIENT_LIMITED,)
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Reads one from its text, as a table has it; another text than ours is of a kind of its own."""
-        kinds = () if text in {VALID, DOUBTFUL} else tuple(text.removeprefix(INVALID).split(", "))
-        return cls(not kinds, text, (), (), Figures(), kinds, has_doubts=text == DOUBTFUL)
-
     def __str__(self) -> str:
         return self.text
 
@@ -101,7 +94,7 @@ class RunVerdict:
 def build_verdict(
     reasons: Iterable[FaultReason],
     remarks: Iterable[str],
-    figures: Figures,
+    figures: VerdictInputs,
     doubts: Iterable[str] = (),
 ) -> RunVerdict:
     """A verdict is valid as long as nothing speaks against it; `doubts` are the first of its remarks."""
@@ -256,7 +249,7 @@ def _list_measured(result: RunResult) -> list[Record]:
     return [record for record in result.records if result.info.window.holds(record)]
 
 
-def _find_missing_load(result: RunResult, figures: Figures) -> Iterator[FaultReason]:
+def _find_missing_load(result: RunResult, figures: VerdictInputs) -> Iterator[FaultReason]:
     """A third of a load says nothing about the whole. Random arrivals may be off by three deviations."""
     asked, due = figures.asked_rps, figures.offered_rps
     if asked is None or not due or result.info.interrupted_s is not None:
@@ -276,7 +269,7 @@ def _name_shortfall(asked: float, due: float) -> str:
     )
 
 
-def _find_doubts(result: RunResult, figures: Figures) -> Iterator[str]:
+def _find_doubts(result: RunResult, figures: VerdictInputs) -> Iterator[str]:
     """Says what a valid run is too little of: the scheduled load, or requests."""
     asked, due = figures.asked_rps, figures.offered_rps
     width_s = result.info.window.end_s - result.info.window.start_s
@@ -325,7 +318,7 @@ def _find_surprises(result: RunResult) -> Iterator[str]:
         yield "the traffic spike lasted the whole run: it is the same as a higher req-rate"
 
 
-def _measure(result: RunResult) -> Figures:
+def _measure(result: RunResult) -> VerdictInputs:
     info = result.info
     records = [record for record in result.records if info.window.holds(record)]
     in_flight, residual = _check_littles_law(result)
@@ -336,7 +329,7 @@ def _measure(result: RunResult) -> Figures:
     )
     is_even = info.spec.traffic.shape.name == "constant" and info.spec.traffic.traffic_spike is None
     is_open = info.offered_rps is not None and width_s > 0
-    return Figures(
+    return VerdictInputs(
         lag_p99_s=_p99([lag for record in records if (lag := record.lag_s) is not None]),
         loop_lag_p99_s=_p99([s.lag_s for client in info.clients for s in client.samples]),
         cpu=max((c.cpu_s / c.wall_s for c in info.clients if c.wall_s), default=None),
@@ -380,7 +373,7 @@ def _check_littles_law(result: RunResult) -> tuple[float | None, float | None]:
     return sampled, abs(sampled - sum(latencies) / width_s) / sampled
 
 
-def _name_client_limits(figures: Figures, limits: Limits) -> Iterator[str]:
+def _name_client_limits(figures: VerdictInputs, limits: Limits) -> Iterator[str]:
     lag, loop_lag, cpu = figures.lag_p99_s, figures.loop_lag_p99_s, figures.cpu
     if lag is not None and lag > limits.lag_p99:
         allowed = f"p99; {limits.lag_p99 * 1e3:.0f} ms allowed"
@@ -396,7 +389,7 @@ def _name_client_limits(figures: Figures, limits: Limits) -> Iterator[str]:
         yield f"offered {offered:.2f} req/s, began {achieved:.2f}, and no cap held them back"
 
 
-def _find_remarks(figures: Figures, limits: Limits) -> Iterator[str]:
+def _find_remarks(figures: VerdictInputs, limits: Limits) -> Iterator[str]:
     offered, achieved, full = figures.offered_rps, figures.achieved_rps, figures.cap_full
     if full is not None and full > limits.cap_full and offered:
         yield (

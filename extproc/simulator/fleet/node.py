@@ -196,10 +196,10 @@ class Node:
         result = engine.step(now)
         self._note(result, now)
         if self._signals is not None:
-            self._say(result.ends_at)
+            self._publish_signal(result.ends_at)
         self._timeline.at(result.ends_at, self._deliver, self._plan, result)
 
-    def _say(self, at_s: float) -> None:
+    def _publish_signal(self, at_s: float) -> None:
         """Lets the metrics say from `at_s` on how things are now."""
         assert self._signals is not None  # noqa: S101  # who calls this looked
         self._signals.append((at_s, self._signal(0)))
@@ -247,7 +247,7 @@ class Node:
         self._gaps.add(engine.decode_s(steps) / steps, engine.decoding * steps)
         done = engine.decode(steps)
         if self._signals is not None:
-            self._say(self._timeline.now)
+            self._publish_signal(self._timeline.now)
         for name in done:
             self._finish(name, self._timeline.now)
         # Somebody may have sent the next turn here, and started it.
