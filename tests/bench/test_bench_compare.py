@@ -2,9 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from extproc.bench.commands import bench
 from extproc.bench.commands.experiments import read_spec_or_flags
 from extproc.bench.experiments.compare import (
     Comparison,
@@ -17,6 +15,7 @@ from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
 from extproc.errors import SettingsError
+from tests.bench.running import call
 from tests.bench.synthetic import failed, record, result, spec, steady
 from tests.tables import table
 
@@ -160,14 +159,10 @@ def write(path: Path, run: RunResult, seed: int = 0) -> str:
     return str(path)
 
 
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(bench, ["compare", *arguments])
-
-
 def test_compare_command_prints_changes_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", steady(100))
-    fair = call(a, write(tmp_path / "b.json", slower(2)))
-    unequal = call(a, write(tmp_path / "c.json", steady(100, per_second=20)))
+    fair = call("compare", a, write(tmp_path / "b.json", slower(2)))
+    unequal = call("compare", a, write(tmp_path / "c.json", steady(100, per_second=20)))
 
     assert (fair.exit_code, unequal.exit_code) == (0, 3)
     assert "+100.0%" in fair.output
@@ -178,7 +173,7 @@ def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
     for seed in (0, 1, 2):
         write(tmp_path / "a" / str(seed) / "report.json", steady(100), seed)
         write(tmp_path / "b" / str(seed) / "report.json", slower(2 + seed / 100), seed)
-    told = call(str(tmp_path / "a"), str(tmp_path / "b"))
+    told = call("compare", tmp_path / "a", tmp_path / "b")
 
     assert told.exit_code == 0, told.output
     assert "worse" in told.stdout
@@ -189,7 +184,7 @@ def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) ->
     page = tmp_path / "new" / "both.html"
     names = ("least_load", "prefix_cache")
     sides = [write(tmp_path / name / "report.json", steady(100)) for name in names]
-    told = call(*sides, "--output", str(page))
+    told = call("compare", *sides, "--output", page)
 
     assert told.exit_code == 0, told.output
     assert "prefix_cache sends the first token as soon as least_load" in told.stdout
@@ -208,7 +203,7 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         (bad, "b.json: not a benchmark report"),
         (tmp_path / "empty", "no report.json in it"),
     ):
-        told = call(good, str(other))
+        told = call("compare", good, other)
         assert isinstance(told.exception, report.ReportError)
         assert fault in str(told.exception)
 
@@ -232,9 +227,7 @@ def test_arguments_without_meaning_or_gone_say_so(
     arguments: list[str], fault: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(
-        bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments]
-    )
+    result = call(*(each.replace("FILE", str(tmp_path / "file")) for each in arguments))
 
     assert isinstance(result.exception, SettingsError)
     assert fault in str(result.exception)

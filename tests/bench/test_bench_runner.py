@@ -16,11 +16,10 @@ import aiohttp.web
 import msgspec
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.commands import DOES_NOT_HOLD, bench
+from extproc.bench.commands import DOES_NOT_HOLD
 from extproc.bench.experiments.run import find_model, run, split_over_machines, split_schedule
 from extproc.bench.experiments.watch import read_cache_counters, scrape
 from extproc.bench.judge.verdict import judge
@@ -39,7 +38,15 @@ from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench import synthetic
-from tests.bench.running import Silence, answer, build_spec, build_tree, serving, write_spec
+from tests.bench.running import (
+    Silence,
+    answer,
+    build_spec,
+    build_tree,
+    call,
+    serving,
+    write_spec,
+)
 from tests.tables import table
 from tests.waiting import wait_until
 
@@ -265,7 +272,7 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(
 ) -> None:
     output, traffic = tmp_path / "out", {"req-rate": 50, "total-prompts": 20}
     path = write_spec(tmp_path, null_server, {**traffic})
-    good = call("run", path, "--quiet", "--output", str(output), "--metrics-port", "0")
+    good = call("run", path, "--quiet", "--output", output, "--metrics-port", "0")
     strict = write_spec(tmp_path, null_server, {**traffic}, limits={"lag-p99": 1e-9})
     bad, allowed = call("run", strict, "--quiet"), call("run", strict, "--allow-client-limited")
 
@@ -276,14 +283,10 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(
     assert "invalid: client-limited" in bad.stderr
 
 
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(bench, arguments)
-
-
 def test_dataset_command_writes_the_file_and_the_account(tmp_path: Path) -> None:
     path, dataset = tmp_path / "dataset.jsonl", {"dataset": "synthetic"}
     spec = write_spec(tmp_path, 1, {"req-rate": 1, "total-prompts": 50, **dataset})
-    told, as_json = call("dataset", spec, "--output", str(path)), call("dataset", spec, "--json")
+    told, as_json = call("dataset", spec, "--output", path), call("dataset", spec, "--json")
 
     assert told.exit_code == 0, told.output
     assert "ideal hit rate" in told.output
@@ -400,7 +403,7 @@ async def test_merged_report_counts_what_one_machine_counts(
         )
     )
     whole = await run(spec, progress=Silence())
-    result = CliRunner().invoke(bench, ["report", str(tmp_path), "--output", str(tmp_path)])
+    result = call("report", tmp_path, "--output", tmp_path)
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes())
 
     assert result.exit_code == 0, result.output
@@ -446,7 +449,7 @@ def test_part_that_is_killed_is_named_in_the_verdict(null_server: int, tmp_path:
         killed.wait()
         stopped.send_signal(signal.SIGTERM)
         stopped.wait(60)
-    result = CliRunner().invoke(bench, ["report", str(tmp_path)])
+    result = call("report", tmp_path)
 
     assert result.exit_code == DOES_NOT_HOLD
     first, second, *_ = judge(read_run([tmp_path])).reasons

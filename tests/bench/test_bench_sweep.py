@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from extproc.bench.commands import bench
 from extproc.bench.experiments import sweep as sweeping
 from extproc.bench.experiments import sweep_table
 from extproc.bench.experiments.ab import run_tasks
-from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import SweepTask, list_tasks
 from extproc.bench.experiments.sweep_rows import SweepRow, build_row
 from extproc.bench.judge.verdict import (
@@ -23,12 +20,11 @@ from extproc.bench.judge.verdict import (
     build_verdict,
 )
 from extproc.bench.measure.stats import ratio_interval
-from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Load, Spec
 from extproc.errors import SettingsError
-from tests.bench.synthetic import record, result, spec
+from tests.bench.running import call
+from tests.bench.synthetic import World, record, result, spec
 from tests.tables import table
 
 ARMS = ["round_robin", "prefix_hash"]
@@ -115,28 +111,6 @@ def test_sweep_that_makes_no_sense_is_refused(
         list_tasks(sweep_spec(None, **fields).model_copy(update={"processes": processes}))
 
 
-class World:
-    """A lab and a run in one; interrupts itself before the run of that number."""
-
-    def __init__(self, stop_before: int | None = None) -> None:
-        self.titles: list[str] = []
-        self._stop_before = stop_before
-
-    async def prepare(self, arm: Component) -> None:
-        del arm
-
-    async def confirm(self, arm: Component) -> None:
-        del arm
-
-    async def run(self, seeded: Spec, title: str) -> RunResult:
-        if len(self.titles) == self._stop_before:
-            raise Interrupted
-        self.titles.append(title)
-        return result(
-            [record(index, index / 10) for index in range(100)], duration_s=11.4, of=seeded
-        )
-
-
 def keep_in(folder: Path, task: SweepTask, said: report.Report) -> None:
     sweeping.append_measured(
         folder / sweeping.CELLS, sweeping.MeasuredRun(task.digest, task.title, said)
@@ -152,7 +126,7 @@ async def do(tasks: Sequence[SweepTask], folder: Path, world: World) -> list[str
 
 async def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
-    first = await do(tasks, tmp_path, World(stop_before=3))
+    first = await do(tasks, tmp_path, World(stop_before=4))
     faults = [*sweeping.find_sweep_faults(tasks, tmp_path)]
     second = await do(tasks, tmp_path, World())
 
@@ -163,14 +137,9 @@ async def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 
 async def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
-    world, spec = World(), sweep_spec({"command": ["true"], "flush": []})
-
-    async def run(seeded: Spec, title: str) -> RunResult:
-        made = await world.run(seeded, title)
-        return replace(made, info=replace(made.info, interrupted_s=4.0))
-
+    world, spec = World(broken_off=1), sweep_spec({"command": ["true"], "flush": []})
     await sweeping.run_sweep(
-        spec, list_tasks(spec), run, tmp_path, lambda *_: pytest.fail("was kept")
+        spec, list_tasks(spec), world.run, tmp_path, lambda *_: pytest.fail("was kept")
     )
 
     assert len(world.titles) == 1
@@ -193,7 +162,7 @@ async def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do
 
 async def test_line_that_was_cut_off_is_done_again_and_swallows_nothing(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
-    await do(tasks, tmp_path, World(stop_before=2))
+    await do(tasks, tmp_path, World(stop_before=3))
     path = tmp_path / sweeping.CELLS
     path.write_bytes(path.read_bytes()[:-30])
 
@@ -310,10 +279,6 @@ def test_row_counts_latencies_from_the_sending() -> None:
     assert built.rate is None
 
 
-def invoke(command: Sequence[str]) -> Result:
-    return CliRunner().invoke(bench, [*command])
-
-
 def sweep_file(folder: Path, port: int, **ab: object) -> Path:
     dataset = {"name": "random", "input_tokens": 8}
     command = ["sh", "-c", f"echo {{strategy}} >> {folder}/asked"]
@@ -342,13 +307,13 @@ def test_sweep_command_writes_a_page_and_does_only_what_is_missing(
 ) -> None:
     """1. Two arms at two loads. 2. The same again: nothing to do. 3. A second repeat: the other half."""
     out = tmp_path / "out"
-    command = ["sweep", str(sweep_file(tmp_path, null_server)), "--output", str(out), "--quiet"]
-    first = invoke(command)
+    command = ("sweep", sweep_file(tmp_path, null_server), "--output", out, "--quiet")
+    first = call(*command)
     asked = (tmp_path / "asked").read_text().split()
-    again = invoke(command)
+    again = call(*command)
     still = (tmp_path / "asked").read_text().split()
     sweep_file(tmp_path, null_server, repeats=2)
-    third = invoke(command)
+    third = call(*command)
 
     assert (first.exit_code, again.exit_code, third.exit_code) == (0, 0, 0), first.output
     assert asked == still == ["random", "least_load"] * 2
