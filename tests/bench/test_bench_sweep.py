@@ -38,9 +38,9 @@ def sweep_spec(ab: Mapping[str, object] | None = None, **fields: object) -> Spec
 
 
 def row(strategy: str, cap: int = 100, *faults: str, repeat: int = 1, **figures: float) -> SweepRow:
-    usual = {"max_concurrency": cap, "req_per_s": 100, "in_flight": 50}
+    usual = {"req_per_s": 100, "in_flight": 50}
     verdict = build_verdict([FaultReason(kind, "") for kind in faults], (), VerdictInputs())
-    return SweepRow(strategy, {**usual, **figures}, verdict, repeat=repeat)
+    return SweepRow(strategy, Load(concurrency=cap), {**usual, **figures}, verdict, repeat=repeat)
 
 
 def spot(sweep: sweep_table.SweepTable, strategy: str) -> sweep_table.Spot:
@@ -276,7 +276,7 @@ def test_row_counts_latencies_from_the_sending() -> None:
 
     assert built.figures["ttft_mean_ms"] == pytest.approx(500)
     assert built.figures["time_per_token_mean_ms"] == pytest.approx(1500 / 11)
-    assert built.rate is None
+    assert built.load.req_rate is None
 
 
 def sweep_file(folder: Path, port: int, **ab: object) -> Path:

@@ -82,8 +82,8 @@ def build_spec(fleet: Fleet, row: SweepRow, options: argparse.Namespace) -> Spec
     """The cell's load: 800 prompts of long conversations, shuffled once and gone through ten times."""
     traffic = {
         "preset": "kubeai-8xl4",
-        "req_rate": min(row.figures["request_rate"], options.ceiling) * options.speed,
-        "max_concurrency": row.cap,
+        "req_rate": min(row.load.req_rate or math.inf, options.ceiling) * options.speed,
+        "max_concurrency": row.load.concurrency,
         "total_prompts": options.requests,
     }
     fields = {
@@ -101,7 +101,7 @@ async def run_cap(
     spec, waits = build_spec(fleet, row, options), list[Waits]()
 
     async def measure(seeded: Spec, title: str) -> RunResult:
-        print(f"cap {row.cap}: {title}", file=sys.stderr, flush=True)
+        print(f"cap {row.load.concurrency}: {title}", file=sys.stderr, flush=True)
         before = read_waits(fleet)
         result = await run(seeded, progress=Silence())
         waits.append(read_waits(fleet) - before)
@@ -122,7 +122,7 @@ def describe(trial: Trial, waits: Waits, theirs: SweepRow, speed: float) -> Sequ
     hits = percent(trial.report.hit_rate)
     verdict = f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text
     return (
-        f"{trial.arm}, {theirs.cap}",
+        f"{trial.arm}, {theirs.load.concurrency}",
         *rates,
         *ttft,
         *itl,
@@ -161,7 +161,9 @@ def main() -> None:
     parser.add_argument(
         "--ceiling", type=float, default=math.inf, help="requests/s; the published one: 75"
     )
-    parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
+    parser.add_argument(
+        "--caps", type=int, nargs="+", default=sorted({row.load.concurrency for row in rows})
+    )
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")
     parser.add_argument("--processes", type=int, default=1, help="load processes")
@@ -171,7 +173,7 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true", help="stream answers, as published")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
-    lines = run_all(options, {(row.cap, row.strategy): row for row in rows})
+    lines = run_all(options, {(row.load.concurrency, row.strategy): row for row in rows})
     print(markdown_table(HEADER, lines), end="")
     if options.json is not None:
         options.json.write_bytes(

@@ -25,7 +25,7 @@ from extproc.bench.judge.verdict import (
     VerdictInputs,
     build_verdict,
 )
-from extproc.bench.spec.tree import Limits
+from extproc.bench.spec.tree import Limits, Load
 
 DATA = Path(__file__).parent / "data"
 CELLS_8XL4 = Path(str(files("extproc.simulator.fleet"))) / "kubeai-8xl4.csv"
@@ -68,7 +68,10 @@ def _read_row(fields: Mapping[str, str]) -> SweepRow:
         raise PublishedError(f"the row {list(fields.values())} lacks {', '.join(sorted(missing))}")
     figures.setdefault("in_flight", estimate_in_flight(figures))
     verdict = parse_verdict(fields.get("verdict") or VALID)
-    row = SweepRow(fields["strategy"], figures, verdict, fields.get("dataset") or "", repeat)
+    load = Load(
+        concurrency=int(figures.pop("max_concurrency")), req_rate=figures.pop("request_rate", None)
+    )
+    row = SweepRow(fields["strategy"], load, figures, verdict, fields.get("dataset") or "", repeat)
     return row if fields.get("verdict") else replace(row, verdict=judge_row(row))
 
 
@@ -96,15 +99,16 @@ def judge_row(row: SweepRow) -> RunVerdict:
     requests = int(row.figures["requests"])
     throughput, in_flight = requests / row.figures["duration_s"], row.figures["in_flight"]
     figures = VerdictInputs(achieved_rps=throughput, in_flight=in_flight)
-    if row.rate is None:
+    rate = row.load.req_rate
+    if rate is None:
         return build_verdict((), (), figures)
-    expected = on_time_in_flight(row.rate, row.cap, requests, throughput)
-    figures = replace(figures, offered_rps=row.rate, on_time_in_flight=expected)
+    expected = on_time_in_flight(rate, row.load.concurrency, requests, throughput)
+    figures = replace(figures, offered_rps=rate, on_time_in_flight=expected)
     reasons = []
     # Without latencies the comparison with NaN is false: nothing speaks against the client.
     if in_flight < Limits().in_flight * expected:
         text = (
-            f"{in_flight:.0f} in flight by Little's law where {row.rate:.0f} req/s on time would "
+            f"{in_flight:.0f} in flight by Little's law where {rate:.0f} req/s on time would "
             f"have had {expected:.0f}: the client sent about {throughput:.1f} req/s"
         )
         reasons.append(FaultReason(CLIENT_LIMITED, text))

@@ -56,7 +56,7 @@ def test_published_rows_are_judged_by_littles_law(
     rows = [row for row in read_table(CELLS_8XL4) if row.strategy == strategy]
     verdicts = [judge_row(row) for row in rows]
 
-    assert [row.cap for row in rows] == [800, 1600, 3200, 8000]
+    assert [row.load.concurrency for row in rows] == [800, 1600, 3200, 8000]
     assert [round(each.figures.in_flight or 0) for each in verdicts] == in_flight
     assert {str(each) for each in verdicts} == {verdict}
 

@@ -43,29 +43,20 @@ _POINTS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One run. `figures` are by column; a loop of users has no request rate. Repeats count from 1."""
+    """One run under a load. `figures` are by column; repeats count from 1."""
 
     strategy: str
+    load: Load
     figures: Mapping[str, float]
     verdict: RunVerdict
     dataset: str = ""
     repeat: int = 1
 
-    @property
-    def rate(self) -> float | None:
-        return self.figures.get("request_rate")
-
-    @property
-    def cap(self) -> int:
-        return int(self.figures["max_concurrency"])
-
 
 def build_row(report: Report, dataset: str, strategy: str, repeat: int, load: Load) -> SweepRow:
     """The measured part of a run; latencies from its requests' sending, as the cap holds them back."""
     part = report.measured
-    figures = {
-        "max_concurrency": float(load.concurrency),
-        "request_rate": load.req_rate,
+    figures: dict[str, float | None] = {
         "requests": part.counts.completed,
         "duration_s": part.window.end_s - part.window.start_s,
         "input_tokens": part.tokens.input,
@@ -83,7 +74,7 @@ def build_row(report: Report, dataset: str, strategy: str, repeat: int, load: Lo
             if (name := f"{column}_{label}_ms") in _COLUMNS:
                 figures[name] = part.latency(measure, point)
     known = {name: value for name, value in figures.items() if value is not None}
-    return SweepRow(strategy, known, report.verdict, dataset, repeat)
+    return SweepRow(strategy, load, known, report.verdict, dataset, repeat)
 
 
 def write_rows(rows: Sequence[SweepRow]) -> str:
@@ -93,6 +84,14 @@ def write_rows(rows: Sequence[SweepRow]) -> str:
     writer.writeheader()
     for row in rows:
         figures = {name: float(f"{value:.7g}") for name, value in row.figures.items()}
-        names = {"strategy": row.strategy, "dataset": row.dataset, "repeat": row.repeat}
-        writer.writerow({**figures, **names, "verdict": row.verdict})
+        rate = row.load.req_rate
+        run = {
+            "strategy": row.strategy,
+            "max_concurrency": float(row.load.concurrency),
+            "request_rate": None if rate is None else float(f"{rate:.7g}"),
+            "dataset": row.dataset,
+            "repeat": row.repeat,
+            "verdict": row.verdict,
+        }
+        writer.writerow({**figures, **run})
     return text.getvalue()

@@ -1,6 +1,6 @@
 """Strategies over loads: the rows of a sweep gathered into ratios, as text and as a page."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +8,7 @@ from extproc.bench.experiments.sweep_rows import SweepRow
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
 from extproc.bench.measure.words import DASH, Table, markdown_table, significant
 from extproc.bench.report.headline import FIGURES, show
+from extproc.bench.spec.tree import Load
 from extproc.errors import SettingsError
 from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
@@ -15,18 +16,6 @@ from extproc.pages.plots import Bar, Dot, bars, dotted
 CONFIDENCE: Final = 0.95
 _MOST_TABLES: Final = 5  # that a page unfolds
 _THROUGHPUTS: Final = ("req_per_s", "output_tok_per_s", "total_tok_per_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A load: requests in flight at most, and the scheduled rate; no rate in a loop of users."""
-
-    concurrency: int
-    rate: float | None
-
-    def __str__(self) -> str:
-        rate = "" if self.rate is None else f", {self.rate:g} req/s asked"
-        return f"{self.concurrency:,} in flight at most{rate}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +28,8 @@ class Spot:
     smaller load say nothing. `doubts` are the verdicts that are not valid, one per run.
     """
 
-    level: Level
+    dataset: str
+    load: Load
     strategy: str
     figures: Mapping[str, Interval]
     ratios: Mapping[str, Interval]
@@ -59,8 +49,8 @@ class DatasetPart:
         return list(dict.fromkeys(spot.strategy for spot in self.spots))
 
     @property
-    def levels(self) -> list[Level]:
-        return list(dict.fromkeys(spot.level for spot in self.spots))
+    def loads(self) -> list[Load]:
+        return list(dict.fromkeys(spot.load for spot in self.spots))
 
     def of(self, strategy: str) -> list[Spot]:
         return [spot for spot in self.spots if spot.strategy == strategy]
@@ -105,42 +95,28 @@ def gather(
         raise SettingsError(
             f"baseline {chosen!r} is none of the strategies {', '.join(strategies)}"
         )
-    parts = tuple(
-        _gather_part(own, chosen, confidence) for own in _split(rows, lambda row: row.dataset)
-    )
+    datasets = list(dict.fromkeys(row.dataset for row in rows))
+    groups: dict[tuple[str, Load, str], list[SweepRow]] = {}
+    for row in sorted(rows, key=lambda row: (row.load.concurrency, row.load.req_rate or 0.0)):
+        groups.setdefault((row.dataset, row.load, row.strategy), []).append(row)
+    spots = [
+        _gather_spot(own, groups.get((dataset, load, chosen), ()), confidence)
+        for (dataset, load, _), own in groups.items()
+    ]
+    parts = [
+        DatasetPart(name, tuple(spot for spot in spots if spot.dataset == name))
+        for name in datasets
+    ]
     invalid = [row.verdict for row in rows if not row.verdict.is_valid]
     return SweepTable(
         name=name,
         baseline=chosen,
         confidence=confidence,
         repeats=len({row.repeat for row in rows}),
-        parts=parts,
-        faults=(*faults, *_find_faults(parts)),
+        parts=tuple(parts),
+        faults=(*faults, *_find_faults(spots)),
         remarks=tuple(_find_remarks(parts, tolerance)),
         is_client_limited_only=not faults and all(each.is_client_limited_only for each in invalid),
-    )
-
-
-def _split(rows: Iterable[SweepRow], key: Callable[[SweepRow], object]) -> list[list[SweepRow]]:
-    """The rows by what they have in common, in the order it first comes."""
-    groups: dict[object, list[SweepRow]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return list(groups.values())
-
-
-def _gather_part(rows: Sequence[SweepRow], baseline: str, confidence: float) -> DatasetPart:
-    def load_of(row: SweepRow) -> tuple[int, float]:
-        return row.cap, row.rate or 0.0
-
-    loads = _split(sorted(rows, key=load_of), load_of)
-    return DatasetPart(
-        rows[0].dataset,
-        tuple(
-            _gather_spot(own, [row for row in load if row.strategy == baseline], confidence)
-            for load in loads
-            for own in _split(load, lambda row: row.strategy)
-        ),
     )
 
 
@@ -168,7 +144,8 @@ def _gather_spot(own: Sequence[SweepRow], base: Sequence[SweepRow], confidence: 
         for name in (_THROUGHPUTS if is_bound else names)
     }
     return Spot(
-        Level(own[0].cap, own[0].rate),
+        own[0].dataset,
+        own[0].load,
         own[0].strategy,
         {name: found for name, found in levels.items() if found},
         {name: found for name, found in ratios.items() if found},
@@ -177,36 +154,38 @@ def _gather_spot(own: Sequence[SweepRow], base: Sequence[SweepRow], confidence: 
     )
 
 
-def _find_faults(parts: Sequence[DatasetPart]) -> Iterator[str]:
-    for part in parts:
-        for spot in part.spots:
-            for doubt in dict.fromkeys(spot.doubts):
-                name = f"{f'{part.dataset}, ' if part.dataset else ''}{spot.strategy}, {spot.level}"
-                runs = f" ({spot.doubts.count(doubt)} runs)" if len(spot.doubts) > 1 else ""
-                yield f"{name}: {doubt}{runs}"
+def _name_load(load: Load) -> str:
+    rate = "" if load.req_rate is None else f", {load.req_rate:g} req/s asked"
+    return f"{load.concurrency:,} in flight at most{rate}"
+
+
+def _find_faults(spots: Iterable[Spot]) -> Iterator[str]:
+    for spot in spots:
+        for doubt in dict.fromkeys(spot.doubts):
+            names = filter(None, (spot.dataset, spot.strategy, _name_load(spot.load)))
+            runs = f" ({spot.doubts.count(doubt)} runs)" if len(spot.doubts) > 1 else ""
+            yield f"{', '.join(names)}: {doubt}{runs}"
 
 
 def _find_remarks(parts: Sequence[DatasetPart], tolerance: float) -> Iterator[str]:
     """A number in flight is no rate: a faster strategy gets more requests, and its latencies are of more."""
     for part in parts:
-        gaps = {level: _find_gap(part, level) for level in part.levels}
-        uneven = [level for level, gap in gaps.items() if gap > 1 + tolerance]
+        gaps = {load: _find_gap(part, load) for load in part.loads}
+        uneven = [load for load, gap in gaps.items() if gap > 1 + tolerance]
         if uneven:
-            widest = max(uneven, key=lambda level: gaps[level])
+            widest = max(uneven, key=lambda load: gaps[load])
             name = f"{part.dataset}: " if part.dataset else ""
             yield (
                 f"{name}the strategies answered different numbers of requests/s at {len(uneven)} of "
-                f"{len(gaps)} loads ({gaps[widest]:.2f} times at {widest}): their loads differ there"
+                f"{len(gaps)} loads ({gaps[widest]:.2f} times at {_name_load(widest)}): "
+                "their loads differ there"
             )
 
 
-def _find_gap(part: DatasetPart, level: Level) -> float:
+def _find_gap(part: DatasetPart, load: Load) -> float:
     """The most requests per second of any strategy under a load over the least."""
-    rates = [
-        spot.figures["req_per_s"].mean
-        for spot in part.spots
-        if spot.level == level and "req_per_s" in spot.figures
-    ]
+    spots = [spot for spot in part.spots if spot.load == load]
+    rates = [spot.figures["req_per_s"].mean for spot in spots if "req_per_s" in spot.figures]
     return max(rates) / min(rates) if rates and min(rates) > 0 else 1.0
 
 
@@ -278,7 +257,7 @@ def _headline(sweep: SweepTable, part: DatasetPart, strategy: str) -> str:
     ]
     if best.is_bound:
         changes.append("its client was the limit, so that its latencies are of a smaller load")
-    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(changes)}."
+    return f"{name} against {sweep.baseline}, {_name_load(best.load)}: {'; '.join(changes)}."
 
 
 def _describe_ratio(column: str, ratio: Interval) -> str:
@@ -299,7 +278,7 @@ def _list_figures(part: DatasetPart) -> Table:
     shown = [name for name in _COLUMNS if any(name in spot.figures for spot in part.spots)]
     return ["in flight at most", "strategy", *map(_head, shown), "verdict"], [
         [
-            *(_name_load(spot), spot.strategy),
+            *(_show_load(spot.load), spot.strategy),
             *(_show(name, spot.figures.get(name)) for name in shown),
             _name_state(spot),
         ]
@@ -314,14 +293,14 @@ def _list_ratios(sweep: SweepTable, part: DatasetPart) -> Table | None:
     if not shown or not others:
         return None
     return [f"over {sweep.baseline}", "strategy", *map(_head, shown)], [
-        [_name_load(spot), spot.strategy, *(_show_ratio(spot, name) for name in shown)]
+        [_show_load(spot.load), spot.strategy, *(_show_ratio(spot, name) for name in shown)]
         for spot in others
     ]
 
 
-def _name_load(spot: Spot) -> str:
-    rate = "" if spot.level.rate is None else f" at {spot.level.rate:g}/s"
-    return f"{spot.level.concurrency:,}{rate}"
+def _show_load(load: Load) -> str:
+    rate = "" if load.req_rate is None else f" at {load.req_rate:g}/s"
+    return f"{load.concurrency:,}{rate}"
 
 
 def _show(name: str, level: Interval | None) -> str:
@@ -378,7 +357,7 @@ def _charts(part: DatasetPart) -> dict[str, str]:
         ("total_tok_per_s", "Throughput", "tokens/s"),
         ("time_per_token_mean_ms", "Mean time per token", "ms"),
     )
-    by = " by concurrency" if len(part.levels) > 1 else ""
+    by = " by concurrency" if len(part.loads) > 1 else ""
     return {
         f"{title}{by}{of}": _chart(part, column, unit) if by else _bars(part, column, unit)
         for column, title, unit in wanted
@@ -392,7 +371,7 @@ def _chart(part: DatasetPart, column: str, unit: str) -> str:
         lines,
         x_label="requests in flight at most",
         y_label=unit,
-        is_log_x=_spans([level.concurrency for level in part.levels], 4),
+        is_log_x=_spans([load.concurrency for load in part.loads], 4),
         is_log_y=column.endswith("_ms")
         and _spans([dot.y for dots in lines.values() for dot in dots], 10),
     )
@@ -416,7 +395,7 @@ def _list_dots(spots: Sequence[Spot], column: str) -> list[Dot]:
     dots = []
     for spot in spots:
         if found := spot.figures.get(column):
-            title = f"{spot.strategy}, {spot.level}: {_show(column, found)} ({_name_state(spot)})"
-            x, is_hollow = spot.level.concurrency, bool(spot.doubts)
+            title = f"{spot.strategy}, {_name_load(spot.load)}: {_show(column, found)} ({_name_state(spot)})"
+            x, is_hollow = spot.load.concurrency, bool(spot.doubts)
             dots.append(Dot(x, found.mean, found.low, found.high, is_hollow, title))
     return dots
