@@ -149,33 +149,15 @@ class Progress(Protocol):
 _TOTALS = ("sent", "in_flight", "finished", "input_tokens", "output_tokens")
 
 
-def sum_snapshots(snapshots: Sequence[RunSnapshot], news: RunSnapshot) -> RunSnapshot:
-    """Adds up totals; latencies are those of the process that has news."""
+def sum_snapshots(snapshots: Sequence[RunSnapshot], news: RunSnapshot, goal: Goal) -> RunSnapshot:
+    """Adds up totals on the way to `goal`; latencies are those of the process that has news."""
     failures: Counter[str] = Counter()
     for snapshot in snapshots:
         failures.update(snapshot.failures)
     totals: dict[str, Any] = {
         name: sum(getattr(snapshot, name) for snapshot in snapshots) for name in _TOTALS
     }
-    return replace(news, failures=dict(failures), **totals)
-
-
-class GoalProgress:
-    """Implements `Progress` by passing on calls, and what the run is heading for, too.
-
-    `start_s` is the clock's reading at the run's start, as near as news show it; `None` before the
-    first.
-    """
-
-    def __init__(self, goal: Goal, watcher: Progress, clock: Clock = time.monotonic) -> None:
-        self.start_s: float | None = None
-        self._goal, self._watcher, self._clock = goal, watcher, clock
-
-    def update(self, snapshot: RunSnapshot) -> None:
-        # News takes a moment: the earliest start is the nearest.
-        start_s = self._clock() - snapshot.at_s
-        self.start_s = start_s if self.start_s is None else min(self.start_s, start_s)
-        self._watcher.update(replace(snapshot, goal=self._goal))
+    return replace(news, failures=dict(failures), goal=goal, **totals)
 
 
 class Display:

@@ -204,12 +204,12 @@ class RunInfo:
     spec: Spec
     model: str
     started_at: datetime
-    duration_s: float
     window: Window
     schedule_s: tuple[float, ...]
     offered_rps: float | None
-    clients: tuple[ClientStats, ...]
-    scrapes: tuple[EndpointScrape, ...]
+    duration_s: float = 0.0
+    clients: tuple[ClientStats, ...] = ()
+    scrapes: tuple[EndpointScrape, ...] = ()
     prompts: int | None = None
     interrupted_s: float | None = None
     fleet: tuple[FleetSample, ...] = ()

@@ -24,7 +24,7 @@ from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.http import Keys, NoToken, name_fault
 from extproc.bench.processors.processor import Wiring
-from extproc.bench.progress import Goal, GoalProgress, Pace, Progress, watching
+from extproc.bench.progress import Goal, Pace, Progress, watching
 from extproc.bench.record import (
     EndpointScrape,
     PartStats,
@@ -89,13 +89,11 @@ async def run(
         info = replace(info, parts=(own,))
     if journal is not None:
         open_journal(journal, info)
-    toward = GoalProgress(find_goal(spec, workload), progress)
     watch = None if spec.watch is None else FleetWatch(spec.watch, spec.scrape)
     async with _watched(watch):
         try:
-            done = await drive(
-                shares, toward, stop, start_soon if part is None else part.agree(stop)
-            )
+            agree = start_soon if part is None else part.agree(stop)
+            start_s, done = await drive(shares, find_goal(spec, workload), progress, stop, agree)
         except LoadError as error:
             if journal is not None and part is not None:
                 open_journal(
@@ -106,7 +104,7 @@ async def run(
     found = (record for each in done for record in each.records)
     records = tuple(sorted(found, key=lambda record: record.index))
     clients = tuple(each.stats for each in done)
-    fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
+    fleet = () if watch is None else watch.samples(start_s)
     info = replace(info, scrapes=scrapes, fleet=fleet, clients=clients)
     ended = _end(info, find_window(spec, workload, records), records, is_stopped=stop.is_set())
     if journal is not None:
@@ -120,12 +118,9 @@ def _describe(spec: Spec, model: str, workload: Workload) -> RunInfo:
         spec=spec,
         model=model,
         started_at=datetime.now(UTC),
-        duration_s=0.0,
         window=find_window(spec, workload, ()),
         schedule_s=workload.starts_s or (),
         offered_rps=workload.offered_rps,
-        clients=(),
-        scrapes=(),
         prompts=workload.prompts,
     )
 
