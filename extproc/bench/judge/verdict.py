@@ -156,15 +156,8 @@ def _find_part_faults(info: RunInfo) -> Iterator[FaultReason]:
     numbers = Counter(part.number for part in info.parts)
     for part in info.parts:
         if part.lost is not None:
-            share = (
-                f"{part.starts:,} starts"
-                if part.starts
-                else f"{part.users:,} users"
-                if part.users
-                else ""
-            )
+            of = f" of {part.share}" if part.share else ""
             counted = f"; {part.records:,} of its requests are counted" if part.records else ""
-            of = f" of {share}" if share else ""
             yield FaultReason(
                 MISSING, f"part {part.number} of {part.count} is missing{of}: {part.lost}{counted}"
             )
@@ -176,17 +169,18 @@ def _find_part_faults(info: RunInfo) -> Iterator[FaultReason]:
 def _find_clock_faults(info: RunInfo) -> Iterator[FaultReason]:
     """Machines that do not begin together do not offer one schedule."""
     there = [part for part in info.parts if part.start_at]
-    starts = [part.start_at for part in there]
-    if starts and max(starts) - min(starts) > _APART_S:
-        yield FaultReason(
-            CLOCKS, f"parts began {max(starts) - min(starts):.3f} s apart: their --start-at differs"
-        )
-    offsets = [part.clock_offset_s for part in there if part.clock_offset_s is not None]
-    if offsets and max(offsets) - min(offsets) > _CLOCKS_APART_S:
-        apart = max(offsets) - min(offsets)
-        yield FaultReason(
-            CLOCKS, f"the parts' clocks are about {apart:.0f} s apart, by the server's Date"
-        )
+    begun_s = _find_range([part.start_at for part in there])
+    if begun_s > _APART_S:
+        text = f"parts began {begun_s:.3f} s apart: their --start-at differs"
+        yield FaultReason(CLOCKS, text)
+    clocks_s = _find_range([p.clock_offset_s for p in there if p.clock_offset_s is not None])
+    if clocks_s > _CLOCKS_APART_S:
+        text = f"the parts' clocks are about {clocks_s:.0f} s apart, by the server's Date"
+        yield FaultReason(CLOCKS, text)
+
+
+def _find_range(values: list[float]) -> float:
+    return max(values) - min(values) if values else 0.0
 
 
 def _find_interruption(info: RunInfo) -> Iterator[FaultReason]:

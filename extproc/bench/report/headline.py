@@ -221,11 +221,10 @@ def _lines(said: Report) -> Iterator[str]:
 
 def describe_part(part: PartStats) -> str:
     """One part of a run on several machines: its share, and what its clock showed."""
-    share = f"{part.starts:,} starts" if part.starts else f"{part.users:,} users"
     if part.lost is not None:
         return f"missing: {part.lost}"
     offset = part.clock_offset_s
-    return share if offset is None else f"{share}, clock {offset:+.0f} s by the server's Date"
+    return part.share + ("" if offset is None else f", clock {offset:+.0f} s by the server's Date")
 
 
 def _line(heading: str, value: str) -> str:
