@@ -159,25 +159,21 @@ def write(path: Path, run: RunResult, seed: int = 0) -> str:
     return str(path)
 
 
-def test_compare_command_prints_changes_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
-    a = write(tmp_path / "a.json", steady(100))
-    fair = call("compare", a, write(tmp_path / "b.json", slower(2)))
-    unequal = call("compare", a, write(tmp_path / "c.json", steady(100, per_second=20)))
-
-    assert (fair.exit_code, unequal.exit_code) == (0, 3)
-    assert "+100.0%" in fair.output
-    assert "unequal load" in unequal.stderr
-
-
-def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
+def test_compare_command_pairs_the_repeats_of_folders_and_exits_3_when_the_loads_differ(
+    tmp_path: Path,
+) -> None:
     for seed in (0, 1, 2):
         write(tmp_path / "a" / str(seed) / "report.json", steady(100), seed)
         write(tmp_path / "b" / str(seed) / "report.json", slower(2 + seed / 100), seed)
-    told = call("compare", tmp_path / "a", tmp_path / "b")
+    fair = call("compare", tmp_path / "a", tmp_path / "b")
+    usual, more = tmp_path / "a" / "0" / "report.json", tmp_path / "more.json"
+    unequal = call("compare", usual, write(more, steady(100, per_second=20)))
 
-    assert told.exit_code == 0, told.output
-    assert "worse" in told.stdout
-    assert "one run of each" not in told.stderr
+    assert (fair.exit_code, unequal.exit_code) == (0, 3), fair.output
+    assert "+101.0%" in fair.stdout
+    assert "worse" in fair.stdout
+    assert "one run of each" not in fair.stderr
+    assert "unequal load" in unequal.stderr
 
 
 def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) -> None:
@@ -192,6 +188,21 @@ def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) ->
     assert ("TPOT p99" in told.stdout, "TPOT p99" in page.read_text()) == (False, True)
     assert "<title>least_load and prefix_cache</title>" in page.read_text()
     assert "sends the first token as soon as" in page.read_text()
+
+
+def test_compare_and_ab_sum_up_repeats_alike() -> None:
+    """Geometric means: 500 ms and 1,000 ms are 707 ms."""
+    repeats = [seeded(steady(100), 0), seeded(slower(2), 1)]
+    levels = [arm.figures["ttft_mean_ms"].mean for arm in compare(repeats, repeats).arms]
+
+    assert levels == pytest.approx([500 * 2**0.5] * 2)
+
+
+def test_page_command_says_what_draws_its_tables_now() -> None:
+    told = call("page", "runs.csv")
+
+    assert told.exit_code == 2
+    assert "was removed in 0.3: in the sources `python -m tests.benchmarks.published" in told.stderr
 
 
 def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def main() -> None:
         "--simulators", type=int, default=2, help="processes that share the endpoints"
     )
     parser.add_argument("--stream", action="store_true", help="stream answers, as published")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="where to write the figures, and the charts")
     options = parser.parse_args()
     lines = run_all(options, {(row.load.concurrency, row.strategy): row for row in rows})
     print(markdown_table(HEADER, lines), end="")

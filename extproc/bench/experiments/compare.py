@@ -72,8 +72,8 @@ class Trial:
 class Comparison:
     """Arms, the baseline first. `faults` say why they don't answer one question.
 
-    Latencies then mean nothing side by side, and there are no `sentences`, which say what each arm
-    but the baseline brings. `remarks` say how to read the figures, `part` what they are of.
+    Latencies then mean nothing side by side, and nor do the `sentences`, which say what each arm but
+    the baseline brings. `remarks` say how to read the figures, `part` what they are of.
     """
 
     arms: tuple[Arm, ...]
