@@ -12,11 +12,11 @@ from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import (
     Arm,
     Trial,
+    comparable_notice,
     compare_trials,
     list_headlines,
     list_known,
     list_means,
-    notice,
     show_change,
 )
 from extproc.bench.experiments.replicas import LabError
@@ -328,7 +328,7 @@ def ab_html(report: AbReport) -> str:
 
 def _parts(report: AbReport) -> Iterator[str]:
     known = list_known(report.arms)
-    yield notice(report.faults, report.sentences)
+    yield comparable_notice(report.faults, report.sentences)
     yield page.remarks((name_part(report.trials[0].report), *report.remarks))
     plotted = [name for name in _PLOTTED if name in known][:4]
     yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})

@@ -325,7 +325,7 @@ def _list_sides(comparison: Comparison, names: Sequence[str]) -> Table:
 def comparison_html(comparison: Comparison) -> str:
     a, b = (arm.label for arm in comparison.arms)
     parts = [
-        notice(comparison.faults, comparison.sentences),
+        comparable_notice(comparison.faults, comparison.sentences),
         page.remarks((comparison.part, *comparison.remarks)),
         page.table("Figures", *_list_sides(comparison, list_headlines(comparison.arms))),
         '<details class="card"><summary>All figures</summary>',
@@ -335,7 +335,7 @@ def comparison_html(comparison: Comparison) -> str:
     return page.html_page(f"{a} and {b}", "two sides of one load", parts)
 
 
-def notice(faults: Sequence[str], sentences: Sequence[str]) -> str:
+def comparable_notice(faults: Sequence[str], sentences: Sequence[str]) -> str:
     """The head of a page: the faults, or else what the arms bring."""
     title = "not comparable" if faults else "comparable"
     return page.notice(title, faults or sentences, is_good=not faults)

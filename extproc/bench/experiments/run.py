@@ -80,13 +80,7 @@ async def run(
     )
     if part is not None:
         shares = shares[part.number :: part.count]
-        starts, users = (
-            sum(len(share.starts) for share in shares),
-            sum(share.users for share in shares),
-        )
-        offset_s = await find_clock_offset(spec.base_url)
-        own = PartStats(part.number, part.count, starts, users, part.start_at, offset_s)
-        info = replace(info, parts=(own,))
+        info = replace(info, parts=(await _describe_part(part, shares, spec.base_url),))
     if journal is not None:
         open_journal(journal, info)
     watch = None if spec.watch is None else FleetWatch(spec.watch, spec.scrape)
@@ -110,6 +104,17 @@ async def run(
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)
+
+
+async def _describe_part(part: Part, shares: Sequence[LoadShare], base_url: str) -> PartStats:
+    return PartStats(
+        part.number,
+        part.count,
+        sum(len(share.starts) for share in shares),
+        sum(share.users for share in shares),
+        part.start_at,
+        await find_clock_offset(base_url),
+    )
 
 
 def _describe(spec: Spec, model: str, workload: Workload) -> RunInfo:

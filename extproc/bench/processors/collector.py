@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from extproc.bench.datasets.conversation import BYTES
-from extproc.bench.processors.processor import AnswerPiece, NotJson, Processor, Usage, decode_json
+from extproc.bench.processors.processor import AnswerPiece, NotJson, Processor, Usage, parse_json
 from extproc.bench.record import Record, TokenSource
 
 Read = tuple[float, bytes]
@@ -62,7 +62,7 @@ def collect_stream(record: Record, reads: Sequence[Read], processor: Processor) 
             if payload == DONE:
                 answer.is_complete = True
             else:
-                answer.add(at_s, processor.read(decode_json(payload)))
+                answer.add(at_s, processor.read(parse_json(payload)))
     except NotJson as error:
         fail(record, "bad answer", str(error))
     record.chunk_s = answer.chunk_s
@@ -74,7 +74,7 @@ def collect_whole(record: Record, reads: Sequence[Read], processor: Processor) -
     """Reads an answer that came as one body: there is no first token to speak of."""
     answer = _Answer(is_complete=True)
     try:
-        piece = processor.read(decode_json(b"".join(data for _, data in reads)))
+        piece = processor.read(parse_json(b"".join(data for _, data in reads)))
         answer.add(0.0, piece)
     except NotJson as error:
         fail(record, "bad answer", str(error))

@@ -15,8 +15,8 @@ from extproc.bench.processors.processor import (
     NotJson,
     Processor,
     Wiring,
-    decode_json,
     get_error,
+    parse_json,
 )
 from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
@@ -205,7 +205,7 @@ def _trace_sending(clock: Clock) -> aiohttp.TraceConfig:
 def _read_refusal(reads: list[Read]) -> str:
     data = b"".join(data for _, data in reads)
     try:
-        message = get_error(decode_json(data))
+        message = get_error(parse_json(data))
     except NotJson:
         message = None
     return message or data.decode("utf-8", "replace")

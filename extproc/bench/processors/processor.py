@@ -50,7 +50,7 @@ class NotJson(ExtprocError):
     """Bytes of a server that are no JSON, or nested too deep to be read."""
 
 
-def decode_json(data: bytes) -> object:
+def parse_json(data: bytes) -> object:
     """Reads what a server sent; raises `NotJson`."""
     try:
         return msgspec.json.decode(data)
