@@ -19,19 +19,26 @@ SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Commands": ("init", "run", "ab", "compare"),
         "Before a run": ("plan", "dataset", "schema"),
         "Many loads": ("sweep", "saturate"),
-        "Reports again": ("report", "page"),
+        "Reports again": ("report",),
         "KubeAI's published runs": ("serve",),
     },
 }
 
-# Commands that went, by group, and what there is in their place.
-REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
-    "cli": {"top": "open the admin port in a browser, see docs/how-to/live.md"},
-    "simulate": {"fit": "write a profile's YAML by hand"},
+# Commands that went, by group: since which version, and what there is in their place.
+REMOVED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "cli": {"top": ("0.2", "open the admin port in a browser, see docs/how-to/live.md")},
+    "simulate": {"fit": ("0.2", "write a profile's YAML by hand")},
     "bench": {
-        "history": "`bench compare EARLIER NOW` takes folders of repeats",
-        "import": "write a table, and `bench page TABLE.csv` judges and draws it",
-        "worker": "run each part with `bench run --part I/N --start-at TIME`",
+        "history": ("0.2", "`bench compare EARLIER NOW` takes folders of repeats"),
+        "import": (
+            "0.2",
+            "in the sources `python -m tests.benchmarks.published TABLE.csv` judges a table",
+        ),
+        "page": (
+            "0.3",
+            "in the sources `python -m tests.benchmarks.published TABLE.csv` draws any table's page",
+        ),
+        "worker": ("0.2", "run each part with `bench run --part I/N --start-at TIME`"),
     },
 }
 
@@ -132,10 +139,6 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc bench report results/run.jsonl",
             "extproc bench report part-0 part-1 --output whole",
         ),
-        "page": (
-            "extproc bench page swept/sweep.csv --output sweep.html",
-            "extproc bench page runs.csv --output runs.html --baseline least_load",
-        ),
         "serve": (
             "extproc bench serve --base-url=http://gateway:8080 --model=llama \\",
             "    --dataset-path=sharegpt.json --request-rate=200 --num-prompts=8000",
@@ -166,9 +169,10 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         group = self.name or ""
-        if args and (instead := REMOVED.get(group, {}).get(args[0])):
+        if args and args[0] in REMOVED.get(group, {}):
+            version, instead = REMOVED[group][args[0]]
             path = " ".join((group, args[0])).removeprefix("cli ")
-            raise click.UsageError(f"`{path}` was removed in 0.2: {instead}", ctx)
+            raise click.UsageError(f"`{path}` was removed in {version}: {instead}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and (lines := EXAMPLES[group].get(name or "")):
             command.epilog = show_examples(lines)

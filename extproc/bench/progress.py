@@ -1,8 +1,7 @@
 """What a run is doing while it goes, from the load process that looks at itself to who watches.
 
-A load process samples its event loop and sends its parent what is new (`LoadWatch`); the parent
-sends the sum to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody
-(`watching`).
+A load process sends its parent what is new; the parent sends the sum to a terminal (`Display`), to
+Prometheus (`Exporter`), to both or to nobody (`watching`).
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import prometheus_client
@@ -23,10 +22,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from extproc.bench.measure import metrics
-from extproc.bench.measure.metrics import sample
 from extproc.bench.measure.words import milliseconds
-from extproc.bench.record import Clock, LoopSample, Record
+from extproc.bench.record import Clock
 from extproc.errors import ExtprocError, SettingsError
 
 
@@ -104,28 +101,13 @@ def roughly(seconds: float) -> str:
 
 T = TypeVar("T")
 
-_SAMPLE_S = 0.02
-_NEWS_S = 0.5
 # Percentiles on the screen are of the last so many requests: they follow the run instead of its
 # average.
 _RECENT = 2000
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
 _TPOT_BUCKETS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
 )
 _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
@@ -134,13 +116,13 @@ _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 class RunSnapshot:
     """What a run is doing now, summed over its processes; latencies are new since the last one."""
 
-    at_s: float
-    sent: int
-    in_flight: int
-    finished: int
-    failures: dict[str, int]
-    ttft_s: tuple[float, ...]
-    lag_s: tuple[float, ...]
+    at_s: float = 0.0
+    sent: int = 0
+    in_flight: int = 0
+    finished: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    ttft_s: tuple[float, ...] = ()
+    lag_s: tuple[float, ...] = ()
     e2e_s: tuple[float, ...] = ()
     tpot_s: tuple[float, ...] = ()
     input_tokens: int = 0
@@ -164,75 +146,18 @@ class Progress(Protocol):
     def update(self, snapshot: RunSnapshot) -> None: ...
 
 
-class LoadWork(Protocol):
-    """What a load process is doing: every request so far, and how many are in flight."""
-
-    @property
-    def records(self) -> Sequence[Record]: ...
-
-    @property
-    def in_flight(self) -> int: ...
+_TOTALS = ("sent", "in_flight", "finished", "input_tokens", "output_tokens")
 
 
-class LoadWatch:
-    """Samples the loop and sends what is new; both stop when their task is cancelled.
-
-    `note` gets every request once, when a snapshot first finds it ended.
-    """
-
-    def __init__(
-        self, work: LoadWork, clock: Clock, note: Callable[[Sequence[Record]], None] | None = None
-    ) -> None:
-        self.samples: list[LoopSample] = []
-        self._work, self._clock, self._note = work, clock, note
-        self._reported = 0
-        self._unfinished: list[int] = []
-        self._failures: Counter[str] = Counter()
-        self._input_tokens = self._output_tokens = 0
-
-    async def sample(self) -> None:
-        """Sleeps again and again; what a sleep lasts too long is the event loop's lag."""
-        while True:
-            due_s = self._clock() + _SAMPLE_S
-            await asyncio.sleep(_SAMPLE_S)
-            now_s = self._clock()
-            lag_s = max(0.0, now_s - due_s)
-            self.samples.append(LoopSample(now_s, lag_s, self._work.in_flight))
-
-    async def publish(self, send: Callable[[RunSnapshot], None]) -> None:
-        while True:
-            await asyncio.sleep(_NEWS_S)
-            send(self.snapshot())
-
-    def snapshot(self) -> RunSnapshot:
-        """Returns totals, and the latencies of requests that ended since the last snapshot."""
-        records = self._work.records
-        fresh = [*self._unfinished, *range(self._reported, len(records))]
-        self._reported = len(records)
-        self._unfinished = [i for i in fresh if not records[i].is_over]
-        ended = [records[i] for i in fresh if records[i].is_over]
-        self._failures.update(record.failure for record in ended if record.failure)
-        if self._note is not None:
-            self._note(ended)
-        done = [record for record in ended if record.is_ok]
-        self._input_tokens += sum(record.input_tokens for record in done)
-        self._output_tokens += sum(record.output_tokens for record in done)
-        finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
-        return RunSnapshot(
-            at_s=self._clock(),
-            sent=finished + in_flight,
-            in_flight=in_flight,
-            finished=finished,
-            failures=dict(self._failures),
-            ttft_s=tuple(
-                r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None
-            ),
-            lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
-            e2e_s=tuple(sample(done, metrics.e2e).tolist()),
-            tpot_s=tuple(sample(done, metrics.tpot).tolist()),
-            input_tokens=self._input_tokens,
-            output_tokens=self._output_tokens,
-        )
+def sum_snapshots(snapshots: Sequence[RunSnapshot], news: RunSnapshot, goal: Goal) -> RunSnapshot:
+    """Adds up totals on the way to `goal`; latencies are those of the process that has news."""
+    failures: Counter[str] = Counter()
+    for snapshot in snapshots:
+        failures.update(snapshot.failures)
+    totals: dict[str, Any] = {
+        name: sum(getattr(snapshot, name) for snapshot in snapshots) for name in _TOTALS
+    }
+    return replace(news, failures=dict(failures), goal=goal, **totals)
 
 
 class Display:
@@ -243,7 +168,7 @@ class Display:
         self._live = live
         self._ttft_s: deque[float] = deque(maxlen=_RECENT)
         self._lag_s: deque[float] = deque(maxlen=_RECENT)
-        self._last = RunSnapshot(0.0, 0, 0, 0, {}, (), ())
+        self._last = RunSnapshot()
 
     def update(self, snapshot: RunSnapshot) -> None:
         self._last = snapshot
@@ -284,24 +209,6 @@ def _points(sample_s: Sequence[float]) -> str:
     return f"p50 {milliseconds(1000 * p50)}   p99 {milliseconds(1000 * p99)}"
 
 
-class GoalProgress:
-    """Implements `Progress` by passing on calls, and what the run is heading for, too.
-
-    `start_s` is the clock's reading at the run's start, as near as news show it; `None` before the
-    first.
-    """
-
-    def __init__(self, goal: Goal, watcher: Progress, clock: Clock = time.monotonic) -> None:
-        self.start_s: float | None = None
-        self._goal, self._watcher, self._clock = goal, watcher, clock
-
-    def update(self, snapshot: RunSnapshot) -> None:
-        # News takes a moment: the earliest start is the nearest.
-        start_s = self._clock() - snapshot.at_s
-        self.start_s = start_s if self.start_s is None else min(self.start_s, start_s)
-        self._watcher.update(replace(snapshot, goal=self._goal))
-
-
 class Exporter:
     """Implements `Progress` by keeping metrics up to date in a registry of its own."""
 
@@ -314,30 +221,35 @@ class Exporter:
                 f"extproc_bench_{name}_seconds", text, buckets=buckets, registry=registry
             )
 
-        self._sent = gauge("sent", "Requests sent so far")
-        self._finished = gauge("finished", "Requests ended so far, well or not")
-        self._in_flight = gauge("in_flight", "Requests sent and not ended")
+        self._totals = {
+            "sent": gauge("sent", "Requests sent so far"),
+            "finished": gauge("finished", "Requests ended so far, well or not"),
+            "in_flight": gauge("in_flight", "Requests sent and not ended"),
+        }
         self._failures = gauge("failures", "Requests failed so far", ["kind"])
         self._tokens = gauge("tokens", "Tokens of completed requests so far", ["kind"])
-        ttft = histogram("ttft", "Time to first token from the intended start", _TTFT_BUCKETS_S)
-        lag = histogram("lag", "How late the client was", _LAG_BUCKETS_S)
-        e2e = histogram("e2e", "Time to the last byte from the intended start", _TTFT_BUCKETS_S)
-        tpot = histogram("tpot", "Time per output token after the first", _TPOT_BUCKETS_S)
-        self._histograms = (ttft, lag, e2e, tpot)
+        self._latencies = {
+            "ttft_s": histogram(
+                "ttft", "Time to first token from the intended start", _TTFT_BUCKETS_S
+            ),
+            "lag_s": histogram("lag", "How late the client was", _LAG_BUCKETS_S),
+            "e2e_s": histogram(
+                "e2e", "Time to the last byte from the intended start", _TTFT_BUCKETS_S
+            ),
+            "tpot_s": histogram("tpot", "Time per output token after the first", _TPOT_BUCKETS_S),
+        }
         self._updates = prometheus_client.Counter(
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
 
     def update(self, snapshot: RunSnapshot) -> None:
-        self._sent.set(snapshot.sent)
-        self._finished.set(snapshot.finished)
-        self._in_flight.set(snapshot.in_flight)
+        for name, total in self._totals.items():
+            total.set(getattr(snapshot, name))
         for kind, count in snapshot.failures.items():
             self._failures.labels(kind).set(count)
-        latencies = (snapshot.ttft_s, snapshot.lag_s, snapshot.e2e_s, snapshot.tpot_s)
-        for histogram, values_s in zip(self._histograms, latencies, strict=True):
-            for value_s in values_s:
-                histogram.observe(value_s)
+        for name, latency in self._latencies.items():
+            for value_s in getattr(snapshot, name):
+                latency.observe(value_s)
         self._tokens.labels("input").set(snapshot.input_tokens)
         self._tokens.labels("output").set(snapshot.output_tokens)
         self._updates.inc()

@@ -150,13 +150,25 @@ class PartStats:
     records: int = 0
     lost: str | None = None
 
+    @property
+    def share(self) -> str:
+        """Its share of the load in words; empty where it is not known."""
+        if self.starts:
+            return f"{self.starts:,} starts"
+        return f"{self.users:,} users" if self.users else ""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
-    """An endpoint's prefix-cache counters, in tokens, summed over its engines."""
+    """Prefix-cache counters in tokens: of an endpoint, summed over its engines, or what they rose by."""
 
     queries: float
     hits: float
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hit tokens per queried token; `None` without queries."""
+        return self.hits / self.queries if self.queries > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +180,16 @@ class EndpointScrape:
     after: CacheCounters | None
 
     @property
+    def rise(self) -> CacheCounters:
+        """What was counted during the run; nothing where a scrape failed."""
+        if self.before is None or self.after is None:
+            return CacheCounters(0.0, 0.0)
+        queries, hits = self.after.queries - self.before.queries, self.after.hits - self.before.hits
+        return CacheCounters(queries, hits)
+
+    @property
     def hit_rate(self) -> float | None:
-        """Hit tokens per queried token during the run; `None` without both scrapes or queries."""
-        if self.before is None or self.after is None or self.after.queries <= self.before.queries:
-            return None
-        return (self.after.hits - self.before.hits) / (self.after.queries - self.before.queries)
+        return self.rise.hit_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +221,12 @@ class RunInfo:
     spec: Spec
     model: str
     started_at: datetime
-    duration_s: float
     window: Window
     schedule_s: tuple[float, ...]
     offered_rps: float | None
-    clients: tuple[ClientStats, ...]
-    scrapes: tuple[EndpointScrape, ...]
+    duration_s: float = 0.0
+    clients: tuple[ClientStats, ...] = ()
+    scrapes: tuple[EndpointScrape, ...] = ()
     prompts: int | None = None
     interrupted_s: float | None = None
     fleet: tuple[FleetSample, ...] = ()

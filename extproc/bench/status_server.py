@@ -37,7 +37,7 @@ class StatusServer:
 
     def __init__(self) -> None:
         self._doing, self._pace = "", Pace(1)
-        self._last = RunSnapshot(0.0, 0, 0, 0, {}, (), ())
+        self._last = RunSnapshot()
         self._ttft_s: list[float] = []
         self._wanted: dict[str, Any] | None = None
 
@@ -48,7 +48,7 @@ class StatusServer:
             pace = Pace(1)
             pace.begin()
         self._pace = pace
-        self._last, self._ttft_s = RunSnapshot(0.0, 0, 0, 0, {}, (), ()), []
+        self._last, self._ttft_s = RunSnapshot(), []
 
     def want(self, arm: Mapping[str, Any]) -> None:
         self._wanted = dict(arm)

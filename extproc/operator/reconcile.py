@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from extproc.bench.experiments.run import spread
+from extproc.bench.experiments.run import split_over_machines
 from extproc.bench.experiments.sweep import list_tasks
 from extproc.errors import SettingsError
 from extproc.operator.objects import MAIN, PARTS, Object, Run, list_objects, merge_job
@@ -46,7 +46,7 @@ def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
     try:
         if benchmark.operation.mode == "sweep":
             list_tasks(benchmark.spec)
-        spread(benchmark.spec, benchmark.operation.workers)
+        split_over_machines(benchmark.spec, benchmark.operation.workers)
     except SettingsError as error:
         return (str(error),)
     return ()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from extproc.bench.experiments.replicas import LabError, lay_strategy, read_strategy
+from extproc.bench.experiments.replicas import LabError, read_strategy, with_strategy
 from extproc.errors import SettingsError
 from extproc.operator.objects import Object, Run
 from extproc.operator.resource import SWITCHED_MODES, Benchmark
@@ -111,7 +111,7 @@ def _switch(
 ) -> list[Object]:
     """The ConfigMap with the strategy that is wanted; nothing if it has it."""
     before = recall_text(config_map["data"][switch.key], switch)
-    text = lay_strategy(before, switch.pool, wanted)
+    text = with_strategy(before, switch.pool, wanted)
     if text == config_map["data"][switch.key] and switch.arm == wanted:
         return []
     made = {**config_map, "data": {**config_map["data"], switch.key: text}}
@@ -124,10 +124,10 @@ def recall_text(now: str, switch: SwitchedRouter) -> str:
     if switch.arm is None:
         return now
     try:
-        if now == lay_strategy(switch.text, switch.pool, switch.arm):
+        if now == with_strategy(switch.text, switch.pool, switch.arm):
             return switch.text
         if read_strategy(now, switch.pool) == switch.arm:
-            return lay_strategy(now, switch.pool, read_strategy(switch.text, switch.pool))
+            return with_strategy(now, switch.pool, read_strategy(switch.text, switch.pool))
     except (LabError, SettingsError):
         pass  # Somebody else wrote it: leave it.
     return now

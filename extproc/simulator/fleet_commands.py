@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Final
 
 import click
-import orjson
+import msgspec
 from click.core import ParameterSource
 
 from extproc import __version__
@@ -305,7 +305,7 @@ def _encode_runs(runs: Sequence[tuple[MatrixCell, Summary]]) -> bytes:
     ]
     definitions = {name: find_profile(name) for cell, _ in runs for name in cell.profile_names}
     document = {"version": __version__, "profiles": definitions, "runs": found}
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
 def _refuse_others(context: click.Context) -> None:
@@ -352,7 +352,7 @@ def _print_preset(
         for cell in seed_preset.simulate_cells(profile, seed, has_ceiling=has_ceiling)
     ]
     click.echo(seed_preset.render_cells(cells), nl=False)
-    write_file(json_path, orjson.dumps(cells, option=orjson.OPT_INDENT_2))
+    write_file(json_path, msgspec.json.format(msgspec.json.encode(cells), indent=2))
     write_file(csv_path, write_csv(seed_preset.list_rows(cells)).encode())
 
 

@@ -9,15 +9,28 @@ from typing import Any
 
 import aiohttp.web
 import yaml
+from click.testing import CliRunner, Result
 
+from extproc.bench.commands import bench
+from extproc.bench.progress import RunSnapshot
 from extproc.bench.spec.tree import Spec
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.hosting import Handler, hosting
 
 
 class Silence:
-    def update(self, snapshot: object) -> None:
-        pass
+    """Implements `Progress` by keeping what it is told."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[RunSnapshot] = []
+
+    def update(self, snapshot: RunSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+
+def call(*arguments: object) -> Result:
+    """Runs a command of `extproc bench`."""
+    return CliRunner().invoke(bench, [*map(str, arguments)])
 
 
 @contextmanager

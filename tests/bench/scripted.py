@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-import orjson
+import msgspec
 
 from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.processors.http import HttpClient
@@ -97,7 +97,7 @@ async def ask_once(script: Script, *, ask: ChatQuery = ASK, target: Target | Non
 
 
 def event(payload: object) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def chunk(text: str) -> bytes:

@@ -1,8 +1,11 @@
 """Finished runs with figures that can be worked out by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from extproc.bench.experiments.replicas import LabError
+from extproc.bench.experiments.run import Interrupted
 from extproc.bench.record import (
     CacheCounters,
     ClientStats,
@@ -14,6 +17,7 @@ from extproc.bench.record import (
     TokenSource,
     Window,
 )
+from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 
 
@@ -101,3 +105,56 @@ def steady(requests: int = 100, *, per_second: float = 10.0, **changes: object) 
     records = [record(index, index / per_second, **changes) for index in range(requests)]
     span_s = requests / per_second
     return result(records, duration_s=span_s - 1 / per_second + 1.5, window=Window(0.0, span_s))
+
+
+# Seconds to the first token of each arm, at seed 0.
+TTFT_S = {"round_robin": 0.4, "prefix_hash": 0.1}
+
+
+class World:
+    """A lab and a run in one: what is measured depends on the arm in force, and is written down.
+
+    It is interrupted before the run number `stop_before`, or breaks off the run number `broken_off`.
+    """
+
+    def __init__(
+        self,
+        late_changes: int = 0,
+        *,
+        stop_before: int = 0,
+        broken_off: int = 0,
+        **changes: object,
+    ) -> None:
+        self.log: list[str] = []
+        self.titles: list[str] = []
+        self.specs: list[Spec] = []
+        self._arm = ""
+        self._late_changes, self._stop_before = late_changes, stop_before
+        self._broken_off, self._changes = broken_off, changes
+
+    async def prepare(self, arm: Component) -> None:
+        self._arm = arm.name
+        self.log.append(f"prepare {arm.name}")
+
+    async def confirm(self, arm: Component) -> None:
+        assert self._arm == arm.name
+        self.log.append(f"confirm {arm.name}")
+        if self._late_changes:
+            self._late_changes -= 1
+            raise LabError("the settings of the router were changed")
+
+    async def run(self, seeded: Spec, title: str) -> RunResult:
+        number = len(self.specs) + 1
+        if number == self._stop_before:
+            raise Interrupted
+        self.specs.append(seeded)
+        self.titles.append(title)
+        self.log.append(title)
+        ttft_s = TTFT_S.get(self._arm, 0.4) * (1 + seeded.seed / 100)
+        records = [
+            record(index, at := index / 10, first_token_s=at + ttft_s, **self._changes)
+            for index in range(100)
+        ]
+        made = result(records, duration_s=11.4, of=seeded)
+        interrupted_s = 4.0 if number == self._broken_off else None
+        return replace(made, info=replace(made.info, interrupted_s=interrupted_s))

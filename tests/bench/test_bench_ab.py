@@ -7,58 +7,22 @@ import pytest
 
 from extproc.bench.experiments import ab
 from extproc.bench.experiments.arms import Switch, build_switch
-from extproc.bench.experiments.compare import describe_difference, show_change
+from extproc.bench.experiments.compare import Trial, describe_difference, show_change
 from extproc.bench.experiments.replicas import LabError
-from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import Interval, mean_interval, student_quantile
-from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
-from tests.bench.synthetic import record, result, spec
+from tests.bench.synthetic import World, record, result, spec
 from tests.tables import table
 
 ARMS = [{"name": "round_robin"}, {"name": "prefix_hash", "load_factor": 2}]
-TTFT_S = {"round_robin": 0.4, "prefix_hash": 0.1}
 
 
 def comparing(**fields: object) -> Spec:
     return Spec.model_validate(
         {**spec().model_dump(), "ab": {"arms": ARMS, "repeats": 3, **fields}}
     )
-
-
-class World:
-    """A lab and a run in one: what is measured depends on the arm in force, and is written down."""
-
-    def __init__(self, late_changes: int = 0, **changes: object) -> None:
-        self.late_changes = late_changes
-        self.log: list[str] = []
-        self.specs: list[Spec] = []
-        self.arm = ""
-        self._changes = changes
-
-    async def prepare(self, arm: Component) -> None:
-        self.arm = arm.name
-        self.log.append(f"prepare {arm.name}")
-
-    async def confirm(self, arm: Component) -> None:
-        assert self.arm == arm.name
-        self.log.append(f"confirm {arm.name}")
-        if self.late_changes:
-            self.late_changes -= 1
-            raise LabError("the settings of the router were changed")
-
-    async def run(self, seeded: Spec, title: str) -> RunResult:
-        self.specs.append(seeded)
-        self.log.append(title)
-        ttft_s = TTFT_S[self.arm] * (1 + seeded.seed / 100)
-        records = [
-            record(index, at := index / 10, first_token_s=at + ttft_s, **self._changes)
-            for index in range(100)
-        ]
-        return result(records, duration_s=11.4, of=seeded)
 
 
 async def compared(world: World, seeded: Spec) -> ab.AbReport:
@@ -200,15 +164,9 @@ def test_two_repeats_say_that_they_are_too_few() -> None:
 
 
 async def test_servers_are_compared_where_urls_are_given() -> None:
-    world = World()
-    urls = {"http://a:1": "round_robin", "http://b:2": "prefix_hash"}
-
-    async def run(seeded: Spec, title: str) -> RunResult:
-        world.arm = urls[seeded.endpoint]
-        return await world.run(seeded, title)
-
-    asked = comparing(urls=list(urls), repeats=1, arms=[])
-    trials = await ab.run_trials(asked, run, SwitchNothing())
+    world, urls = World(), ["http://a:1", "http://b:2"]
+    asked = comparing(urls=urls, repeats=1, arms=[])
+    trials = await ab.run_trials(asked, world.run, world)
 
     assert isinstance(build_switch(asked.ab), Switch)
     assert [
@@ -216,19 +174,11 @@ async def test_servers_are_compared_where_urls_are_given() -> None:
     ] == [(url, url) for url in urls]
 
 
-class SwitchNothing:
-    async def prepare(self, arm: Component) -> None:
-        pass
-
-    async def confirm(self, arm: Component) -> None:
-        pass
-
-
 async def test_unequal_load_makes_the_comparison_invalid() -> None:
     world = World()
     trials = await ab.run_trials(comparing(), world.run, world)
     slow = result([record(index, index / 8) for index in range(80)], duration_s=11.4)
-    trials[1] = ab.Trial(trials[1].arm, trials[1].repeat, report.build(slow))
+    trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow))
 
     summary = ab.summarise_trials(trials, comparing().ab)
 
@@ -238,20 +188,10 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
 
 async def test_interrupted_comparison_says_how_far_it_came() -> None:
     """The run that was cut off is kept, as a partial one, and is no trial; no run comes after it."""
-    world, between, kept = World(), World(), []
-
-    async def run(seeded: Spec, title: str) -> RunResult:
-        made = await world.run(seeded, title)
-        is_last = len(world.specs) == 3
-        return replace(made, info=replace(made.info, interrupted_s=4.0 if is_last else None))
-
-    async def stop(seeded: Spec, title: str) -> RunResult:
-        if len(between.specs) == 4:
-            raise Interrupted
-        return await between.run(seeded, title)
-
-    trials = await ab.run_trials(comparing(), run, world, lambda trial, _: kept.append(trial))
-    stopped = await ab.run_trials(comparing(), stop, between)
+    world, between = World(broken_off=3), World(stop_before=5)
+    kept: list[Trial] = []
+    trials = await ab.run_trials(comparing(), world.run, world, lambda one, _: kept.append(one))
+    stopped = await ab.run_trials(comparing(), between.run, between)
 
     assert (len(trials), len(kept), len(world.specs)) == (2, 3, 3)
     assert kept[-1].report.verdict.kinds == ("partial",)

@@ -2,17 +2,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from extproc.bench.commands import bench
 from extproc.bench.commands.experiments import read_spec_or_flags
-from extproc.bench.experiments.compare import Comparison, compare, comparison_markdown, find_remarks
-from extproc.bench.measure.stats import Interval
+from extproc.bench.experiments.compare import (
+    Comparison,
+    compare,
+    comparison_markdown,
+    find_remarks,
+    is_better,
+)
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
-from extproc.bench.report.headline import FIGURES
 from extproc.bench.report.report import Report
 from extproc.errors import SettingsError
+from tests.bench.running import call
 from tests.bench.synthetic import failed, record, result, spec, steady
 from tests.tables import table
 
@@ -47,15 +50,14 @@ def pair(other: RunResult) -> Comparison:
 def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_worse() -> None:
     """However far apart they are: no repeat shows how far two equal runs would have been."""
     comparison = pair(slower(2))
-    changes = {change.name: change for change in comparison.changes}
+    usual, changes = comparison.arms[0].changes, comparison.arms[1].changes
     text = comparison_markdown(comparison)
 
     assert not comparison.faults
-    assert list(changes) == list(FIGURES)
     for name in ("ttft_mean_ms", "tpot_median_ms"):
-        assert (changes[name].change or Interval(0, 0, 0, 0)).mean == pytest.approx(1)
-    assert changes["goodput"].change is None
-    assert {change.is_better for change in comparison.changes} == {None}
+        assert (usual[name].mean, changes[name].mean) == pytest.approx((0, 1))
+    assert "goodput" not in changes
+    assert {is_better(*change) for change in changes.items()} == {None}
     assert "worse" not in text
     assert "better" not in text
     assert "one run of each: a difference may be noise" in comparison.remarks[0]
@@ -73,13 +75,11 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
     slow = [seeded(slower(factor), seed) for seed, factor in ((1, 2.0), (2, 2.1), (3, 1.9))]
     same = [seeded(slower(factor), seed) for seed, factor in ((1, 1.01), (2, 0.99), (3, 1.0))]
 
-    worse = {change.name: change for change in compare(usual, slow).changes}["ttft_mean_ms"]
-    equal = {change.name: change for change in compare(usual, same).changes}["ttft_mean_ms"]
+    worse, equal = (compare(usual, side).arms[1].changes["ttft_mean_ms"] for side in (slow, same))
 
-    assert worse.is_better is False
-    assert worse.change is not None
-    assert worse.change.mean == pytest.approx(0.9983, abs=1e-4)
-    assert equal.is_better is None
+    assert is_better("ttft_mean_ms", worse) is False
+    assert worse.mean == pytest.approx(0.9983, abs=1e-4)
+    assert is_better("ttft_mean_ms", equal) is None
     assert "worse" in comparison_markdown(compare(usual, slow))
     others = compare([seeded(steady(100), 1)], [seeded(steady(100), 2)])
     assert others.faults == ("A has the seeds 1, B 2: repeats are compared seed by seed",)
@@ -159,36 +159,28 @@ def write(path: Path, run: RunResult, seed: int = 0) -> str:
     return str(path)
 
 
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(bench, ["compare", *arguments])
-
-
-def test_compare_command_prints_changes_and_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
-    a = write(tmp_path / "a.json", steady(100))
-    fair = call(a, write(tmp_path / "b.json", slower(2)))
-    unequal = call(a, write(tmp_path / "c.json", steady(100, per_second=20)))
-
-    assert (fair.exit_code, unequal.exit_code) == (0, 3)
-    assert "+100.0%" in fair.output
-    assert "unequal load" in unequal.stderr
-
-
-def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
+def test_compare_command_pairs_the_repeats_of_folders_and_exits_3_when_the_loads_differ(
+    tmp_path: Path,
+) -> None:
     for seed in (0, 1, 2):
         write(tmp_path / "a" / str(seed) / "report.json", steady(100), seed)
         write(tmp_path / "b" / str(seed) / "report.json", slower(2 + seed / 100), seed)
-    told = call(str(tmp_path / "a"), str(tmp_path / "b"))
+    fair = call("compare", tmp_path / "a", tmp_path / "b")
+    usual, more = tmp_path / "a" / "0" / "report.json", tmp_path / "more.json"
+    unequal = call("compare", usual, write(more, steady(100, per_second=20)))
 
-    assert told.exit_code == 0, told.output
-    assert "worse" in told.stdout
-    assert "one run of each" not in told.stderr
+    assert (fair.exit_code, unequal.exit_code) == (0, 3), fair.output
+    assert "+101.0%" in fair.stdout
+    assert "worse" in fair.stdout
+    assert "one run of each" not in fair.stderr
+    assert "unequal load" in unequal.stderr
 
 
 def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) -> None:
     page = tmp_path / "new" / "both.html"
     names = ("least_load", "prefix_cache")
     sides = [write(tmp_path / name / "report.json", steady(100)) for name in names]
-    told = call(*sides, "--output", str(page))
+    told = call("compare", *sides, "--output", page)
 
     assert told.exit_code == 0, told.output
     assert "prefix_cache sends the first token as soon as least_load" in told.stdout
@@ -196,6 +188,21 @@ def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) ->
     assert ("TPOT p99" in told.stdout, "TPOT p99" in page.read_text()) == (False, True)
     assert "<title>least_load and prefix_cache</title>" in page.read_text()
     assert "sends the first token as soon as" in page.read_text()
+
+
+def test_compare_and_ab_sum_up_repeats_alike() -> None:
+    """Geometric means: 500 ms and 1,000 ms are 707 ms."""
+    repeats = [seeded(steady(100), 0), seeded(slower(2), 1)]
+    levels = [arm.figures["ttft_mean_ms"].mean for arm in compare(repeats, repeats).arms]
+
+    assert levels == pytest.approx([500 * 2**0.5] * 2)
+
+
+def test_page_command_says_what_draws_its_tables_now() -> None:
+    told = call("page", "runs.csv")
+
+    assert told.exit_code == 2
+    assert "was removed in 0.3: in the sources `python -m tests.benchmarks.published" in told.stderr
 
 
 def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
@@ -207,7 +214,7 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         (bad, "b.json: not a benchmark report"),
         (tmp_path / "empty", "no report.json in it"),
     ):
-        told = call(good, str(other))
+        told = call("compare", good, other)
         assert isinstance(told.exception, report.ReportError)
         assert fault in str(told.exception)
 
@@ -219,7 +226,7 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
         (["run", "--url", "http://h:1"], "give a spec file"),
         (["ab", "--url", "http://h:1", "--rate", "2"], "give a spec file"),
         (["run", "FILE", "--rate", "2"], "not both"),
-        (["compare", "FILE"], "give two reports, or two folders; of one table `bench page"),
+        (["compare", "FILE"], "give two reports, or two folders"),
         (
             ["run", "--url", "ftp://h", "--rate", "2", "--duration", "1s"],
             "neither host, host:port nor",
@@ -231,9 +238,7 @@ def test_arguments_without_meaning_or_gone_say_so(
     arguments: list[str], fault: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(
-        bench, [each.replace("FILE", str(tmp_path / "file")) for each in arguments]
-    )
+    result = call(*(each.replace("FILE", str(tmp_path / "file")) for each in arguments))
 
     assert isinstance(result.exception, SettingsError)
     assert fault in str(result.exception)

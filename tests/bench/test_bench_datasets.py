@@ -19,10 +19,8 @@ from extproc.bench.datasets.conversation import (
     TurnMessage,
     build_prompts,
     count_prompt_tokens,
-    estimate_tokens,
     fit_text,
     join_prompt,
-    trim_text,
 )
 from extproc.bench.datasets.dataset_account import account, find_period
 from extproc.bench.datasets.prepare import fit_messages, prepare
@@ -166,7 +164,7 @@ def test_trace_keeps_times_and_lengths(tmp_path: Path) -> None:
     assert build({**dataset, "max-prompts": 1}, shape="trace") == [first]
     assert [first.arrival_s, second.arrival_s] == pytest.approx([0.0, 0.75])
     assert [c.turns[0].output_tokens for c in (first, second)] == [4, 2]
-    assert [estimate_tokens(c.turns[0].messages[0].content) for c in (first, second)] == [12, 8]
+    assert [BYTES.count(c.turns[0].messages[0].content) for c in (first, second)] == [12, 8]
 
 
 def test_mooncake_blocks_give_equal_text_for_equal_ids(tmp_path: Path) -> None:
@@ -246,8 +244,8 @@ TEXTS = st.text(alphabet="ab é👋", max_size=60)
 def test_fitted_text_has_its_length_and_keeps_its_head(text: str, tokens: int) -> None:
     fitted = fit_text(text, tokens)
 
-    assert estimate_tokens(fitted) == tokens
-    assert fitted.startswith(trim_text(text, tokens))
+    assert BYTES.count(fitted) == tokens
+    assert fitted.startswith(BYTES.trim(text, tokens))
 
 
 @given(TEXTS, TEXTS, TEXTS, st.integers(min_value=1, max_value=20))
@@ -258,7 +256,7 @@ def test_fitting_keeps_common_prefixes(head: str, one: str, other: str, tokens: 
 
     assert (a == b) or one != other
     # Instructions that would take all the room leave an eighth of it to the question.
-    shared = trim_text(head, tokens - max(1, tokens // 8))
+    shared = BYTES.trim(head, tokens - max(1, tokens // 8))
     assert a.startswith(shared)
     assert b.startswith(shared)
 
@@ -275,9 +273,9 @@ def test_padding_does_not_continue_the_prompt_and_instructions_leave_room_for_th
         (TurnMessage("system", "law " * 500), TurnMessage("user", "why " * 50)), 80
     )
 
-    assert estimate_tokens(a) == estimate_tokens(b) == 40
+    assert BYTES.count(a) == BYTES.count(b) == 40
     assert a[7:20] != b[12:25]
-    assert [(m.role, estimate_tokens(m.content)) for m in fitted] == [("system", 70), ("user", 10)]
+    assert [(m.role, BYTES.count(m.content)) for m in fitted] == [("system", 70), ("user", 10)]
 
 
 def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path: Path) -> None:
@@ -286,10 +284,10 @@ def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path
     fixed = build(dataset, input_length=64, max_output_length=9)
     varied = build(dataset, input_length={"kind": "uniform", "min": 10, "max": 90})
 
-    sizes = {estimate_tokens(join_prompt(c.turns[0].messages).replace("\n\n", "")) for c in fixed}
+    sizes = {BYTES.count(join_prompt(c.turns[0].messages).replace("\n\n", "")) for c in fixed}
     assert sizes <= {64, 65}
     assert {c.turns[0].output_tokens for c in fixed} == {9}
-    assert len({estimate_tokens(join_prompt(c.turns[0].messages)) for c in varied}) > 3
+    assert len({BYTES.count(join_prompt(c.turns[0].messages)) for c in varied}) > 3
 
 
 def prompt_of(*sizes: int) -> tuple[TurnMessage, ...]:

@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 
 from extproc.bench.experiments.run import run
-from extproc.bench.progress import RunSnapshot
 from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.bench import running
+from tests.bench.running import Silence
 
 pytestmark = pytest.mark.slow
-
-
-class Silence:
-    def __init__(self) -> None:
-        self.snapshots: list[RunSnapshot] = []
-
-    def update(self, snapshot: RunSnapshot) -> None:
-        self.snapshots.append(snapshot)
 
 
 def build_spec(port: int, **traffic: Any) -> Spec:

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from extproc.bench.commands import bench
-from tests.bench.running import run_null_server, write_spec
+from tests.bench.running import call, run_null_server, write_spec
 
 SERVICE_S = 0.05
 
@@ -24,7 +23,7 @@ def invoke(
     command: str, folder: Path, port: int, traffic: dict[str, object], **fields: object
 ) -> Result:
     path = write_spec(folder, port, traffic, **fields)
-    return CliRunner().invoke(bench, [command, path, "--output", str(folder / "out")])
+    return call(command, path, "--output", folder / "out")
 
 
 @pytest.mark.slow
@@ -73,9 +72,7 @@ def test_ab_excuses_the_client_as_run_does(null_server: int, tmp_path: Path) -> 
     spec = write_spec(
         tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab, limits={"lag-p99": 1e-9}
     )
-    bad, allowed = (
-        CliRunner().invoke(bench, ["ab", spec, *flag]) for flag in ([], ["--allow-client-limited"])
-    )
+    bad, allowed = (call("ab", spec, *flag) for flag in ([], ["--allow-client-limited"]))
 
     assert (bad.exit_code, allowed.exit_code) == (3, 0), allowed.output
     assert "invalid: client-limited" in allowed.stderr
@@ -92,7 +89,7 @@ def test_ab_excuses_no_fault_that_names_the_clients_limit(null_server: int, tmp_
         ab=ab,
         target={"model": "m", "timeout": 1e-6},
     )
-    told = CliRunner().invoke(bench, ["ab", spec, "--allow-client-limited", "--quiet"])
+    told = call("ab", spec, "--allow-client-limited", "--quiet")
 
     assert told.exit_code == 3
     assert "invalid: requests failed" in told.stderr

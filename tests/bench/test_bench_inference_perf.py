@@ -6,18 +6,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from extproc.bench.commands import bench
 from extproc.bench.datasets.conversation import ChatTurn
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.spec.section import find_tokenizer
 from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
+from tests.bench.running import call
 from tests.stack.ports import free_ports
 from tests.stack.simulators import Simulators
 from tests.tables import table
@@ -56,9 +55,7 @@ def test_ladder_of_groups_is_asked_as_it_says(caplog: pytest.LogCaptureFixture) 
     assert all(5 <= len(turn.messages[1].content) / 4 <= 15 for turn in prompts)
     assert (starts[1], spec.traffic.duration) == (0, 2.1)
     assert 5 < starts[0] < starts[2] < 80
-    assert (
-        parse_spec(CliRunner().invoke(bench, ["init", "--from", str(CONFIGURATION)]).stdout) == spec
-    )
+    assert parse_spec(call("init", "--from", CONFIGURATION).stdout) == spec
     for said in ("load.num_workers", "report", "storage", "Qwen/Qwen3-32B (not on this machine"):
         assert said in caplog.text
 
@@ -151,15 +148,7 @@ def test_configuration_and_trace_are_run_against_a_simulated_endpoint(tmp_path: 
 
     def run(*arguments: object) -> dict[str, Any]:
         output = tmp_path / f"out-{len(arguments)}"
-        command = [
-            "run",
-            *map(str, arguments),
-            "--output",
-            str(output),
-            "--quiet",
-            "--allow-client-limited",
-        ]
-        CliRunner().invoke(bench, command, catch_exceptions=False)
+        call("run", *arguments, "--output", output, "--quiet", "--allow-client-limited")
         report: dict[str, Any] = json.loads((output / "report.json").read_bytes())
         return report
 
@@ -181,10 +170,6 @@ def test_configuration_and_trace_are_run_against_a_simulated_endpoint(tmp_path: 
 SEEDS = Path(__file__).with_name("data") / "seed_jobs.yaml"
 
 
-def serve(*arguments: object) -> Result:
-    return CliRunner().invoke(bench, ["serve", *map(str, arguments)])
-
-
 def read_prompts(spec: Spec) -> list[tuple[str, int]]:
     """The requests, in order: the text and the tokens its answer may have."""
     made = build_workload(spec, build_registry()).conversations
@@ -204,7 +189,7 @@ def sharegpt(tmp_path: Path) -> Path:
     rows = [{"conversations": [say(row, turn) for turn in range(4)]} for row in range(12)]
     path = tmp_path / "sharegpt.json"
     path.write_bytes(
-        orjson.dumps([*rows, {"conversations": [{"from": "human", "value": "alone"}]}])
+        msgspec.json.encode([*rows, {"conversations": [{"from": "human", "value": "alone"}]}])
     )
     return path
 
@@ -214,7 +199,7 @@ def test_arguments_of_the_published_jobs_work_unchanged(
     job: dict[str, Any], sharegpt: Path
 ) -> None:
     """Only the path of the file is another one here."""
-    done = serve(*job["args"], f"--dataset-path={sharegpt}", "--print-spec")
+    done = call("serve", *job["args"], f"--dataset-path={sharegpt}", "--print-spec")
     spec = parse_spec(done.stdout)
     shape, expected = spec.traffic, job["means"]
 
@@ -236,7 +221,7 @@ def test_arguments_of_the_published_jobs_work_unchanged(
 
 def test_prompts_are_whole_conversations_that_begin_again(sharegpt: Path) -> None:
     base = ("--base-url=http://h", "--model=m", f"--dataset-path={sharegpt}")
-    done = serve(*base, "--max-conversations=5", "--num-prompts=20", "--print-spec")
+    done = call("serve", *base, "--max-conversations=5", "--num-prompts=20", "--print-spec")
     spec = parse_spec(done.stdout)
     asked = read_prompts(spec)
 
@@ -247,7 +232,7 @@ def test_prompts_are_whole_conversations_that_begin_again(sharegpt: Path) -> Non
 
 @table("flag", ["--burstiness=2", "--percentile-metrics", "--save-result", "extra"])
 def test_every_other_flag_is_refused_in_one_line(flag: str) -> None:
-    done = serve("--base-url=http://h", "--model=m", "--dataset-path=f", flag)
+    done = call("serve", "--base-url=http://h", "--model=m", "--dataset-path=f", flag)
 
     assert isinstance(done.exception, SettingsError)
     assert str(done.exception) == (
@@ -273,7 +258,9 @@ def test_command_measures_and_writes_vllms_file(
     null_server: int, sharegpt: Path, tmp_path: Path
 ) -> None:
     base = (f"--base-url=http://127.0.0.1:{null_server}", "--model=m", f"--dataset-path={sharegpt}")
-    done = serve(*base, "--num-prompts=5", "--request-rate=20", "--output", tmp_path / "out")
+    done = call(
+        "serve", *base, "--num-prompts=5", "--request-rate=20", "--output", tmp_path / "out"
+    )
 
     assert "Successful requests:                     5" in done.stdout
-    assert orjson.loads((tmp_path / "out" / "vllm.json").read_bytes())["completed"] == 5
+    assert msgspec.json.decode((tmp_path / "out" / "vllm.json").read_bytes())["completed"] == 5

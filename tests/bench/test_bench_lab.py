@@ -10,7 +10,7 @@ import yaml
 from aiohttp import web
 
 from extproc.bench.experiments.arms import CommandSwitch, Lab, SettingsFileSwitch, build_switch
-from extproc.bench.experiments.replicas import LabError, Replicas, is_alike, lay_strategy, resolve
+from extproc.bench.experiments.replicas import LabError, Replicas, is_alike, resolve, with_strategy
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Ab
@@ -287,7 +287,7 @@ async def test_arm_is_asked_for_on_the_board_by_default(router: Router) -> None:
     while (wanted := board.notice().wanted) is None:  # noqa: ASYNC110  # who asks over HTTP polls, too
         await asyncio.sleep(0.01)
     assert not preparing.done()
-    router.path.write_text(lay_strategy(SETTINGS, "two", wanted))
+    router.path.write_text(with_strategy(SETTINGS, "two", wanted))
     await preparing
     await lab.restore()
 

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bench.experiments.run import run
-from extproc.bench.progress import Exporter, Goal, LoadWatch, Pace, RunSnapshot, exporting
+from extproc.bench.load.process import LoadWatch
+from extproc.bench.progress import Exporter, Goal, Pace, RunSnapshot, exporting
 from extproc.bench.record import Record
 from extproc.bench.status_server import RunStatus, StatusServer, decode_status
 from extproc.errors import SettingsError

@@ -9,9 +9,9 @@ import pytest
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.load.generator import Cap, LoadGenerator, LoadShare
+from extproc.bench.load.process import LoadWatch
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.processor import ChatQuery
-from extproc.bench.progress import LoadWatch
 from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Spec
 from tests.tables import table

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from extproc.bench.commands import DOES_NOT_HOLD, bench
+from extproc.bench.commands import DOES_NOT_HOLD
 from extproc.bench.experiments.run import Interrupted, run
 from extproc.bench.load.journal import JournalError, read_journal
+from extproc.bench.progress import RunSnapshot
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import Spec
-from tests.bench.running import Silence, build_tree
+from tests.bench.running import Silence, build_tree, call
 from tests.stack.ports import free_ports
 from tests.waiting import wait_until
 
@@ -98,9 +98,7 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
     with journal.open("ab") as file:
         file.write(b'{"index":999,"sess')
 
-    result = CliRunner().invoke(
-        bench, ["report", str(journal), "--output", str(tmp_path / "again")]
-    )
+    result = call("report", journal, "--output", tmp_path / "again")
 
     assert result.exit_code == DOES_NOT_HOLD
     assert "invalid: partial" in result.stderr
@@ -125,8 +123,8 @@ async def test_journal_of_a_whole_run_gives_its_report_again(
 async def test_requests_not_yet_due_are_not_counted_when_a_run_is_stopped(null_server: int) -> None:
     stop = asyncio.Event()
 
-    class Watcher:
-        def update(self, snapshot: Any) -> None:
+    class Watcher(Silence):
+        def update(self, snapshot: RunSnapshot) -> None:
             if snapshot.finished >= 10:
                 stop.set()
 

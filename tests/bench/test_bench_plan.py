@@ -2,13 +2,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from extproc.bench.commands import bench
 from extproc.bench.experiments.plan import ClientHost, Plan, plan, plan_text
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.errors import SettingsError
+from tests.bench.running import call
 from tests.bench.synthetic import spec
 from tests.tables import table
 
@@ -99,12 +98,12 @@ def test_plan_command_prints_and_refuses_a_latency_that_nobody_takes(
     latency: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})
-    result = CliRunner().invoke(bench, ["plan", path])
+    result = call("plan", path)
 
     assert result.exit_code == 0, result.output
     assert "schedule" in result.stdout
     assert "possible" in result.stderr
-    assert CliRunner().invoke(bench, ["plan", path, "--latency", latency]).exit_code == 2
+    assert call("plan", path, "--latency", latency).exit_code == 2
 
 
 REFUSED = yaml.safe_load((Path(__file__).parent / "data" / "refused.yaml").read_text())
@@ -122,8 +121,8 @@ def test_plan_calls_impossible_what_run_does(kind: str, number: int, tmp_path: P
     tree = {"endpoint": "127.0.0.1", "port": 8000, "performance": {"traffic-shape": traffic}, **own}
     path.write_text(yaml.safe_dump(tree))
 
-    planned = CliRunner().invoke(bench, ["plan", str(path)])
-    run = CliRunner().invoke(bench, ["run", str(path), "--quiet"])
+    planned = call("plan", path)
+    run = call("run", path, "--quiet")
 
     assert planned.exit_code == 2
     # A panel breaks its lines, long words too.
@@ -142,8 +141,8 @@ def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
             "traffic-spike": {"burst": 5, "after": 5},
         },
     )
-    planned = CliRunner().invoke(bench, ["plan", path])
-    result = CliRunner().invoke(bench, ["dataset", path])
+    planned = call("plan", path)
+    result = call("dataset", path)
 
     assert result.exit_code == 0
     assert "conversations    125, requests 125" in result.output

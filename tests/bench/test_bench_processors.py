@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import orjson
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,7 @@ def test_request_is_what_the_api_expects(
 
 
 def sse(*payloads: object, done: bool = True) -> bytes:
-    events = b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads)
+    events = b"".join(b"data: " + msgspec.json.encode(payload) + b"\n\n" for payload in payloads)
     return events + (b"data: [DONE]\n\n" if done else b"")
 
 
@@ -151,7 +151,7 @@ def test_stream_gives_text_chunks_and_tokens(processor: Processor, stream: bytes
 )
 def test_whole_answer_gives_text(processor: Processor, answer: dict[str, Any]) -> None:
     record = Record(0, 0, 0, 0.0)
-    collect_whole(record, [(1.0, orjson.dumps(answer))], processor)
+    collect_whole(record, [(1.0, msgspec.json.encode(answer))], processor)
 
     assert (record.failure, record.text, record.first_token_s) == (None, "hello", None)
 

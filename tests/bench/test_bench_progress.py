@@ -8,7 +8,6 @@ from extproc.bench.progress import (
     Display,
     Exporter,
     Goal,
-    GoalProgress,
     Pace,
     RunSnapshot,
     roughly,
@@ -74,7 +73,7 @@ def test_watching_tells_all_and_ends_with_the_last_state_on_the_console() -> Non
 )
 def test_display_shows_how_much_is_done_and_how_long_the_rest_takes(goal: Goal, shown: str) -> None:
     display = Display("a run")
-    GoalProgress(goal, display).update(SNAPSHOT)
+    display.update(replace(SNAPSHOT, goal=goal))
 
     (line,) = [line for line in text_of(display).splitlines() if "│ time " in line]
     assert " ".join(line.strip("│ ").split()) == f"time {' '.join(shown.split())}"

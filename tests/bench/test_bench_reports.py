@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.judge.verdict import FaultReason, Figures, build_verdict
+from extproc.bench.judge.verdict import FaultReason, VerdictInputs, build_verdict
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import cut_timeline
 from extproc.bench.measure.metrics import Counts, RunMetrics, Throughput, Tokens
@@ -134,7 +134,9 @@ def test_csv_has_a_row_per_request_and_leaves_missing_figures_empty() -> None:
 
 def test_verdict_is_printed_with_its_reasons_literally() -> None:
     file = io.StringIO()
-    verdict = build_verdict([FaultReason("client-limited", "[red] lag")], ["a remark"], Figures())
+    verdict = build_verdict(
+        [FaultReason("client-limited", "[red] lag")], ["a remark"], VerdictInputs()
+    )
 
     print_verdict(replace(report.build(steady(10)), verdict=verdict), Console(file=file, width=80))
 

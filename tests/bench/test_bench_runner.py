@@ -16,12 +16,11 @@ import aiohttp.web
 import msgspec
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.commands import DOES_NOT_HOLD, bench
-from extproc.bench.experiments.run import find_model, run, share_out, spread
+from extproc.bench.commands import DOES_NOT_HOLD
+from extproc.bench.experiments.run import find_model, run, split_over_machines, split_schedule
 from extproc.bench.experiments.watch import read_cache_counters, scrape
 from extproc.bench.judge.verdict import judge
 from extproc.bench.load.driver import LoadError
@@ -39,7 +38,15 @@ from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench import synthetic
-from tests.bench.running import Silence, answer, build_spec, build_tree, serving, write_spec
+from tests.bench.running import (
+    Silence,
+    answer,
+    build_spec,
+    build_tree,
+    call,
+    serving,
+    write_spec,
+)
 from tests.tables import table
 from tests.waiting import wait_until
 
@@ -265,7 +272,7 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(
 ) -> None:
     output, traffic = tmp_path / "out", {"req-rate": 50, "total-prompts": 20}
     path = write_spec(tmp_path, null_server, {**traffic})
-    good = call("run", path, "--quiet", "--output", str(output), "--metrics-port", "0")
+    good = call("run", path, "--quiet", "--output", output, "--metrics-port", "0")
     strict = write_spec(tmp_path, null_server, {**traffic}, limits={"lag-p99": 1e-9})
     bad, allowed = call("run", strict, "--quiet"), call("run", strict, "--allow-client-limited")
 
@@ -276,14 +283,10 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(
     assert "invalid: client-limited" in bad.stderr
 
 
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(bench, arguments)
-
-
 def test_dataset_command_writes_the_file_and_the_account(tmp_path: Path) -> None:
     path, dataset = tmp_path / "dataset.jsonl", {"dataset": "synthetic"}
     spec = write_spec(tmp_path, 1, {"req-rate": 1, "total-prompts": 50, **dataset})
-    told, as_json = call("dataset", spec, "--output", str(path)), call("dataset", spec, "--json")
+    told, as_json = call("dataset", spec, "--output", path), call("dataset", spec, "--json")
 
     assert told.exit_code == 0, told.output
     assert "ideal hit rate" in told.output
@@ -343,7 +346,7 @@ def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: 
     workload = build_workload(spec, build_registry())
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    (share,) = share_out(spec, "m", workload)
+    (share,) = split_schedule(spec, "m", workload)
     taken = context.Value("q", 0)
     process = context.Process(target=run_process, args=(share, theirs, taken))
     process.start()
@@ -372,9 +375,9 @@ def test_parts_together_are_the_schedule(
     dataset = {"name": "random", "input_tokens": 4}
     traffic = {"total-prompts": prompts + 1, "dataset": dataset, **shape}
     base = {"endpoint": "h", "processes": processes, "performance": {"traffic-shape": traffic}}
-    spec = spread(Spec.model_validate(base), count)
+    spec = split_over_machines(Spec.model_validate(base), count)
     workload = build_workload(spec, build_registry())
-    shares = share_out(spec, "m", workload, machines=count)
+    shares = split_schedule(spec, "m", workload, machines=count)
     parts = [shares[number::count] for number in range(count)]
     starts = sorted(start for part in parts for share in part for start in share.starts)
     users = sum(share.users for part in parts for share in part)
@@ -400,7 +403,7 @@ async def test_merged_report_counts_what_one_machine_counts(
         )
     )
     whole = await run(spec, progress=Silence())
-    result = CliRunner().invoke(bench, ["report", str(tmp_path), "--output", str(tmp_path)])
+    result = call("report", tmp_path, "--output", tmp_path)
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes())
 
     assert result.exit_code == 0, result.output
@@ -446,7 +449,7 @@ def test_part_that_is_killed_is_named_in_the_verdict(null_server: int, tmp_path:
         killed.wait()
         stopped.send_signal(signal.SIGTERM)
         stopped.wait(60)
-    result = CliRunner().invoke(bench, ["report", str(tmp_path)])
+    result = call("report", tmp_path)
 
     assert result.exit_code == DOES_NOT_HOLD
     first, second, *_ = judge(read_run([tmp_path])).reasons

@@ -1,23 +1,21 @@
 """The verdict: what makes a run the client's, and what only needs saying; and thresholds of figures."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from extproc.bench.commands import THRESHOLD_MISSED, bench
+from extproc.bench.commands import THRESHOLD_MISSED
 from extproc.bench.judge.verdict import judge
-from extproc.bench.record import ClientStats, LoopSample, Record, RunInfo, RunResult, Window
+from extproc.bench.record import ClientStats, LoopSample, RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
 from extproc.bench.spec.thresholds import Claim, parse_claim
 from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
-from tests.bench.running import write_spec
+from tests.bench.running import call, write_spec
 from tests.bench.synthetic import failed, record, result, spec
 from tests.tables import table
 
@@ -32,32 +30,18 @@ SPEC, SPEC_WITHOUT_CAP = build_spec(**{"max-concurrency": 50}), build_spec()
 
 def build_run(*, lag_s: float = 0.001, latency_s: float = 0.5, missing: int = 0) -> RunResult:
     """A run of ten seconds at 10 req/s, five in flight, of which `missing` never began."""
-    records = tuple(
-        Record(
+    records = [
+        record(
             i,
-            i,
-            0,
-            intended_s=i / 10,
-            admitted_s=i / 10,
+            i / 10,
             started_s=i / 10 + lag_s if i >= missing else None,
             end_s=i / 10 + lag_s + latency_s,
         )
         for i in range(100)
-    )
+    ]
     samples = tuple(LoopSample(i / 10, 0.001, round(10 * latency_s)) for i in range(100))
     client = ClientStats(0, cpu_s=2.0, wall_s=10.0, cap=50, cap_full_s=0.0, samples=samples)
-    info = RunInfo(
-        spec=SPEC,
-        model="m",
-        started_at=datetime(2026, 1, 1, tzinfo=UTC),
-        duration_s=10.5,
-        window=Window(0.0, 10.0),
-        schedule_s=tuple(i / 10 for i in range(100)),
-        offered_rps=10.0,
-        clients=(client,),
-        scrapes=(),
-    )
-    return RunResult(info, records)
+    return with_info(result(records, of=SPEC), clients=(client,))
 
 
 def with_info(run: RunResult, **changes: object) -> RunResult:
@@ -305,7 +289,7 @@ def test_thresholds_are_held_against_the_headline_figures() -> None:
 
 def run_with(tmp_path: Path, port: int, **fields: Any) -> int:
     path = write_spec(tmp_path, port, {"req-rate": 50, "total-prompts": 20}, **fields)
-    return CliRunner().invoke(bench, ["run", path, "--quiet"]).exit_code
+    return call("run", path, "--quiet").exit_code
 
 
 @pytest.mark.slow

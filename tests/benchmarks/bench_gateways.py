@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, Final
 
 import aiohttp
-import orjson
+import msgspec
 
 from extproc.bench.measure.words import markdown_table
 from extproc.simulator.fleet.cell import MatrixCell
@@ -121,7 +121,7 @@ class Talk:
 def read_chunk(line: bytes) -> dict[str, Any]:
     """Returns what a line of an event stream holds; nothing, if it is no JSON."""
     data = line.removeprefix(b"data: ").strip()
-    chunk: dict[str, Any] = orjson.loads(data) if data.startswith(b"{") else {}
+    chunk: dict[str, Any] = msgspec.json.decode(data) if data.startswith(b"{") else {}
     return chunk
 
 
@@ -129,7 +129,7 @@ def plan(options: argparse.Namespace) -> list[dict[str, Any]]:
     asked = {name: getattr(options, name) for name in ("load", "warmup_s", "measured_s", "seed")}
     cell = MatrixCell(arm="prefix_cache", workload="C", endpoints=ENDPOINTS, **asked)
     _, *lines = export_run(cell.simulate()).splitlines()
-    return [orjson.loads(line) for line in lines]
+    return [msgspec.json.decode(line) for line in lines]
 
 
 async def talk(
@@ -194,7 +194,7 @@ def main() -> None:
     table = [*describe(measured)]
     print(markdown_table(HEADER, table), end="")
     if options.json is not None:
-        options.json.write_bytes(orjson.dumps([HEADER, *table]))
+        options.json.write_bytes(msgspec.json.encode([HEADER, *table]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from operator import truediv
 from pathlib import Path
 from time import monotonic, process_time_ns
 
-import orjson
+import msgspec
 
 from extproc.router.feedback.access_log import METHOD, AccessLogs
 from extproc.router.feedback.cooling import Cooling, Rules
@@ -64,7 +64,9 @@ def short_asks() -> list[Query]:
     """2 KB each, no two prefixes alike."""
     text = "".join(random.Random(2).choices("abcdefghij klmnop", k=1_800))
     said = [[{"role": "user", "content": f"{index} {text}"}] for index in range(512)]
-    bodies = [orjson.dumps({"model": "llama", "messages": each, "stream": True}) for each in said]
+    bodies = [
+        msgspec.json.encode({"model": "llama", "messages": each, "stream": True}) for each in said
+    ]
     return [Query("POST", "/v1/chat/completions", {}, body) for body in bodies]
 
 
@@ -85,7 +87,7 @@ def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
         return {"role": role, "content": "".join(rng.choices("abcdefghij klmnop", k=length))}
 
     return [
-        orjson.dumps(
+        msgspec.json.encode(
             {"messages": [said(role) for role in [*(("user", "assistant") * turns), "user"]]}
         )
         for _ in range(count)
@@ -118,8 +120,8 @@ def decisions(size: int, turns: int) -> list[Row]:
     """CPU of a decision, and of what none can do without; in turns, so that a busy machine slows all."""
     [body], kinds = chats(size, turns, 1), ("next turn", "new chat", "again")
     read = [*parse("/v1/chat/completions", "", body).turns(size * 2)]
-    floors = ("blocks hashed", "orjson.loads")
-    arms: dict[object, Callable[[], object]] = {floors[1]: partial(orjson.loads, body)}
+    floors = ("blocks hashed", "msgspec.json.decode")
+    arms: dict[object, Callable[[], object]] = {floors[1]: partial(msgspec.json.decode, body)}
     arms[floors[0]] = partial(chain_of, read, 1)
     arms |= {
         (kind, build): chat_picks(build(), kind, size, turns)

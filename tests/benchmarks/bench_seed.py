@@ -1,6 +1,7 @@
 """KubeAI's published 8 x L4 benchmark, run again: Envoy, the service, eight simulated endpoints.
 
-Four caps, three strategies, the same seed for all; our table beside theirs. The endpoints run
+Four caps, three strategies, the same seed for all; our table beside theirs. With `--json` the
+charts of all published tables go into the same folder. The endpoints run
 `--speed` times as fast as they would; figures are told in their time. Answers come whole, TTFT and
 ITL from the endpoints' own histograms: at speed 10 two cores cannot carry 40,000 chunks a second.
 `--stream` does it the published way, for a slower fleet or a larger machine. `python -m
@@ -14,25 +15,25 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
 import aiohttp
-import orjson
+import msgspec
 
-from extproc.bench.experiments.ab import Trial, run_trials
+from extproc.bench.experiments.ab import run_trials
 from extproc.bench.experiments.arms import Lab, build_switch
+from extproc.bench.experiments.compare import Trial
 from extproc.bench.experiments.run import run
+from extproc.bench.experiments.sweep_rows import SweepRow
 from extproc.bench.measure.words import fixed, markdown_table, percent
 from extproc.bench.progress import RunSnapshot
-from extproc.bench.published.tables import Cell, judge_cell, read_published
 from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.bench.fleet import Fleet, run_fleet
+from tests.benchmarks.published import CELLS_8XL4, draw_tables, judge_row, read_table
 from tests.stack.fetch import get
 
-PUBLISHED = files("extproc.simulator.fleet") / "kubeai-8xl4.csv"
 # kube-proxy draws an endpoint per connection. In strict turns, 800 prompts gone through again and
 # again would meet the same eight endpoints each time: affinity by accident.
 ARMS = {"random": "round_robin", "least_load": "least_load", "prefix_hash": "prefix_hash"}
@@ -77,12 +78,12 @@ class Silence:
     def update(self, snapshot: RunSnapshot) -> None: ...
 
 
-def build_spec(fleet: Fleet, row: Cell, options: argparse.Namespace) -> Spec:
+def build_spec(fleet: Fleet, row: SweepRow, options: argparse.Namespace) -> Spec:
     """The cell's load: 800 prompts of long conversations, shuffled once and gone through ten times."""
     traffic = {
         "preset": "kubeai-8xl4",
-        "req_rate": min(row.figures["request_rate"], options.ceiling) * options.speed,
-        "max_concurrency": row.cap,
+        "req_rate": min(row.load.req_rate or math.inf, options.ceiling) * options.speed,
+        "max_concurrency": row.load.concurrency,
         "total_prompts": options.requests,
     }
     fields = {
@@ -95,12 +96,12 @@ def build_spec(fleet: Fleet, row: Cell, options: argparse.Namespace) -> Spec:
 
 
 async def run_cap(
-    fleet: Fleet, row: Cell, options: argparse.Namespace
+    fleet: Fleet, row: SweepRow, options: argparse.Namespace
 ) -> list[tuple[Trial, Waits]]:
     spec, waits = build_spec(fleet, row, options), list[Waits]()
 
     async def measure(seeded: Spec, title: str) -> RunResult:
-        print(f"cap {row.cap}: {title}", file=sys.stderr, flush=True)
+        print(f"cap {row.load.concurrency}: {title}", file=sys.stderr, flush=True)
         before = read_waits(fleet)
         result = await run(seeded, progress=Silence())
         waits.append(read_waits(fleet) - before)
@@ -111,7 +112,7 @@ async def run_cap(
         return list(zip(await run_trials(spec, measure, lab), waits, strict=True))
 
 
-def describe(trial: Trial, waits: Waits, theirs: Cell, speed: float) -> Sequence[str]:
+def describe(trial: Trial, waits: Waits, theirs: SweepRow, speed: float) -> Sequence[str]:
     """Our cell in the endpoints' time beside the published one."""
     ours, told = trial.report.whole.throughput.total_tps / speed, theirs.figures
     rates = fixed(ours, 0), fixed(told["total_tok_per_s"], 0), fixed(ours / told["total_tok_per_s"])
@@ -121,18 +122,18 @@ def describe(trial: Trial, waits: Waits, theirs: Cell, speed: float) -> Sequence
     hits = percent(trial.report.hit_rate)
     verdict = f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text
     return (
-        f"{trial.arm}, {theirs.cap}",
+        f"{trial.arm}, {theirs.load.concurrency}",
         *rates,
         *ttft,
         *itl,
         hits,
         verdict,
-        str(judge_cell(theirs)),
+        str(judge_row(theirs)),
     )
 
 
 def run_all(
-    options: argparse.Namespace, published: Mapping[tuple[int, str], Cell]
+    options: argparse.Namespace, published: Mapping[tuple[int, str], SweepRow]
 ) -> list[Sequence[str]]:
     simulate = ("--speed", str(options.speed), "--profile", options.profile)
     lines = []
@@ -149,7 +150,7 @@ def run_all(
 
 
 def main() -> None:
-    rows = read_published(PUBLISHED.read_text("utf-8").splitlines())
+    rows = read_table(CELLS_8XL4)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--speed", type=float, default=5.0, help="engine seconds per second (default 5)"
@@ -160,7 +161,9 @@ def main() -> None:
     parser.add_argument(
         "--ceiling", type=float, default=math.inf, help="requests/s; the published one: 75"
     )
-    parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
+    parser.add_argument(
+        "--caps", type=int, nargs="+", default=sorted({row.load.concurrency for row in rows})
+    )
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")
     parser.add_argument("--processes", type=int, default=1, help="load processes")
@@ -168,14 +171,16 @@ def main() -> None:
         "--simulators", type=int, default=2, help="processes that share the endpoints"
     )
     parser.add_argument("--stream", action="store_true", help="stream answers, as published")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="where to write the figures, and the charts")
     options = parser.parse_args()
-    lines = run_all(options, {(row.cap, row.strategy): row for row in rows})
+    lines = run_all(options, {(row.load.concurrency, row.strategy): row for row in rows})
     print(markdown_table(HEADER, lines), end="")
     if options.json is not None:
         options.json.write_bytes(
-            orjson.dumps([dict(zip(HEADER, line, strict=True)) for line in lines])
+            msgspec.json.encode([dict(zip(HEADER, line, strict=True)) for line in lines])
         )
+        for page in draw_tables(options.json.parent):
+            print(page)
 
 
 if __name__ == "__main__":

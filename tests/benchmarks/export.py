@@ -9,7 +9,7 @@ the run.
 from collections.abc import Iterator
 from typing import Any, Final
 
-import orjson
+import msgspec
 
 from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.session import PlannedMessage, PlannedSession, make_text
@@ -28,7 +28,8 @@ def export_run(run: FleetRun) -> bytes:
     started = sorted((flight.due_at, flight.number) for flight in run.flights if not flight.turn)
     sessions = {flight.number: flight.session for flight in run.flights if not flight.turn}
     lines = (
-        orjson.dumps({"turns": [*_turns(sessions[n])], "arrival_s": at_s}) for at_s, n in started
+        msgspec.json.encode({"turns": [*_turns(sessions[n])], "arrival_s": at_s})
+        for at_s, n in started
     )
     return b"".join(line + b"\n" for line in (_HEADER, *lines))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
-import orjson
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -55,4 +55,6 @@ def report(title: str, rows: Sequence[Row], *, reference: str) -> None:
         table.add_row(row.name, *figures, row.unit, f"{row.median / base:.2f}")
     Console(width=110).print(table)
     if path is not None:
-        path.write_bytes(orjson.dumps({"title": title, "rows": [asdict(row) for row in rows]}))
+        path.write_bytes(
+            msgspec.json.encode({"title": title, "rows": [asdict(row) for row in rows]})
+        )

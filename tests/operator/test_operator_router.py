@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.experiments.replicas import lay_strategy, read_strategy
+from extproc.bench.experiments.replicas import read_strategy, with_strategy
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN
 from extproc.operator.resource import SpecRefused, parse_benchmark
@@ -163,7 +163,7 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     end_comparison(world)
     world.settle()
 
-    assert router_text(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
+    assert router_text(world) == with_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
 @table(

@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import aiohttp
-import orjson
+import msgspec
 
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.http.driver import Clock
@@ -82,11 +82,11 @@ async def serving(
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: object) -> tuple[int, Any]:
-    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     async with client.post(
         path, data=BytesIO(data), headers={"content-type": "application/json"}
     ) as answer:
-        return answer.status, orjson.loads(await answer.read())
+        return answer.status, msgspec.json.decode(await answer.read())
 
 
 async def events(client: aiohttp.ClientSession, path: str, body: object) -> list[str]:

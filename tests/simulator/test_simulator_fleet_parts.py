@@ -7,7 +7,7 @@ from math import isnan
 from pathlib import Path
 from random import Random
 
-import orjson
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -229,13 +229,13 @@ def trace_of(folder: Path, *requests: tuple[int, int, list[int]]) -> Trace:
         {"timestamp": at, "input_length": tokens, "output_length": 7, "hash_ids": blocks}
         for at, tokens, blocks in requests
     ]
-    path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
     read_trace.cache_clear()
     return read_trace(str(path))
 
 
 def text_of(trace: Trace, place: int) -> str:
-    (message,) = orjson.loads(write_body(trace.sessions[place].turns[0]))["messages"]
+    (message,) = msgspec.json.decode(write_body(trace.sessions[place].turns[0]))["messages"]
     assert message["role"] == "user"
     text: str = message["content"]
     return text
@@ -273,7 +273,7 @@ def test_cache_finds_what_has_the_same_blocks_before_it(tmp_path: Path) -> None:
 
 def test_trace_is_replayed_at_its_own_times_or_faster(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "made.jsonl")
-    rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
     cell = replay(path)
     fast = replace(cell, trace_speed=2.0)
     due = [flight.due_at for flight in simulate_fleet(cell.plan(), cell.draw()).flights]
@@ -313,7 +313,7 @@ def test_trace_that_is_another_one_by_now_is_not_taken_for_the_first(tmp_path: P
 @table(
     ("text", "fault"),
     [
-        ("\n{\n", ":2: JSONDecodeError"),
+        ("\n{\n", ":2: DecodeError"),
         ('\n{"timestamp": 1}\n', ":2: KeyError"),
         ('{"timestamp": 1, "input_length": "a", "output_length": 1, "hash_ids": []}', "integers"),
         (
@@ -361,7 +361,7 @@ def test_command_replays_a_trace_and_says_which(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         simulate_command, [*asked, "--arm", "random"], catch_exceptions=False
     )
-    (run,) = orjson.loads(figures.read_bytes())["runs"]
+    (run,) = msgspec.json.decode(figures.read_bytes())["runs"]
 
     assert "random" in result.output
     assert run["cell"]["trace_xxh3"] == read_trace(str(path)).digest

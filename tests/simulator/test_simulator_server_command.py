@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import msgspec
-import orjson
 import pytest
 import zmq
 
@@ -65,7 +64,7 @@ def test_a_range_of_ports_is_served_until_a_signal_comes(number: signal.Signals)
         for name, url in urls.items():
             with urlopen(f"{url}/v1/models", timeout=5) as answer:
                 assert answer.headers["x-simulated-endpoint"] == name
-                assert orjson.loads(answer.read())["data"][0]["id"] == "m"
+                assert msgspec.json.decode(answer.read())["data"][0]["id"] == "m"
         process.send_signal(number)
 
         assert process.wait(10) == 0
@@ -92,7 +91,7 @@ def test_a_profile_from_a_file_and_its_overrides_are_used(tmp_path: Path) -> Non
         with urlopen(f"{url}/metrics", timeout=5) as answer:
             text = answer.read().decode()
         with urlopen(f"{url}/v1/models", timeout=5) as answer:
-            models = orjson.loads(answer.read())["data"]
+            models = msgspec.json.decode(answer.read())["data"]
 
     assert 'block_size="32"' in text
     assert 'num_gpu_blocks="256"' in text
@@ -125,7 +124,7 @@ def test_events_are_published_by_every_endpoint_on_its_own_port() -> None:
 
 
 def complete(url: str, prompt: Sequence[int]) -> None:
-    body = orjson.dumps({"prompt": prompt, "max_tokens": 1})
+    body = msgspec.json.encode({"prompt": prompt, "max_tokens": 1})
     request = Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
     with urlopen(request, timeout=30) as answer:
         answer.read()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import aiohttp
-import orjson
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -119,7 +119,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 async def open_stream(face: Face) -> asyncio.StreamWriter:
     """Asks for a long stream on a connection of its own; returns it when tokens come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", face.port)
-    body = orjson.dumps({"prompt": "hello", "max_tokens": 4000, "stream": True})
+    body = msgspec.json.encode({"prompt": "hello", "max_tokens": 4000, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
     writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
     await reader.readuntil(b"data: ")

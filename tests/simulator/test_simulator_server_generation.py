@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import orjson
+import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from tests.simulator.face import NOON, QUICK, Face, serving
@@ -29,7 +29,8 @@ def cached(answer: Any) -> int:
 async def stream_text(face: Face, **fields: Any) -> str:
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, **fields}
     chunks = [
-        orjson.loads(event.removeprefix("data: ")) for event in (await face.events(CHAT, body))[:-1]
+        msgspec.json.decode(event.removeprefix("data: "))
+        for event in (await face.events(CHAT, body))[:-1]
     ]
     return "".join(
         choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]
@@ -209,7 +210,7 @@ async def test_echo_repeats_the_prompt_before_the_answer() -> None:
         first, *_ = await face.events("/v1/completions", body | {"stream": True})
 
         assert whole["choices"][0]["text"].startswith("say it again ")
-        assert orjson.loads(first.removeprefix("data: "))["choices"][0]["text"].startswith(
+        assert msgspec.json.decode(first.removeprefix("data: "))["choices"][0]["text"].startswith(
             "say it again "
         )
 

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-import orjson
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ def test_any_body_is_answered_or_refused(api: Api, body: object) -> None:
         refuse_unsupported(cast("dict[str, Any]", body))
         reply = endpoint.begin(ask, endpoint.head(ask, api.id_prefix))
     except VllmRefusal as refusal:
-        answer: Any = orjson.loads(orjson.dumps(api.describe(refusal)))
+        answer: Any = msgspec.json.decode(msgspec.json.encode(api.describe(refusal)))
 
         assert isinstance(answer["error"]["message"], str)
         assert endpoint.driver.engine.is_idle

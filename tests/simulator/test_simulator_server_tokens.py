@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 import tokenizers
 from hypothesis import given
@@ -93,7 +93,7 @@ def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
     )
 
     assert list(answer.tokens) == tokenizer.encode([answer.text])
-    assert orjson.loads(b'["%b"]' % b'","'.join(answer.texts)) == [
+    assert msgspec.json.decode(b'["%b"]' % b'","'.join(answer.texts)) == [
         tokenizer.decode([token]) for token in answer.tokens
     ]
 
@@ -127,7 +127,9 @@ def test_an_answer_depends_on_the_end_of_its_prompt() -> None:
     assert len(varied) == 100
 
 
-RECORDED = orjson.loads((Path(__file__).parent / "data" / "answers-0.32.0.json").read_bytes())
+RECORDED = msgspec.json.decode(
+    (Path(__file__).parent / "data" / "answers-0.32.0.json").read_bytes()
+)
 
 
 @table("index", range(len(STREAMS)))
@@ -147,7 +149,7 @@ async def test_whole_answers_have_the_fields_of_vllm(index: int) -> None:
         status, answer = await face.post(path, body)
 
     assert expected_status == status
-    assert mask_tokens(expected) == mask_tokens(mask(orjson.dumps(answer).decode()))
+    assert mask_tokens(expected) == mask_tokens(mask(msgspec.json.encode(answer).decode()))
 
 
 @table("index", range(len(ERRORS)))

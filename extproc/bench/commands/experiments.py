@@ -1,4 +1,4 @@
-"""About more than one run, or about none: compare, ab, sweep, page, saturate, plan."""
+"""About more than one run, or about none: compare, ab, sweep, saturate, plan."""
 
 import asyncio
 import sys
@@ -13,21 +13,20 @@ from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import (
-    Trial,
     ab_html,
     ab_markdown,
     count_runs,
     run_ab,
     summarise_trials,
 )
-from extproc.bench.experiments.compare import compare, comparison_html, comparison_markdown
+from extproc.bench.experiments.compare import Trial, compare, comparison_html, comparison_markdown
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
+from extproc.bench.experiments.sweep_rows import write_rows
+from extproc.bench.experiments.sweep_table import gather, sweep_html, sweep_markdown
 from extproc.bench.load.registry import find_part_faults
 from extproc.bench.progress import Pace, run_until_signal
-from extproc.bench.published.sweep_table import gather, sweep_html, sweep_markdown
-from extproc.bench.published.tables import read_published, write_rows
 from extproc.bench.report import report
 from extproc.bench.report.brief import build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
@@ -155,9 +154,7 @@ def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: flo
     the two cannot be compared: unequal load, another schedule, a run that is not valid.
     """
     if b is None:
-        raise SettingsError(
-            "give two reports, or two folders; of one table `bench page TABLE.csv` draws a page"
-        )
+        raise SettingsError("give two reports, or two folders")
     comparison = compare(
         _read_reports(a), _read_reports(b), names=_name_sides(a, b), tolerance=tolerance
     )
@@ -178,7 +175,8 @@ def _name_sides(a: Path, b: Path) -> tuple[str, str]:
     a, b = a.resolve(), b.resolve()
     while a.name == b.name and a != b:
         a, b = a.parent, b.parent
-    return a.name.removesuffix(".json"), b.name.removesuffix(".json")
+    names = a.name.removesuffix(".json"), b.name.removesuffix(".json")
+    return names if a != b else (names[0], f"{names[0]} again")
 
 
 def _read_reports(path: Path) -> list[report.Report]:
@@ -278,17 +276,17 @@ def sweep_command(
     missing = sweep.find_missing(tasks, output, again=again)
     pace = Pace(len(missing) * (2 if spec.ab.prime else 1))
 
-    def print_measured(task: sweep.Task, said: report.Report) -> None:
+    def print_measured(task: sweep.SweepTask, said: report.Report) -> None:
         click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
     async def work(run: Run, stop: asyncio.Event, on: StatusServer | None) -> None:
         await sweep.run_sweep(spec, missing, run, output, print_measured, board=on, stop=stop)
 
     _run_all(board, pace, work, quiet=quiet)
-    cells = sweep.build_cells(tasks, output)
+    rows = sweep.build_rows(tasks, output)
     done = gather(
         spec.name,
-        cells,
+        rows,
         baseline=spec.ab.baseline,
         confidence=spec.ab.confidence,
         faults=[*sweep.find_sweep_faults(tasks, output)],
@@ -299,7 +297,7 @@ def sweep_command(
         output,
         {
             "sweep.html": sweep_html(done),
-            "sweep.csv": write_rows(cells),
+            "sweep.csv": write_rows(rows),
             "sweep.md": sweep_markdown(done),
         },
     )
@@ -319,22 +317,6 @@ def _run_all(
     return run_with_status(
         address, lambda stop, on: work(show_runs(stop, pace, quiet=quiet, board=on), stop, on)
     )
-
-
-@click.command("page")
-@click.argument("table", metavar="TABLE.csv", type=FILE)
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page."
-)
-@click.option("--baseline", help="The strategy that others are compared with. [default: the first]")
-@click.option("--title", help="What the page is about. [default: the table's name]")
-def page_command(table: Path, output: Path, baseline: str | None, title: str | None) -> None:
-    """Draw a sweep's page from a TABLE of results."""
-    cells = read_published(table.read_bytes().decode("utf-8", "replace").splitlines())
-    done = gather(title or table.stem, cells, baseline=baseline)
-    click.echo(sweep_markdown(done), nl=False)
-    make_folder(output.parent)
-    _write(output.parent, {output.name: sweep_html(done)})
 
 
 @click.command("saturate")

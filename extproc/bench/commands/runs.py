@@ -25,7 +25,6 @@ from extproc.bench.commands.experiments import (
     brief_option,
     compare_command,
     display_options,
-    page_command,
     plan_command,
     read_checked,
     read_spec_or_flags,
@@ -325,6 +324,6 @@ def build_serve_spec(flags: Mapping[str, object], environment: Mapping[str, str]
         raise SettingsError(list_faults(error)) from None
 
 
-_SINGLE = (compare_command, ab, sweep_command, page_command, saturate_command, plan_command)
+_SINGLE = (compare_command, ab, sweep_command, saturate_command, plan_command)
 for _command in (*_SINGLE, serve_command, init_command, schema_command):
     bench.add_command(_command)

@@ -7,10 +7,9 @@ from types import MappingProxyType
 
 import msgspec
 import numpy as np
-import orjson
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import BYTES, ChatTurn, Conversation, Ruler, TurnMessage
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Ruler, TurnMessage
 from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
@@ -60,8 +59,8 @@ def read_objects(row: Entry, field: str) -> list[Entry]:
 
 def _load(path: Path, data: bytes, where: str) -> object:
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {where} is not JSON: {error}") from None
 
 
@@ -81,9 +80,8 @@ def write_prepared(path: Path, conversations: Sequence[Conversation]) -> None:
     path.write_bytes(b"\n".join([_HEADER, *map(msgspec.json.encode, conversations), b""]))
 
 
-def read_prepared(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def read_prepared(dataset: Dataset) -> list[Conversation]:
     """Reads what `write_prepared` wrote; raises `SettingsError` with the line at fault."""
-    del need, rng
     path = require_path(dataset)
     header, *lines = path.read_bytes().splitlines() or [b""]
     if header != _HEADER:
@@ -104,25 +102,19 @@ class KubeaiOptions(SpecSection):
     output_len: int | None = Field(default=None, gt=0)
 
 
-def read_kubeai_sharegpt(
-    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
-) -> list[Conversation]:
+def read_kubeai_sharegpt(dataset: Dataset, ruler: Ruler) -> list[Conversation]:
     """Reads a prompt for each question with all that came before it; every request is one message.
 
     `max_prompts` are taken in the file's order (the script calls them conversations), then
     shuffled; the run begins again at the first until it has its number.
     """
-    del need, rng
     options = KubeaiOptions.model_validate(dataset.options)
-    rows = [
-        messages
+    chats = [
+        [read_text(item, "value") for item in read_objects(row, "conversations")]
         for row in read_rows(require_path(dataset, KubeaiOptions))
-        if len(
-            messages := [read_text(item, "value") for item in read_objects(row, "conversations")]
-        )
-        >= 2
     ]
-    prompts = [prompt for messages in rows for prompt in _grow(messages)][: dataset.max_prompts]
+    prompts = [prompt for chat in chats if len(chat) > 1 for prompt in _grow(chat)]
+    prompts = prompts[: dataset.max_prompts]
     Random(options.seed).shuffle(prompts)  # noqa: S311  # the order must be the script's
     made = []
     for prompt, answer in prompts:
@@ -144,9 +136,8 @@ def _grow(messages: Sequence[str]) -> Iterator[tuple[str, str]]:
 _DEFAULT_OUTPUT_TOKENS = 256
 
 
-def read_bodies(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def read_bodies(dataset: Dataset) -> list[Conversation]:
     """Reads chat bodies (`messages`), completion bodies (`prompt`), or either inside a batch row's `body`."""
-    del need, rng
     rows = read_rows(require_path(dataset))
     return [_build(body if isinstance(body := row.get("body"), dict) else row) for row in rows]
 
@@ -178,39 +169,33 @@ _ROLES = MappingProxyType(
 )
 
 
-def read_sharegpt(
-    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
-) -> list[Conversation]:
+def read_sharegpt(dataset: Dataset, ruler: Ruler) -> list[Conversation]:
     """Reads `[{"conversations": [{"from", "value"}]}]`; what precedes the first question is dropped."""
-    del need, rng
-    conversations = []
-    for row in read_rows(require_path(dataset)):
-        messages = [
+    return _read_chats(
+        dataset,
+        ruler,
+        lambda row: [
             TurnMessage(_ROLES.get(read_text(item, "from"), "assistant"), read_text(item, "value"))
             for item in read_objects(row, "conversations")
-        ]
-        turns = build_turns(messages, ruler)
-        if turns:
-            conversations.append(Conversation(turns))
-    return conversations
+        ],
+    )
 
 
-def read_openorca(
-    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
-) -> list[Conversation]:
+def read_openorca(dataset: Dataset, ruler: Ruler) -> list[Conversation]:
     """Reads rows of `system_prompt`, `question` and `response`: one turn each."""
-    del need, rng
-    conversations = []
-    for row in read_rows(require_path(dataset)):
-        system, question = read_text(row, "system_prompt"), read_text(row, "question")
-        messages = [TurnMessage("system", system)] if system else []
-        messages += [
-            TurnMessage("user", question),
-            TurnMessage("assistant", read_text(row, "response")),
-        ]
-        if question:
-            conversations.append(Conversation(build_turns(messages, ruler)))
-    return conversations
+    roles = {"system_prompt": "system", "question": "user", "response": "assistant"}
+    return _read_chats(
+        dataset,
+        ruler,
+        lambda row: [TurnMessage(role, read_text(row, field)) for field, role in roles.items()],
+    )
+
+
+def _read_chats(
+    dataset: Dataset, ruler: Ruler, list_messages: Callable[[Entry], list[TurnMessage]]
+) -> list[Conversation]:
+    chats = (build_turns(list_messages(row), ruler) for row in read_rows(require_path(dataset)))
+    return [Conversation(turns) for turns in chats if turns]
 
 
 def build_turns(messages: Iterable[TurnMessage], ruler: Ruler) -> tuple[ChatTurn, ...]:

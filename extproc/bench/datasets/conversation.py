@@ -15,24 +15,6 @@ import xxhash
 BYTES_PER_TOKEN = 4
 
 
-def estimate_tokens(text: str) -> int:
-    """Returns the UTF-8 length over four, rounded up: an approximation that reports must name."""
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    return -(-size // BYTES_PER_TOKEN)
-
-
-def write_text(tokens: int, rng: np.random.Generator) -> str:
-    """Returns `tokens` pronounceable words of three letters, each with a space."""
-    picks = rng.integers(0, len(_WORDS), tokens)
-    return bytes(_WORDS[picks]).decode("ascii")
-
-
-def trim_text(text: str, tokens: int) -> str:
-    """Returns the text's head of at most `tokens` estimated tokens, never half a character."""
-    encoded = text.encode("utf-8", "surrogatepass")
-    return encoded[: tokens * BYTES_PER_TOKEN].decode("utf-8", "ignore")
-
-
 # A tokenizer that makes less than a token of each word would need words for ever.
 _MOST_TRIES = 16
 
@@ -55,18 +37,23 @@ class Ruler(Protocol):
 
 
 class ByteRuler:
-    """The estimate: four UTF-8 bytes per token."""
+    """The estimate, which reports must name: four UTF-8 bytes per token, rounded up."""
 
     name = f"{BYTES_PER_TOKEN} bytes per token"
 
     def count(self, text: str) -> int:
-        return estimate_tokens(text)
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        return -(-size // BYTES_PER_TOKEN)
 
     def trim(self, text: str, tokens: int) -> str:
-        return trim_text(text, tokens)
+        # Never half a character.
+        encoded = text.encode("utf-8", "surrogatepass")
+        return encoded[: tokens * BYTES_PER_TOKEN].decode("utf-8", "ignore")
 
     def write(self, tokens: int, rng: np.random.Generator) -> str:
-        return write_text(tokens, rng)
+        """Returns pronounceable words of three letters, each with a space."""
+        picks = rng.integers(0, len(_WORDS), tokens)
+        return bytes(_WORDS[picks]).decode("ascii")
 
 
 BYTES = ByteRuler()

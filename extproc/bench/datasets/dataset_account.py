@@ -14,7 +14,6 @@ from extproc.bench.datasets.conversation import (
     Ruler,
     build_prompts,
     count_prompt_tokens,
-    estimate_tokens,
     join_prompt,
 )
 
@@ -90,7 +89,7 @@ def account(
     outputs = np.array([turn.output_tokens for turn in turns])
     texts = [join_prompt(turn.messages) for turn in turns]
     reads, hit_tokens, distinct_tokens = _read_blocks(texts)
-    estimated = sum(map(estimate_tokens, texts))
+    estimated = sum(map(BYTES.count, texts))
     return Honesty(
         conversations=len(conversations),
         prompts=requests,
@@ -130,7 +129,7 @@ def _read_blocks(texts: Iterable[str]) -> tuple[Counter[int], int, int]:
     for text in texts:
         blocks = list(_hash_blocks(text.encode()))
         known = next((i for i, block in enumerate(blocks) if block not in reads), len(blocks))
-        tokens = estimate_tokens(text)
+        tokens = BYTES.count(text)
         # vLLM always recomputes at least one token, so a full hit misses its last block.
         hits += min(known, (tokens - 1) // _BLOCK_TOKENS) * _BLOCK_TOKENS
         distinct += tokens - known * _BLOCK_TOKENS

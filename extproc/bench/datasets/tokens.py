@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import BYTES, Ruler, TurnMessage, write_text
+from extproc.bench.datasets.conversation import BYTES, Ruler, TurnMessage
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
 from extproc.errors import MissingExtra, SettingsError
@@ -34,7 +34,7 @@ class TokenRuler:
         return text if kept else ""
 
     def write(self, tokens: int, rng: np.random.Generator) -> str:
-        return self.trim(write_text(tokens, rng), tokens)
+        return self.trim(BYTES.write(tokens, rng), tokens)
 
 
 def read_ruler(target: Target) -> Ruler:

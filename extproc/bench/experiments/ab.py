@@ -2,33 +2,33 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import (
-    describe_difference,
-    find_change,
-    find_level,
-    find_remarks,
-    find_unfairness,
+    Arm,
+    Trial,
+    comparable_notice,
+    compare_trials,
+    list_headlines,
+    list_known,
+    list_means,
     show_change,
 )
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.measure.stats import Interval
-from extproc.bench.measure.words import markdown_table
+from extproc.bench.measure.words import Table, markdown_table
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.headline import (
     FIGURES,
     SHARES,
     name_part,
-    pick_headlines,
-    read_figures,
     show,
 )
 from extproc.bench.report.outputs import write_reports
@@ -42,22 +42,28 @@ from extproc.pages.plots import Bar, bars
 
 # Far from the seeds of measured runs: priming must not show the caches the prompts that are
 # measured.
-_PRIME_SEED = 1_000_000
+_WARM_UP_SEED = 1_000_000
 
 
-class Prepares(Protocol):
+class ArmControl(Protocol):
+    """Puts an arm in force before a run, and sees after it that it still was; raises `LabError`."""
+
     async def prepare(self, arm: Component) -> None: ...
 
     async def confirm(self, arm: Component) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One arm measured once. Trials of one `repeat` have one seed and thus one schedule."""
+class Task:
+    """One run of an experiment: the arm, its repeat from 0 on, and the spec with its seed."""
 
-    arm: str
+    arm: Component
     repeat: int
-    report: Report
+    spec: Spec
+    title: str
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def label(arm: Component) -> str:
@@ -97,29 +103,47 @@ def count_runs(ab: Ab) -> int:
 async def run_trials(
     spec: Spec,
     run: Run,
-    lab: Prepares,
+    lab: ArmControl,
     keep: Callable[[Trial, RunResult], None] = lambda _, _1: None,
 ) -> list[Trial]:
     """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do.
 
-    A run that is interrupted ends them all; it is kept, but is no trial.
+    A run that is interrupted is kept, but is no trial.
     """
-    trials: list[Trial] = []
-    with suppress(Interrupted):
-        for repeat in range(spec.ab.repeats):
-            seeded = spec.model_copy(update={"seed": spec.seed + repeat})
-            for arm in rotate(spec.ab.arms, repeat):
-                title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
-                result = await measure_arm(seeded, arm, title, run, lab)
-                trial = Trial(label(arm), repeat, replace(report.build(result), arm=label(arm)))
-                keep(trial, result)
-                if result.info.interrupted_s is not None:
-                    return trials
-                trials.append(trial)
+    tasks = [
+        Task(
+            arm,
+            repeat,
+            spec.model_copy(update={"seed": spec.seed + repeat}),
+            f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}",
+        )
+        for repeat in range(spec.ab.repeats)
+        for arm in rotate(spec.ab.arms, repeat)
+    ]
+    trials = []
+    async for task, result, said in run_tasks(tasks, run, lab):
+        trial = Trial(label(task.arm), task.repeat, said)
+        keep(trial, result)
+        if result.info.interrupted_s is None:
+            trials.append(trial)
     return trials
 
 
-async def measure_arm(spec: Spec, arm: Component, title: str, run: Run, lab: Prepares) -> RunResult:
+async def run_tasks(
+    tasks: Iterable[AnyTask], run: Run, lab: ArmControl
+) -> AsyncIterator[tuple[AnyTask, RunResult, Report]]:
+    """Does one run after the other; one that is interrupted is the last."""
+    with suppress(Interrupted):
+        for task in tasks:
+            result = await measure_arm(task.spec, task.arm, task.title, run, lab)
+            yield task, result, replace(report.build(result), arm=label(task.arm))
+            if result.info.interrupted_s is not None:
+                return
+
+
+async def measure_arm(
+    spec: Spec, arm: Component, title: str, run: Run, lab: ArmControl
+) -> RunResult:
     """Measures an arm that is in force from begin to end; raises as `lab` and `run` do.
 
     A replica may have the arm in force of a run that has just ended, and read what was written
@@ -130,7 +154,7 @@ async def measure_arm(spec: Spec, arm: Component, title: str, run: Run, lab: Pre
     for may_retry in (True, False):
         await lab.prepare(arm)
         if spec.ab.prime:
-            await run(prime(spec), f"{title}: priming")
+            await run(warm_up(spec), f"{title}: priming")
         result = await run(spec, title)
         try:
             if result.info.interrupted_s is None:
@@ -142,16 +166,26 @@ async def measure_arm(spec: Spec, arm: Component, title: str, run: Run, lab: Pre
     return result
 
 
+# Which arm goes first. A machine is another one after an hour of load, and a fixed order gives the
+# same place to the same arm in every repeat, which no interval shows. Rotating by one gives each arm
+# each place, once in as many repeats as there are arms. The order is not drawn: a second run of the
+# same spec must do the same.
+#
+# Within a repeat all arms have one seed, so one schedule and the same prompts: pairs differ in the
+# arm alone. Before each arm every cache is emptied (`Lab.prepare`); otherwise the second arm would
+# be sent what the first one has just cached. With `prime` other prompts of the same kind go first,
+# so that what is measured is a working cache and not an empty one; their seed is far from all
+# measured ones.
 def rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
     """Each repeat begins with another arm, so that no arm always runs on the warmest machine."""
     first = repeat % len(arms)
     return [*arms[first:], *arms[:first]]
 
 
-def prime(spec: Spec) -> Spec:
-    """The same kind of load with other prompts, for `prime` seconds."""
+def warm_up(spec: Spec) -> Spec:
+    """The same kind of load with other prompts, for `ab.prime` seconds."""
     changes = {"duration": spec.ab.prime, "total_prompts": None, "warm_up": 0.0, "cool_down": 0.0}
-    return with_traffic(spec, changes).model_copy(update={"seed": spec.seed + _PRIME_SEED})
+    return with_traffic(spec, changes).model_copy(update={"seed": spec.seed + _WARM_UP_SEED})
 
 
 def with_traffic(spec: Spec, changes: Mapping[str, object]) -> Spec:
@@ -162,19 +196,6 @@ def with_traffic(spec: Spec, changes: Mapping[str, object]) -> Spec:
 
 
 AB_SCHEMA = "extproc-bench-ab/2"
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """An arm's figures over its repeats, and its `changes` against the baseline, paired by repeat.
-
-    A change is a share of the baseline's figure; of a figure that is a share itself, the
-    difference.
-    """
-
-    label: str
-    figures: dict[str, Interval]
-    changes: dict[str, Interval]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,72 +236,39 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """
     if not trials:
         raise SettingsError("interrupted before the first run was done")
-    labels = list(
-        dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda trial: trial.repeat))
-    )
+    labels = [trial.arm for trial in trials]
     baseline = labels[0] if ab.baseline is None else ab.baseline
     if baseline not in labels:
         raise SettingsError(f"ab.baseline: {baseline!r} is none of the arms {', '.join(labels)}")
-    labels.sort(key=lambda label: label != baseline)
-    by_arm = {
-        label: {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
-        for label in labels
-    }
-    arms = tuple(_arm(label, by_arm[label], by_arm[baseline], ab.confidence) for label in labels)
-    faults: list[str] = []
-    remarks: list[str] = []
+    found = compare_trials(
+        trials,
+        baseline,
+        name_run=lambda trial: f"{trial.arm} (repeat {trial.repeat + 1})",
+        tolerance=ab.tolerance,
+        confidence=ab.confidence,
+    )
+    faults, remarks = list(found.faults), list(found.remarks)
     wanted = len(ab.arms) * ab.repeats
     if len(trials) < wanted:
-        faults.append(f"partial: interrupted after {len(trials)} of {wanted} runs")
-    for repeat in sorted({trial.repeat for trial in trials}):
-        own = [trial for trial in trials if trial.repeat == repeat]
-        runs = [(f"{trial.arm} (repeat {repeat + 1})", trial.report) for trial in own]
-        faults += find_unfairness(runs, ab.tolerance)
-        remarks += find_remarks(runs, ab.tolerance)
+        faults.insert(0, f"partial: interrupted after {len(trials)} of {wanted} runs")
     first = trials[0].report
     if ab.flush is None and not first.spec.get("scrape"):
-        unflushed = "no cache was emptied, as scrape lists no endpoint"
         remarks.append(
-            f"{unflushed}: who has had these prompts before, as of another run, is sooner"
+            "no cache was emptied, as scrape lists no endpoint: "
+            "who has had these prompts before, as of another run, is sooner"
         )
-    example = {trial.arm: trial.report for trial in reversed(trials)}
-    sentences = (
-        describe_difference(
-            arm.label, baseline, arm.changes, ab.confidence, example[baseline], example[arm.label]
-        )
-        for arm in arms
-        if arm.label != baseline
-    )
     return AbReport(
         schema=AB_SCHEMA,
         name=first.name,
         model=first.model,
         baseline=baseline,
         confidence=ab.confidence,
-        arms=arms,
+        arms=found.arms,
         faults=tuple(faults),
         remarks=tuple(remarks),
-        sentences=() if faults else tuple(filter(None, sentences)),
+        sentences=() if faults else found.sentences,
         trials=tuple(trials),
     )
-
-
-_ByRepeat = Mapping[int, Mapping[str, float | None]]
-
-
-def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
-    figures, changes = {}, {}
-    for name in FIGURES:
-        values = [value for repeat in own if (value := own[repeat][name]) is not None]
-        if level := find_level(name, values, confidence):
-            figures[name] = level
-        pairs = [(base[repeat][name], own[repeat][name]) for repeat in own if repeat in base]
-        both = [
-            (before, after) for before, after in pairs if before is not None and after is not None
-        ]
-        if change := find_change(name, both, confidence):
-            changes[name] = change
-    return Arm(label, figures, changes)
 
 
 # The first four that there are get a chart.
@@ -296,54 +284,39 @@ _PLOTTED = (
 _WIDEST = 3.0
 
 
-_Table = tuple[list[str], list[list[str]]]
-
-
 def ab_markdown(report: AbReport) -> str:
     """What each arm brings, and the headline figures."""
-    tables = (markdown_table(*each) for each in _headlines(report))
+    tables = (markdown_table(*each) for each in _list_headlines(report))
     return "\n\n".join([*report.sentences, name_part(report.trials[0].report), "\n".join(tables)])
 
 
-def _headlines(report: AbReport) -> list[_Table]:
-    """Means, then changes; those of two arms are one table, as that fits on a terminal of 100 columns."""
-    means = [{name: level.mean for name, level in arm.figures.items()} for arm in report.arms]
-    names = pick_headlines(*means)
-    rows = [
-        [FIGURES[name].heading, *(show(name, arm.get(name)) for arm in means)] for name in names
-    ]
-    header = ["mean", *(arm.label for arm in report.arms)]
-    against, changes = _changes(report, names)
-    if len(report.arms) == 2:
-        header.append(f"change, {report.confidence:.0%} interval")
-        return [(header, [[*row, change[1]] for row, change in zip(rows, changes, strict=True)])]
-    return [(header, rows), (against, changes)][: len(report.arms)]
+def _list_headlines(report: AbReport) -> list[Table]:
+    """Means; of more than two arms the changes in a table of their own."""
+    names = list_headlines(report.arms)
+    means = list_means(report.arms, names, report.confidence, show_change)
+    return [means, _list_changes(report, names)] if len(report.arms) > 2 else [means]
 
 
-def _figures(report: AbReport) -> _Table:
+def _list_levels(report: AbReport) -> Table:
     header = [f"mean, {report.confidence:.0%} interval", *(arm.label for arm in report.arms)]
     return header, [
-        [FIGURES[name].heading, *(_show(name, arm.figures.get(name)) for arm in report.arms)]
-        for name in _present(report)
+        [FIGURES[name].heading, *(_show_level(name, arm.figures.get(name)) for arm in report.arms)]
+        for name in list_known(report.arms)
     ]
 
 
-def _changes(report: AbReport, names: Sequence[str]) -> _Table:
-    others = [arm for arm in report.arms if arm.label != report.baseline]
+def _list_changes(report: AbReport, names: Sequence[str]) -> Table:
+    others = report.arms[1:]
     return [f"vs {report.baseline}", *(arm.label for arm in others)], [
         [FIGURES[name].heading, *(show_change(name, arm.changes.get(name)) for arm in others)]
         for name in names
     ]
 
 
-def _present(report: AbReport) -> list[str]:
-    return [name for name in FIGURES if any(name in arm.figures for arm in report.arms)]
-
-
-def _show(name: str, interval: Interval | None) -> str:
-    if interval is None or interval.low is None or interval.high is None:
-        return show(name, None if interval is None else interval.mean)
-    return f"{show(name, interval.mean)} [{show(name, interval.low)}, {show(name, interval.high)}]"
+def _show_level(name: str, level: Interval | None) -> str:
+    if level is None:
+        return show(name, None)
+    return f"{show(name, level.mean)}{level.span(lambda end: show(name, end))}"
 
 
 def ab_html(report: AbReport) -> str:
@@ -354,32 +327,28 @@ def ab_html(report: AbReport) -> str:
 
 
 def _parts(report: AbReport) -> Iterator[str]:
-    title = "comparable" if report.is_valid else "not comparable"
-    yield page.notice(title, report.faults or report.sentences, is_good=report.is_valid)
+    known = list_known(report.arms)
+    yield comparable_notice(report.faults, report.sentences)
     yield page.remarks((name_part(report.trials[0].report), *report.remarks))
-    yield page.cards(
-        {
-            FIGURES[name].heading: bars(
-                list(_bars(report, name)),
-                y_label="%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s",
-            )
-            for name in [name for name in _PLOTTED if name in _present(report)][:4]
-        }
-    )
-    for title, each in zip(("Figures", "Changes"), _headlines(report), strict=False):
-        yield page.table(title, *each)
-    figures, changes = _figures(report), _changes(report, _present(report))
+    plotted = [name for name in _PLOTTED if name in known][:4]
+    yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})
+    for title, table in zip(("Figures", "Changes"), _list_headlines(report), strict=False):
+        yield page.table(title, *table)
     yield '<details class="card"><summary>All figures, and changes paired by repeat</summary>'
-    yield from (page.table("", *each) for each in [figures, changes][: len(report.arms)])
+    yield page.table("", *_list_levels(report))
+    if len(report.arms) > 1:
+        yield page.table("", *_list_changes(report, known))
     yield "</details>"
     yield page.definitions(report.trials[0].report.definitions)
 
 
-def _bars(report: AbReport, name: str) -> Iterator[Bar]:
-    scale = 100.0 if name in SHARES else 1.0
+def _draw(report: AbReport, name: str) -> str:
+    items = []
     for place, arm in enumerate(report.arms):
         if level := arm.figures.get(name):
-            is_told = level.high is None or level.high <= _WIDEST * level.mean
-            ends = (level.low, level.high) if is_told else (None, None)
-            low, high = (None if end is None else end * scale for end in ends)
-            yield Bar(arm.label, level.mean * scale, place, low, high)
+            if level.high is not None and level.high > _WIDEST * level.mean:
+                level = Interval(level.mean, None, None, level.count)
+            scaled = level.map(lambda value: 100 * value) if name in SHARES else level
+            items.append(Bar(arm.label, scaled.mean, place, scaled.low, scaled.high))
+    unit = "%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s"
+    return bars(items, y_label=unit)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from extproc.bench.experiments.replicas import LabError, Replicas, lay_strategy
+from extproc.bench.experiments.replicas import LabError, Replicas, with_strategy
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Ab, Spec
@@ -40,7 +40,7 @@ class SettingsFileSwitch(Switch):
         self._original = read_file(path).decode()
 
     async def put(self, arm: Component) -> None:
-        self._write(lay_strategy(self._original, self._pool, arm.section))
+        self._write(with_strategy(self._original, self._pool, arm.section))
 
     async def restore(self) -> None:
         self._write(self._original)

@@ -1,11 +1,11 @@
 """Two sides, a run each or several, and whether they may be compared at all. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
-from extproc.bench.measure.words import DASH, markdown_table
+from extproc.bench.measure.words import DASH, Table, markdown_table
 from extproc.bench.report.headline import (
     FIGURES,
     SHARES,
@@ -23,37 +23,108 @@ _SAME = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class FigureChange:
-    """A figure of two sides: means, and the change as of `find_change`; of few runs without an interval."""
+class Arm:
+    """An arm's figures over its repeats, and its `changes` against the baseline, paired by repeat.
 
-    name: str
-    a: float | None
-    b: float | None
-    change: Interval | None
-    is_better_high: bool
+    A change is a share of the baseline's figure; of a figure that is a share itself, the
+    difference.
+    """
+
+    label: str
+    figures: dict[str, Interval]
+    changes: dict[str, Interval]
 
     @property
-    def is_better(self) -> bool | None:
-        """Whether b is better than a; `None` where the interval has both."""
-        if self.change is None or not self.change.excludes_zero:
-            return None
-        return (self.change.mean > 0) == self.is_better_high
+    def means(self) -> dict[str, float]:
+        return {name: level.mean for name, level in self.figures.items()}
+
+
+Repeats = Mapping[int, Mapping[str, float | None]]
+"""The figures of an arm's runs, by repeat."""
+
+
+def summarise_arm(label: str, own: Repeats, base: Repeats, confidence: float) -> Arm:
+    """Sums up an arm's repeats, and compares each with the baseline's run of the same repeat."""
+    figures, changes = {}, {}
+    for name in FIGURES:
+        values = [value for run in own.values() if (value := run[name]) is not None]
+        if level := find_level(name, values, confidence):
+            figures[name] = level
+        pairs = [(base[repeat][name], own[repeat][name]) for repeat in own if repeat in base]
+        both = [
+            (before, after) for before, after in pairs if before is not None and after is not None
+        ]
+        if change := find_change(name, both, confidence):
+            changes[name] = change
+    return Arm(label, figures, changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One arm measured once. Trials of one `repeat` have one seed and thus one schedule."""
+
+    arm: str
+    repeat: int
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`faults` say why the two don't answer one question; latencies then mean nothing side by side.
+    """Arms, the baseline first. `faults` say why they don't answer one question.
 
-    `names` are those of the two sides, `sentence` says in one how the second differs, if it may be
-    said.
+    Latencies then mean nothing side by side, and nor do the `sentences`, which say what each arm but
+    the baseline brings. `remarks` say how to read the figures, `part` what they are of.
     """
 
-    names: tuple[str, str]
+    arms: tuple[Arm, ...]
     part: str
-    changes: tuple[FigureChange, ...]
+    confidence: float
     faults: tuple[str, ...]
     remarks: tuple[str, ...]
-    sentence: str | None
+    sentences: tuple[str, ...]
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.faults
+
+
+def compare_trials(
+    trials: Sequence[Trial],
+    baseline: str,
+    *,
+    name_run: Callable[[Trial], str],
+    tolerance: float,
+    confidence: float,
+) -> Comparison:
+    """Compares trials repeat by repeat; `tolerance` is how far loads may differ, as a share."""
+    labels = list(dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda one: one.repeat)))
+    labels.sort(key=lambda label: label != baseline)
+    figures = {
+        label: {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
+        for label in labels
+    }
+    arms = [summarise_arm(label, figures[label], figures[baseline], confidence) for label in labels]
+    faults: list[str] = []
+    remarks: list[str] = []
+    for repeat in sorted({trial.repeat for trial in trials}):
+        runs = [(name_run(trial), trial.report) for trial in trials if trial.repeat == repeat]
+        faults += find_unfairness(runs, tolerance)
+        remarks += find_remarks(runs, tolerance)
+    example = {trial.arm: trial.report for trial in reversed(trials)}
+    sentences = (
+        describe_difference(
+            arm.label, baseline, arm.changes, confidence, example[baseline], example[arm.label]
+        )
+        for arm in arms[1:]
+    )
+    return Comparison(
+        tuple(arms),
+        name_part(trials[0].report),
+        confidence,
+        tuple(faults),
+        tuple(remarks),
+        tuple(filter(None, sentences)),
+    )
 
 
 def compare(
@@ -64,52 +135,47 @@ def compare(
     tolerance: float = 0.03,
     confidence: float = CONFIDENCE,
 ) -> Comparison:
-    """Compares two sides, repeats paired in the order of their seeds.
-
-    `tolerance` is how far the loads of a pair may differ, as a share.
-    """
-    a, b = (sorted(side, key=lambda run: (run.seed, run.started_at)) for side in (a, b))
-    pairs = list(zip(a, b, strict=False))
-    figures = [(read_figures(one), read_figures(other)) for one, other in pairs]
-    changes = [
-        _change(name, [(x[name], y[name]) for x, y in figures], confidence) for name in FIGURES
-    ]
-    faults: list[str] = []
-    remarks: list[str] = []
-    seeds = [", ".join(str(run.seed) for run in side) for side in (a, b)]
+    """Compares two sides, repeats paired in the order of their seeds."""
+    sides = {
+        name: sorted(side, key=lambda run: (run.seed, run.started_at))
+        for name, side in zip(names, (a, b), strict=True)
+    }
+    faults, remarks = [], []
+    seeds = [", ".join(str(run.seed) for run in side) for side in sides.values()]
     if seeds[0] != seeds[1]:
-        said = f"{names[0]} has the seeds {seeds[0]}, {names[1]} {seeds[1]}"
-        faults.append(f"{said}: repeats are compared seed by seed")
-    for name, side in zip(names, (a, b), strict=True):
+        faults.append(
+            f"{names[0]} has the seeds {seeds[0]}, {names[1]} {seeds[1]}: "
+            "repeats are compared seed by seed"
+        )
+    for name, side in sides.items():
         if len(arms := sorted({run.arm for run in side})) > 1:
             faults.append(f"{name} has runs of {' and '.join(arms)}: give the reports of one arm")
-    if len(pairs) < 2:
+    count = min(len(a), len(b))
+    if count < 2:
         remarks.append(
             "one run of each: a difference may be noise, so that none is called better or worse; "
             "give folders with the reports of several seeds"
         )
-    for one, other in pairs:
-        repeat = f" (seed {one.seed})" if len(pairs) > 1 else ""
-        faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
-        remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
-    by_name = {change.name: change.change for change in changes if change.change}
-    sentence = (
-        None if faults else describe_difference(names[1], names[0], by_name, confidence, a[0], b[0])
+
+    def name_run(trial: Trial) -> str:
+        return f"{trial.arm} (seed {trial.report.seed})" if count > 1 else trial.arm
+
+    trials = [
+        Trial(name, repeat, run)
+        for name, side in sides.items()
+        for repeat, run in enumerate(side[:count])
+    ]
+    found = compare_trials(
+        trials, names[0], name_run=name_run, tolerance=tolerance, confidence=confidence
     )
-    return Comparison(
-        names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence
-    )
+    return replace(found, faults=(*faults, *found.faults), remarks=(*remarks, *found.remarks))
 
 
-def _change(
-    name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float
-) -> FigureChange:
-    both = [(x, y) for x, y in pairs if x is not None and y is not None]
-    sides = [[pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1)]
-    a, b = (sum(filter(None, side)) / len(side) if side else None for side in sides)
-    return FigureChange(
-        name, a, b, find_change(name, both, confidence), FIGURES[name].is_better_high
-    )
+def is_better(name: str, change: Interval | None) -> bool | None:
+    """Whether a figure's change is for the better; `None` where its interval has both."""
+    if change is None or not change.excludes_zero:
+        return None
+    return (change.mean > 0) == FIGURES[name].is_better_high
 
 
 def find_change(
@@ -123,10 +189,7 @@ def find_change(
     if name in SHARES:
         return mean_interval([after - before for before, after in pairs], confidence)
     ratio = ratio_interval([(after, before) for before, after in pairs], confidence)
-    if ratio is None:
-        return None
-    low, high = (None if end is None else end - 1 for end in (ratio.low, ratio.high))
-    return Interval(ratio.mean - 1, low, high, ratio.count)
+    return None if ratio is None else ratio.map(lambda value: value - 1)
 
 
 def find_level(name: str, values: Sequence[float], confidence: float) -> Interval | None:
@@ -136,11 +199,8 @@ def find_level(name: str, values: Sequence[float], confidence: float) -> Interva
     """
     if name not in SHARES and all(value > 0 for value in values):
         return ratio_interval([(value, 1.0) for value in values], confidence)
-    found = mean_interval(values, confidence)
-    if found is None or found.low is None or found.high is None:
-        return found
-    high = min(1.0, found.high) if name in SHARES else found.high
-    return Interval(found.mean, max(0.0, found.low), high, found.count)
+    found, most = mean_interval(values, confidence), 1.0 if name in SHARES else inf
+    return None if found is None else found.map(lambda value: min(max(0.0, value), most))
 
 
 def describe_difference(
@@ -222,57 +282,76 @@ def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterat
             yield f"{label} served {served}: past its capacity, or measured without enough warm-up"
 
 
+def list_means(
+    arms: Sequence[Arm],
+    names: Sequence[str],
+    confidence: float,
+    show_change: Callable[[str, Interval | None], str],
+) -> Table:
+    """A row per figure: every arm's mean; of two arms the change, too, as it fits on a terminal."""
+    header = ["mean", *(arm.label for arm in arms)]
+    rows = [
+        [FIGURES[name].heading, *(show(name, arm.means.get(name)) for arm in arms)]
+        for name in names
+    ]
+    if len(arms) == 2:
+        header.append(f"change, {confidence:.0%} interval")
+        for name, row in zip(names, rows, strict=True):
+            row.append(show_change(name, arms[1].changes.get(name)))
+    return header, rows
+
+
+def list_headlines(arms: Sequence[Arm]) -> list[str]:
+    """The figures that a comparison of arms shows first."""
+    return pick_headlines(*(arm.means for arm in arms))
+
+
+def list_known(arms: Sequence[Arm]) -> list[str]:
+    """The figures that at least one arm has."""
+    return [name for name in FIGURES if any(name in arm.figures for arm in arms)]
+
+
 def comparison_markdown(comparison: Comparison) -> str:
     """What is compared, and a row per headline figure."""
-    texts = [comparison.sentence, comparison.part, markdown_table(*_list_headlines(comparison))]
-    return "\n\n".join(filter(None, texts))
+    table = _list_sides(comparison, list_headlines(comparison.arms))
+    sentences = comparison.sentences if comparison.is_valid else ()
+    return "\n\n".join([*sentences, comparison.part, markdown_table(*table)])
 
 
-_Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-
-
-def _list_headlines(comparison: Comparison) -> _Table:
-    sides = [{each.name: getattr(each, side) for each in comparison.changes} for side in ("a", "b")]
-    return _list_figures(comparison, pick_headlines(*sides))
-
-
-def _list_figures(comparison: Comparison, names: Collection[str]) -> _Table:
-    """A row per figure that at least one of the sides has."""
-    rows = []
-    better = {None: "", True: " better", False: " worse"}
-    for change in comparison.changes:
-        if change.name in names and (change.a, change.b) != (None, None):
-            shown = (show(change.name, value) for value in (change.a, change.b))
-            told = f"{show_change(change.name, change.change)}{better[change.is_better]}"
-            rows.append((FIGURES[change.name].heading, *shown, told))
-    return ("", *comparison.names, f"change, {CONFIDENCE:.0%} interval"), rows
+def _list_sides(comparison: Comparison, names: Sequence[str]) -> Table:
+    return list_means(comparison.arms, names, comparison.confidence, _judge_change)
 
 
 def comparison_html(comparison: Comparison) -> str:
-    a, b = comparison.names
-    title = "not comparable" if comparison.faults else "comparable"
+    a, b = (arm.label for arm in comparison.arms)
     parts = [
-        page.notice(
-            title,
-            comparison.faults or [*filter(None, [comparison.sentence])],
-            is_good=not comparison.faults,
-        ),
-        page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
-        page.table("Figures", *_list_headlines(comparison)),
+        comparable_notice(comparison.faults, comparison.sentences),
+        page.remarks((comparison.part, *comparison.remarks)),
+        page.table("Figures", *_list_sides(comparison, list_headlines(comparison.arms))),
         '<details class="card"><summary>All figures</summary>',
-        page.table("", *_list_figures(comparison, FIGURES)),
+        page.table("", *_list_sides(comparison, list_known(comparison.arms))),
         "</details>",
     ]
     return page.html_page(f"{a} and {b}", "two sides of one load", parts)
+
+
+def comparable_notice(faults: Sequence[str], sentences: Sequence[str]) -> str:
+    """The head of a page: the faults, or else what the arms bring."""
+    title = "not comparable" if faults else "comparable"
+    return page.notice(title, faults or sentences, is_good=not faults)
 
 
 def show_change(name: str, interval: Interval | None) -> str:
     """A change in percent, of a share in points, with its interval; a star where that excludes no change."""
     if interval is None:
         return DASH
-    unit = " points" if name in SHARES else "%"
-    mean = f"{100 * interval.mean:+.1f}{unit}"
-    if interval.low is None or interval.high is None:
-        return f"{mean} (2 repeats: too few)" if interval.count == 2 else mean
+    mean = f"{100 * interval.mean:+.1f}{' points' if name in SHARES else '%'}"
+    if interval.count == 2:
+        return f"{mean} (2 repeats: too few)"
     star = "*" if interval.excludes_zero else ""
-    return f"{mean} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]{star}"
+    return f"{mean}{interval.span(lambda end: f'{100 * end:+.1f}')}{star}"
+
+
+def _judge_change(name: str, interval: Interval | None) -> str:
+    verdict = {None: "", True: " better", False: " worse"}[is_better(name, interval)]
+    return f"{show_change(name, interval)}{verdict}"

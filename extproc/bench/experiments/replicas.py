@@ -19,7 +19,7 @@ class LabError(ExtprocError):
     """A strategy could not be put in force, or a cache not be emptied: nothing can be compared."""
 
 
-def lay_strategy(text: str, pool: str | None, strategy: Mapping[str, object]) -> str:
+def with_strategy(text: str, pool: str | None, strategy: Mapping[str, object]) -> str:
     """Returns a router's settings with another `strategy` section; raises as `read_strategy` does."""
     tree = parse_document(text, "the settings").tree
     find_pool(list_pools(tree), pool)["strategy"] = dict(strategy)

@@ -24,7 +24,7 @@ from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.http import Keys, NoToken, name_fault
 from extproc.bench.processors.processor import Wiring
-from extproc.bench.progress import Goal, GoalProgress, Pace, Progress, watching
+from extproc.bench.progress import Goal, Pace, Progress, watching
 from extproc.bench.record import (
     EndpointScrape,
     PartStats,
@@ -65,7 +65,7 @@ async def run(
     """
     stop = stop or asyncio.Event()
     machines = 1 if part is None else part.count
-    spec = spread(spec, machines)
+    spec = split_over_machines(spec, machines)
     registry = open_registry(spec)
     await check_target(spec, registry)
     workload = await asyncio.to_thread(build_workload, spec, registry)
@@ -75,25 +75,19 @@ async def run(
         raise Interrupted("interrupted before the first request")
     info = _describe(spec, model, workload)
     endpoint = await find_direct(spec.base_url)
-    shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint, machines=machines)
+    shares = split_schedule(
+        spec, model, workload, journal=journal, endpoint=endpoint, machines=machines
+    )
     if part is not None:
         shares = shares[part.number :: part.count]
-        starts, users = (
-            sum(len(share.starts) for share in shares),
-            sum(share.users for share in shares),
-        )
-        offset_s = await find_clock_offset(spec.base_url)
-        own = PartStats(part.number, part.count, starts, users, part.start_at, offset_s)
-        info = replace(info, parts=(own,))
+        info = replace(info, parts=(await _describe_part(part, shares, spec.base_url),))
     if journal is not None:
         open_journal(journal, info)
-    toward = GoalProgress(find_goal(spec, workload), progress)
     watch = None if spec.watch is None else FleetWatch(spec.watch, spec.scrape)
     async with _watched(watch):
         try:
-            done = await drive(
-                shares, toward, stop, start_soon if part is None else part.agree(stop)
-            )
+            agree = start_soon if part is None else part.agree(stop)
+            start_s, done = await drive(shares, find_goal(spec, workload), progress, stop, agree)
         except LoadError as error:
             if journal is not None and part is not None:
                 open_journal(
@@ -104,12 +98,23 @@ async def run(
     found = (record for each in done for record in each.records)
     records = tuple(sorted(found, key=lambda record: record.index))
     clients = tuple(each.stats for each in done)
-    fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
+    fleet = () if watch is None else watch.samples(start_s)
     info = replace(info, scrapes=scrapes, fleet=fleet, clients=clients)
     ended = _end(info, find_window(spec, workload, records), records, is_stopped=stop.is_set())
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)
+
+
+async def _describe_part(part: Part, shares: Sequence[LoadShare], base_url: str) -> PartStats:
+    return PartStats(
+        part.number,
+        part.count,
+        sum(len(share.starts) for share in shares),
+        sum(share.users for share in shares),
+        part.start_at,
+        await find_clock_offset(base_url),
+    )
 
 
 def _describe(spec: Spec, model: str, workload: Workload) -> RunInfo:
@@ -118,12 +123,9 @@ def _describe(spec: Spec, model: str, workload: Workload) -> RunInfo:
         spec=spec,
         model=model,
         started_at=datetime.now(UTC),
-        duration_s=0.0,
         window=find_window(spec, workload, ()),
         schedule_s=workload.starts_s or (),
         offered_rps=workload.offered_rps,
-        clients=(),
-        scrapes=(),
         prompts=workload.prompts,
     )
 
@@ -139,7 +141,7 @@ def _end(info: RunInfo, window: Window, records: Sequence[Record], *, is_stopped
     )
 
 
-def spread(spec: Spec, machines: int) -> Spec:
+def split_over_machines(spec: Spec, machines: int) -> Spec:
     """The spec with the processes of all machines; raises `SettingsError` if they cannot share its load."""
     if machines == 1:
         return spec
@@ -237,7 +239,7 @@ def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Wi
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 
 
-def share_out(
+def split_schedule(
     spec: Spec,
     model: str,
     workload: Workload,

@@ -4,7 +4,7 @@ Knows no network.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.bench.experiments.ab import with_traffic
@@ -57,11 +57,6 @@ class Rung:
         return self.served_rps / self.rate
 
     @property
-    def e2e_p50_ms(self) -> float | None:
-        summary = self.report.measured.latency_ms.get("e2e")
-        return summary.p50 if summary else None
-
-    @property
     def why(self) -> str:
         return f"at {self.rate:.2f} req/s: {self.report.verdict.text}: {'; '.join(self.report.verdict.reasons)}"
 
@@ -90,6 +85,22 @@ class Saturation:
     saturated: tuple[bool, ...]
 
 
+# The search for the highest rate that a server keeps up with.
+#
+# A rate is *served* if nearly all of it is answered within the window. Rates are multiplied by
+# `factor` until one is saturated, and then the gap between the best served one and the first
+# saturated one is halved until it is within `precision`.
+#
+# Two corrections were needed, and both are in `is_saturated`. A window of a few latencies loses the
+# answers that come after its end, at every rate alike: efficiency is held against the best one at a
+# lower rate and not against 1. But a server that answers half of a rate serves it badly, whatever
+# it did below: hence the floor. And a run that the *client* limited, or that measured nothing, says
+# nothing about the server: it ends the climb, since every higher rate would say as little. Failures
+# are the server's limit only above a rate that it did serve; a server that fails at the first rung
+# is broken and not saturated.
+#
+# Each rung has a seed of its own: the prompts of the last one are still in the caches, and a rung
+# that repeated them would find a server that is faster than it is.
 def is_saturated(rung: Rung, rungs: Sequence[Rung], ladder: Ladder) -> bool:
     """Whether `rung` served too little of its load, or refused too much.
 
@@ -181,17 +192,8 @@ def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
 
 
 _HEADER = (
-    *(
-        "asked req/s",
-        "served req/s",
-        "tok/s",
-        "TTFT p50",
-        "TTFT p99",
-        "E2E p50",
-        "time per token",
-        "failed",
-    ),
-    *("Little's residual", ""),
+    *("asked req/s", "served req/s", "tok/s", "TTFT p50", "TTFT p99", "E2E p50"),
+    *("time per token", "failed", "Little's residual", ""),
 )
 
 
@@ -217,7 +219,6 @@ def headline(found: Saturation) -> str:
 def _rows(found: Saturation) -> Iterator[Sequence[str]]:
     for rung, is_saturated in zip(found.rungs, found.saturated, strict=True):
         measured = rung.report.measured
-        ttft, per_token = measured.latency_ms.get("ttft"), measured.latency_ms.get("time_per_token")
         state = "saturated" if is_saturated else "served"
         if not rung.is_measured:
             state = rung.report.verdict.text
@@ -227,10 +228,10 @@ def _rows(found: Saturation) -> Iterator[Sequence[str]]:
             fixed(rung.rate),
             fixed(rung.served_rps),
             fixed(measured.throughput.total_tps, 0),
-            milliseconds(ttft.p50 if ttft else None),
-            milliseconds(ttft.p99 if ttft else None),
-            milliseconds(rung.e2e_p50_ms),
-            milliseconds(per_token.mean if per_token else None),
+            milliseconds(measured.latency("ttft", "p50")),
+            milliseconds(measured.latency("ttft", "p99")),
+            milliseconds(measured.latency("e2e", "p50")),
+            milliseconds(measured.latency("time_per_token", "mean")),
             name_failed(rung.report),
             percent(rung.report.verdict.figures.littles_residual),
             state,
@@ -247,23 +248,27 @@ def _parts(found: Saturation) -> Iterator[str]:
     )
     yield page.remarks((name_part(found.rungs[0].report), *found.remarks))
     rates = [rung.rate for rung in found.rungs]
-    ttfts = [rung.report.measured.latency_ms.get("ttft") for rung in found.rungs]
-    p50s, p99s = (
-        [math.nan if ttft is None else getattr(ttft, point) for ttft in ttfts]
+
+    def draw(label: str, values: Iterable[float | None]) -> Series:
+        return Series(label, rates, [math.nan if value is None else value for value in values])
+
+    measured = [rung.report.measured for rung in found.rungs]
+    waits = [
+        draw(f"TTFT {point}", [part.latency("ttft", point) for part in measured])
         for point in ("p50", "p99")
-    )
+    ]
     yield page.cards(
         {
             "Served by rate": lines(
                 [
-                    Series("asked for", rates, rates),
-                    Series("served", rates, [rung.served_rps for rung in found.rungs]),
+                    draw("asked for", rates),
+                    draw("served", [rung.served_rps for rung in found.rungs]),
                 ],
                 x_label="asked req/s",
                 y_label="req/s",
             ),
             "Latency by rate": lines(
-                [Series("TTFT p50", rates, p50s), Series("TTFT p99", rates, p99s)],
+                waits,
                 x_label="asked req/s",
                 y_label="ms",
                 is_log_y=True,

@@ -5,20 +5,18 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from pydantic import ValidationError
 
-from extproc.bench.experiments.ab import Prepares, label, measure_arm, rotate
+from extproc.bench.experiments.ab import Task, label, rotate, run_tasks
 from extproc.bench.experiments.arms import open_lab
-from extproc.bench.experiments.run import Interrupted, Run
+from extproc.bench.experiments.run import Run
+from extproc.bench.experiments.sweep_rows import SweepRow, build_row
 from extproc.bench.load.registry import find_part_faults
-from extproc.bench.published.tables import Cell, build_row
-from extproc.bench.record import RunResult
-from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.spec.presets import apply_preset
@@ -32,19 +30,11 @@ CELLS: Final = "cells.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One run of a sweep: the arm, and the spec with its dataset, load and seed."""
+class SweepTask(Task):
+    """One run of a sweep: its spec has the dataset, the load and the seed."""
 
     dataset: str
     load: Load
-    arm: Component
-    repeat: int
-    spec: Spec
-
-    @property
-    def title(self) -> str:
-        parts = (self.dataset, f"{self.load.concurrency} in flight", label(self.arm))
-        return ", ".join(part for part in (*parts, f"repeat {self.repeat + 1}") if part)
 
     @property
     def folder(self) -> str:
@@ -69,7 +59,7 @@ class Task:
         ).hexdigest()[:16]
 
 
-class MeasuredCells(msgspec.Struct):
+class MeasuredRun(msgspec.Struct):
     """A line of the sweep's folder: which run, and what came of it."""
 
     digest: str
@@ -77,7 +67,7 @@ class MeasuredCells(msgspec.Struct):
     report: Report
 
 
-def list_tasks(spec: Spec) -> list[Task]:
+def list_tasks(spec: Spec) -> list[SweepTask]:
     """Every run of a sweep in the order it is done: a whole round of all, then the next repeat.
 
     Raises `SettingsError` for a load or a dataset that makes no traffic shape.
@@ -92,11 +82,23 @@ def list_tasks(spec: Spec) -> list[Task]:
         for load in loads
     ]
     return [
-        Task(name, load, arm, repeat, shape.model_copy(update={"seed": spec.seed + repeat}))
+        SweepTask(
+            arm,
+            repeat,
+            shape.model_copy(update={"seed": spec.seed + repeat}),
+            _name_run(name, load, arm, repeat),
+            name,
+            load,
+        )
         for repeat in range(spec.ab.repeats)
         for name, load, shape in shaped
         for arm in rotate(spec.ab.arms, repeat)
     ]
+
+
+def _name_run(dataset: str, load: Load, arm: Component, repeat: int) -> str:
+    where = f"{dataset}, " if dataset else ""
+    return f"{where}{load.concurrency} in flight, {label(arm)}, repeat {repeat + 1}"
 
 
 def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> Spec:
@@ -133,17 +135,19 @@ def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:
     }
 
 
-def read_measured(folder: Path) -> dict[str, MeasuredCells]:
+def read_measured(folder: Path) -> dict[str, MeasuredRun]:
     """The runs that a folder has, by digest; a line that was cut off is none, nor one of another version."""
     path, measured = folder / CELLS, {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(msgspec.DecodeError):
-            one = msgspec.json.decode(line, type=MeasuredCells)
+            one = msgspec.json.decode(line, type=MeasuredRun)
             measured[one.digest] = one
     return measured
 
 
-def find_missing(tasks: Sequence[Task], folder: Path, *, again: bool = False) -> list[Task]:
+def find_missing(
+    tasks: Sequence[SweepTask], folder: Path, *, again: bool = False
+) -> list[SweepTask]:
     """The runs that are still to be done; `again`: those, too, that are not valid."""
     measured = read_measured(folder)
     if again:
@@ -153,60 +157,46 @@ def find_missing(tasks: Sequence[Task], folder: Path, *, again: bool = False) ->
 
 async def run_sweep(
     spec: Spec,
-    tasks: Sequence[Task],
+    tasks: Sequence[SweepTask],
     run: Run,
     folder: Path,
-    on_measured: Callable[[Task, Report], None],
+    on_measured: Callable[[SweepTask, Report], None],
     *,
     board: StatusServer | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Does `tasks` against the spec's router; every run's reports and its line go into `folder`.
 
-    The router is switched as the spec says, else by who reads `board`.
+    A run that is interrupted is not measured. The router is switched as the spec says, else by who
+    reads `board`.
     """
-
-    def keep(task: Task, result: RunResult, said: Report) -> None:
-        write_reports(result, said, folder / task.folder)
-        append_measured(folder / CELLS, MeasuredCells(task.digest, task.title, said))
-        on_measured(task, said)
-
-    if tasks:
-        async with open_lab(spec, board, stop) as lab:
-            await run_tasks(tasks, run, lab, keep)
-
-
-async def run_tasks(
-    tasks: Sequence[Task], run: Run, lab: Prepares, keep: Callable[[Task, RunResult, Report], None]
-) -> None:
-    """Does one run after the other; one that is interrupted ends them all and is not measured."""
-    with suppress(Interrupted):
-        for task in tasks:
-            result = await measure_arm(task.spec, task.arm, task.title, run, lab)
-            if result.info.interrupted_s is not None:
-                return
-            keep(task, result, replace(report.build(result), arm=label(task.arm)))
+    if not tasks:
+        return
+    async with open_lab(spec, board, stop) as lab:
+        async for task, result, said in run_tasks(tasks, run, lab):
+            if result.info.interrupted_s is None:
+                write_reports(result, said, folder / task.folder)
+                append_measured(folder / CELLS, MeasuredRun(task.digest, task.title, said))
+                on_measured(task, said)
 
 
-def append_measured(path: Path, measured: MeasuredCells) -> None:
+def append_measured(path: Path, measured: MeasuredRun) -> None:
     # A line that was cut off must not swallow the next one.
     with path.open("ab") as file:
         file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(measured))
 
 
-def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
-    """The cells of all runs that `folder` has, in the order of `tasks`."""
-    measured, cells = read_measured(folder), []
+def build_rows(tasks: Sequence[SweepTask], folder: Path) -> list[SweepRow]:
+    """The rows of all runs that `folder` has, in the order of `tasks`."""
+    measured, rows = read_measured(folder), []
     for task in tasks:
         if one := measured.get(task.digest):
             load = task.load.model_copy(update={"req_rate": task.spec.traffic.req_rate})
-            cells.append(
-                build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load)
-            )
-    return cells
+            rows.append(build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load))
+    return rows
 
 
-def find_sweep_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
+def find_sweep_faults(tasks: Sequence[SweepTask], folder: Path) -> Iterator[str]:
     """Says what keeps a sweep from being one: runs that are missing, schedules that differ."""
     measured = read_measured(folder)
     missing = sum(task.digest not in measured for task in tasks)

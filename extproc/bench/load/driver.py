@@ -4,7 +4,6 @@ import asyncio
 import multiprocessing
 import signal
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -12,7 +11,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 
 from extproc.bench.load.generator import LoadShare
 from extproc.bench.load.process import Done, Ready, StartAt, Stop, run_process
-from extproc.bench.progress import Progress, RunSnapshot
+from extproc.bench.progress import Goal, Progress, RunSnapshot, sum_snapshots
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: every process must have the start's time by then.
@@ -74,28 +73,35 @@ async def start_soon() -> float:
 
 
 async def drive(
-    shares: Sequence[LoadShare], progress: Progress, stop: asyncio.Event, agree: Agree = start_soon
-) -> list[Done]:
+    shares: Sequence[LoadShare],
+    goal: Goal,
+    progress: Progress,
+    stop: asyncio.Event,
+    agree: Agree = start_soon,
+) -> tuple[float, list[Done]]:
     """Runs every share in a process of its own, from one common start, until all end or `stop` is set.
 
-    `agree` returns the start when every process is ready. Raises `LoadError`.
+    `agree` returns the start when every process is ready. Returns it, and what each process noted.
+    Raises `LoadError`.
     """
+    start_s = 0.0
     context = multiprocessing.get_context("spawn")
     taken = context.Value("q", 0)
     processes = [_spawn(context, (share, taken)) for share in shares]
     try:
         for process in processes:
-            _listen(process, processes, progress)
+            _listen(process, processes, goal, progress)
         await asyncio.gather(*(process.is_ready.wait() for process in processes))
         if not any(process.is_dead for process in processes):
-            _send(processes, StartAt(await agree()))
+            start_s = await agree()
+            _send(processes, StartAt(start_s))
             await _wait(processes, stop)
     finally:
         await asyncio.gather(*(process.end() for process in processes))
     for process in processes:
         if process.is_dead:
             raise LoadError(f"a load process died with exit code {process.process.exitcode}")
-    return [process.done for process in processes if process.done is not None]
+    return start_s, [process.done for process in processes if process.done is not None]
 
 
 def _spawn(context: SpawnContext, work: tuple[LoadShare, object]) -> _Process:
@@ -110,13 +116,14 @@ def _spawn(context: SpawnContext, work: tuple[LoadShare, object]) -> _Process:
     return _Process(process, mine)
 
 
-def _listen(process: _Process, processes: Sequence[_Process], progress: Progress) -> None:
+def _listen(
+    process: _Process, processes: Sequence[_Process], goal: Goal, progress: Progress
+) -> None:
     def on_readable() -> None:
         news = process.receive()
         if news is not None:
-            progress.update(
-                sum_standings([p.snapshot for p in processes if p.snapshot is not None], news)
-            )
+            known = [p.snapshot for p in processes if p.snapshot is not None]
+            progress.update(sum_snapshots(known, news, goal))
         if process.is_dead:
             # Nobody waits for the others: a part of the load is no load.
             for each in processes:
@@ -147,23 +154,3 @@ def _send(processes: Sequence[_Process], message: StartAt | Stop) -> None:
         # One that has just died, or is just done, must be counted as that.
         with suppress(BrokenPipeError):
             process.pipe.send(message)
-
-
-def sum_standings(snapshots: Sequence[RunSnapshot], news: RunSnapshot) -> RunSnapshot:
-    """Adds up totals; latencies are those of the process that has news."""
-    failures: Counter[str] = Counter()
-    for snapshot in snapshots:
-        failures.update(snapshot.failures)
-    return RunSnapshot(
-        at_s=news.at_s,
-        sent=sum(s.sent for s in snapshots),
-        in_flight=sum(s.in_flight for s in snapshots),
-        finished=sum(s.finished for s in snapshots),
-        failures=dict(failures),
-        ttft_s=news.ttft_s,
-        lag_s=news.lag_s,
-        e2e_s=news.e2e_s,
-        tpot_s=news.tpot_s,
-        input_tokens=sum(s.input_tokens for s in snapshots),
-        output_tokens=sum(s.output_tokens for s in snapshots),
-    )

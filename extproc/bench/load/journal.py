@@ -132,20 +132,8 @@ def read_journal(path: Path) -> RunResult:
         raise JournalError(
             f"{path}: its format is {facts.format!r}; this version reads {_FORMAT!r}"
         )
-    info = RunInfo(
-        spec=Spec.model_validate(facts.spec),
-        model=facts.model,
-        started_at=facts.started_at,
-        duration_s=0.0,
-        window=facts.window,
-        schedule_s=facts.schedule_s,
-        offered_rps=facts.offered_rps,
-        clients=(),
-        scrapes=(),
-        prompts=facts.prompts,
-        parts=facts.parts,
-        cut_lines=cut,
-    )
+    known = {name: getattr(facts, name) for name in _Facts.__struct_fields__[2:]}
+    info = RunInfo(spec=Spec.model_validate(facts.spec), cut_lines=cut, **known)
     return RunResult(_finish(info, end, records), tuple(records))
 
 

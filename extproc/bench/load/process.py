@@ -6,9 +6,12 @@ import os
 import resource
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
+from typing import Protocol
 
 import uvloop
 
@@ -16,9 +19,85 @@ from extproc.bench.datasets.tokens import TokenRuler, recount
 from extproc.bench.load.generator import LoadGenerator, LoadShare, Next
 from extproc.bench.load.journal import Journal
 from extproc.bench.load.registry import build_registry
+from extproc.bench.measure import metrics
+from extproc.bench.measure.metrics import sample
 from extproc.bench.processors.processor import Wiring
-from extproc.bench.progress import LoadWatch
-from extproc.bench.record import ClientStats, Record, RunClock
+from extproc.bench.progress import RunSnapshot
+from extproc.bench.record import ClientStats, Clock, LoopSample, Record, RunClock
+
+_SAMPLE_S = 0.02
+_NEWS_S = 0.5
+
+
+class LoadWork(Protocol):
+    """What a load process is doing: every request so far, and how many are in flight."""
+
+    @property
+    def records(self) -> Sequence[Record]: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+class LoadWatch:
+    """Samples the loop and sends what is new; both stop when their task is cancelled.
+
+    `note` gets every request once, when a snapshot first finds it ended.
+    """
+
+    def __init__(
+        self, work: LoadWork, clock: Clock, note: Callable[[Sequence[Record]], None] | None = None
+    ) -> None:
+        self.samples: list[LoopSample] = []
+        self._work, self._clock, self._note = work, clock, note
+        self._reported = 0
+        self._unfinished: list[int] = []
+        self._failures: Counter[str] = Counter()
+        self._input_tokens = self._output_tokens = 0
+
+    async def sample(self) -> None:
+        """Sleeps again and again; what a sleep lasts too long is the event loop's lag."""
+        while True:
+            due_s = self._clock() + _SAMPLE_S
+            await asyncio.sleep(_SAMPLE_S)
+            now_s = self._clock()
+            lag_s = max(0.0, now_s - due_s)
+            self.samples.append(LoopSample(now_s, lag_s, self._work.in_flight))
+
+    async def publish(self, send: Callable[[RunSnapshot], None]) -> None:
+        while True:
+            await asyncio.sleep(_NEWS_S)
+            send(self.snapshot())
+
+    def snapshot(self) -> RunSnapshot:
+        """Returns totals, and the latencies of requests that ended since the last snapshot."""
+        records = self._work.records
+        fresh = [*self._unfinished, *range(self._reported, len(records))]
+        self._reported = len(records)
+        self._unfinished = [i for i in fresh if not records[i].is_over]
+        ended = [records[i] for i in fresh if records[i].is_over]
+        self._failures.update(record.failure for record in ended if record.failure)
+        if self._note is not None:
+            self._note(ended)
+        done = [record for record in ended if record.is_ok]
+        self._input_tokens += sum(record.input_tokens for record in done)
+        self._output_tokens += sum(record.output_tokens for record in done)
+        finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
+        return RunSnapshot(
+            at_s=self._clock(),
+            sent=finished + in_flight,
+            in_flight=in_flight,
+            finished=finished,
+            failures=dict(self._failures),
+            ttft_s=tuple(
+                r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None
+            ),
+            lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
+            e2e_s=tuple(sample(done, metrics.e2e).tolist()),
+            tpot_s=tuple(sample(done, metrics.tpot).tolist()),
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
+        )
 
 
 class Ready:

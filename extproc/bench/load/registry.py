@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError, create_model
 
 from extproc.bench.datasets import chats, synthetic, traces
-from extproc.bench.datasets.conversation import BYTES, Ruler
+from extproc.bench.datasets.conversation import BYTES, Conversation, Ruler
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.load.shapes import (
     RampOptions,
@@ -30,7 +30,7 @@ from extproc.bench.processors.openai import (
 )
 from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
 from extproc.bench.spec.section import Component, SpecSection
-from extproc.bench.spec.traffic import StepsOptions
+from extproc.bench.spec.traffic import Dataset, StepsOptions
 from extproc.bench.spec.tree import Spec
 from extproc.documents import Place, PlacedText, describe_options, suggest_name
 from extproc.errors import SettingsError
@@ -120,25 +120,33 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     imported or has no `register`.
     """
     registry = Registry(ruler=ruler)
-    counted = {
-        "share-gpt": chats.read_sharegpt,
-        "sharegpt": chats.read_sharegpt,
-        "open-orca": chats.read_openorca,
-        "openorca": chats.read_openorca,
-        "synthetic": synthetic.generate_conversations,
-        "shared-prefix": synthetic.generate_shared_prefix,
-        "random": synthetic.generate_random,
-        "trace": traces.replay_trace,
-        "kubeai-sharegpt": chats.read_kubeai_sharegpt,
+    files: dict[str, Callable[[Dataset], list[Conversation]]] = {
+        "share-gpt": partial(chats.read_sharegpt, ruler=ruler),
+        "sharegpt": partial(chats.read_sharegpt, ruler=ruler),
+        "open-orca": partial(chats.read_openorca, ruler=ruler),
+        "openorca": partial(chats.read_openorca, ruler=ruler),
+        "kubeai-sharegpt": partial(chats.read_kubeai_sharegpt, ruler=ruler),
+        "openai-bodies": chats.read_bodies,
+        "prepared": chats.read_prepared,
     }
-    registry.datasets.update({name: partial(read, ruler=ruler) for name, read in counted.items()})
-    registry.datasets.update({"openai-bodies": chats.read_bodies, "prepared": chats.read_prepared})
+    registry.datasets.update({name: _draw_nothing(read) for name, read in files.items()})
+    registry.datasets |= {
+        "synthetic": partial(synthetic.generate_conversations, ruler=ruler),
+        "shared-prefix": partial(synthetic.generate_shared_prefix, ruler=ruler),
+        "random": partial(synthetic.generate_random, ruler=ruler),
+        "trace": partial(traces.replay_trace, ruler=ruler),
+    }
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps)
     for name, processor in _PROCESSORS.items():
         registry.add_processor(name, processor)
     for plugin in plugins:
         _import(plugin).register(registry)
     return registry
+
+
+def _draw_nothing(read: Callable[[Dataset], list[Conversation]]) -> chats.Source:
+    """A file holds what it holds: however many requests are needed, and with any seed."""
+    return lambda dataset, _need, _rng: read(dataset)
 
 
 def build_schema() -> dict[str, Any]:

@@ -131,6 +131,24 @@ def build_shape(traffic: TrafficShape, factory: ShapeFactory, scale: float = 1.0
     return shape if scale == 1.0 else _Thinned(shape, scale)
 
 
+# The schedule of an open loop is worked out before the run, whole, and never looked at again.
+#
+# The rule is that of queueing measurements: what a server does must not change when it is asked.
+# A client that sleeps between two requests, or takes a slot before it looks at the clock, asks less
+# often as the server gets slower, and the queue that the server built is then nowhere in the
+# figures ("coordinated omission"). Tools that we read do both, and some call a rate constant that
+# is exponential. So starts are absolute times, `constant` is exactly constant, and what held a
+# request back is measured from its start (`Record.intended_s`).
+#
+# How: a shape is known by its integral, the number of requests due until a time. Arrivals are drawn
+# once for a rate of one (`draw_unit_arrivals`), and mapped through the inverse of that integral.
+# That is the time-rescaling theorem: the result has the shape's rate at every moment, and gaps of
+# the wanted kind, also where the rate jumps. The inverse is read off straight lines between `knots`:
+# 20,000 even ones, and the shape's own corners, so that a step is not rounded off.
+#
+# What must hold: at most `count` starts, ascending, all before `duration`; the same for the same
+# seed, on every machine of a run in parts (`load/parts.py`), as each builds all of it and sends its
+# share. `gamma` is vLLM's: shape `burstiness`, mean one.
 def build_schedule(
     traffic: TrafficShape, shape: Shape, count: int | None, rng: np.random.Generator
 ) -> Times:

@@ -161,6 +161,15 @@ class RunMetrics:
     goodput: Goodput | None
     latency_ms: dict[str, Stats]
 
+    def latency(self, name: str, point: str) -> float | None:
+        """A value of a latency's summary in milliseconds; `None` where no request has the latency."""
+        summary = self.latency_ms.get(name)
+        return None if summary is None else float(getattr(summary, point))
+
+    @property
+    def good_share(self) -> float | None:
+        return None if self.goodput is None else self.goodput.share
+
 
 def sample(records: Iterable[Record], measure: Measure) -> Floats:
     """One value per completed request that has the figure."""
@@ -226,6 +235,24 @@ def hit_rate(records: Iterable[Record]) -> float | None:
     )
 
 
+# What belongs to the measured window, and what happens at its two edges.
+#
+# A request belongs to the window in which it was *due*: `Window.holds`, start included, end not.
+# Counts, latencies and goodput follow that rule, so that a request which the server answers too
+# late stays where it was asked for, and each is in one window only. A request that was never sent
+# belongs to one, too, and failures stay in every denominator.
+#
+# Throughput cannot follow it: the answers to requests of the window come after its end, and their
+# share grows as the server slows down. It counts what *arrived* within the window, whenever it was
+# asked for: the last byte of a request, the first chunk for its input tokens, and chunk by chunk
+# its output tokens. Here both edges belong to the window, because the last byte of a whole run
+# comes exactly at its end. Two windows that meet then count an arrival at the very edge twice; no
+# figure adds windows up, and tests cut where nothing happens.
+#
+# Totals over a time that includes the last straggler, as other tools give them, depend on that one
+# answer; the whole run is reported so, too, but beside the window. Ramp and drain are left out by
+# `warm-up` and `cool-down`, which the spec says before there are figures. Where a cap turns the
+# schedule into a queue there is no steady part, and the whole run is measured.
 def throughput(records: Iterable[Record], window: Window) -> Throughput:
     """What arrived within the window, per second of it.
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+Table = tuple[Sequence[str], Iterable[Sequence[str]]]
+"""A header and rows, for the terminal and for a page."""
+
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The first column left, the others right; a newline at the end."""

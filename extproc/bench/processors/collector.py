@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import orjson
-
-from extproc.bench.datasets.conversation import estimate_tokens
-from extproc.bench.processors.processor import AnswerPiece, Processor, Usage
+from extproc.bench.datasets.conversation import BYTES
+from extproc.bench.processors.processor import AnswerPiece, NotJson, Processor, Usage, parse_json
 from extproc.bench.record import Record, TokenSource
 
 Read = tuple[float, bytes]
@@ -64,8 +62,8 @@ def collect_stream(record: Record, reads: Sequence[Read], processor: Processor) 
             if payload == DONE:
                 answer.is_complete = True
             else:
-                answer.add(at_s, processor.read(orjson.loads(payload)))
-    except orjson.JSONDecodeError as error:
+                answer.add(at_s, processor.read(parse_json(payload)))
+    except NotJson as error:
         fail(record, "bad answer", str(error))
     record.chunk_s = answer.chunk_s
     record.first_token_s = answer.chunk_s[0] if answer.chunk_s else None
@@ -76,9 +74,9 @@ def collect_whole(record: Record, reads: Sequence[Read], processor: Processor) -
     """Reads an answer that came as one body: there is no first token to speak of."""
     answer = _Answer(is_complete=True)
     try:
-        piece = processor.read(orjson.loads(b"".join(data for _, data in reads)))
+        piece = processor.read(parse_json(b"".join(data for _, data in reads)))
         answer.add(0.0, piece)
-    except orjson.JSONDecodeError as error:
+    except NotJson as error:
         fail(record, "bad answer", str(error))
     _fill(record, answer)
 
@@ -95,7 +93,7 @@ def _fill(record: Record, answer: _Answer) -> None:
     elif not answer.is_complete:
         fail(record, "cut short")
     record.text = "".join(answer.text)
-    record.estimated_output_tokens = estimate_tokens(record.text)
+    record.estimated_output_tokens = BYTES.count(record.text)
     record.cached_tokens = answer.usage.cached_tokens
     apply_usage(record, answer.usage)
 

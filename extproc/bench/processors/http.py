@@ -7,10 +7,17 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import aiohttp
-import orjson
+import msgspec
 
 from extproc.bench.processors.collector import Read, collect_stream, collect_whole, fail
-from extproc.bench.processors.processor import ChatQuery, Processor, Wiring, get_error
+from extproc.bench.processors.processor import (
+    ChatQuery,
+    NotJson,
+    Processor,
+    Wiring,
+    get_error,
+    parse_json,
+)
 from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
 from extproc.errors import ExtprocError
@@ -113,7 +120,7 @@ class HttpClient:
 
     async def _exchange(self, query: ChatQuery, record: Record, reads: list[Read]) -> None:
         url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(query))
-        body = orjson.dumps({**self._processor.body(query), **self._wiring.target.body})
+        body = msgspec.json.encode({**self._processor.body(query), **self._wiring.target.body})
         headers = self._processor.headers(self._keys.get())
         # A target's own headers win.
         own = {name.lower() for name in self._wiring.target.headers}
@@ -198,7 +205,7 @@ def _trace_sending(clock: Clock) -> aiohttp.TraceConfig:
 def _read_refusal(reads: list[Read]) -> str:
     data = b"".join(data for _, data in reads)
     try:
-        message = get_error(orjson.loads(data))
-    except orjson.JSONDecodeError:
+        message = get_error(parse_json(data))
+    except NotJson:
         message = None
     return message or data.decode("utf-8", "replace")

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+import msgspec
+
 from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
+from extproc.errors import ExtprocError
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -41,6 +44,18 @@ def get_error(payload: object) -> str | None:
     if payload.get("error"):
         return get_text(get_object(payload, "error"), "message") or "error"
     return None
+
+
+class NotJson(ExtprocError):
+    """Bytes of a server that are no JSON, or nested too deep to be read."""
+
+
+def parse_json(data: bytes) -> object:
+    """Reads what a server sent; raises `NotJson`."""
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from None
 
 
 Json = Mapping[str, object]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from extproc.bench.measure.metrics import RunMetrics
@@ -26,33 +27,36 @@ def _measured(
     return Figure(heading, lambda report: read(report.measured), is_better_high=is_better_high)
 
 
-def _latency(measure: str, name: str, label: str, point: str) -> tuple[str, Figure]:
-    def read(part: RunMetrics) -> float | None:
-        summary = part.latency_ms.get(measure)
-        return getattr(summary, point) if summary else None
+# What each latency is called; TTFT and E2E count from the intended start unless they say otherwise.
+LATENCIES = {
+    "ttft": "TTFT",
+    "ttft_sent": "TTFT from sent",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "e2e_sent": "E2E from sent",
+    "time_per_token": "time per token",
+}
+_POINTS = {"mean": "mean", "median": "p50", "p99": "p99"}
 
-    return f"{measure}_{label}_ms", _measured(f"{name} {label}", read, is_better_high=False)
+
+def _list_latencies() -> Iterator[tuple[str, Figure]]:
+    for measure, name in LATENCIES.items():
+        if measure == "e2e_sent":
+            continue  # Comparisons go by the intended start; a run's own report has both.
+        for label, point in _POINTS.items():
+            read = partial(RunMetrics.latency, name=measure, point=point)
+            yield f"{measure}_{label}_ms", _measured(f"{name} {label}", read, is_better_high=False)
 
 
-_MEASURED = (
-    *(
-        ("ttft", "TTFT"),
-        ("ttft_sent", "TTFT from sent"),
-        ("tpot", "TPOT"),
-        ("itl", "ITL"),
-        ("e2e", "E2E"),
-    ),
-    ("time_per_token", "time per token"),
-)
-_POINTS = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
 FIGURES: Mapping[str, Figure] = MappingProxyType(
     {
         "req_per_s": _measured("req/s", lambda part: part.throughput.requests_rps),
         "output_tok_per_s": _measured("out tok/s", lambda part: part.throughput.output_tps),
         "total_tok_per_s": _measured("tok/s", lambda part: part.throughput.total_tps),
-        **dict(_latency(*names, *point) for names in _MEASURED for point in _POINTS),
+        **dict(_list_latencies()),
         "hit_rate": Figure("hit rate", lambda report: report.hit_rate, is_better_high=True),
-        "goodput": _measured("goodput", lambda part: part.goodput.share if part.goodput else None),
+        "goodput": _measured("goodput", lambda part: part.good_share),
         "total_tok_per_dollar": Figure(
             "tok/$", lambda report: report.spending.total_tok_per_dollar, is_better_high=True
         ),
@@ -79,7 +83,6 @@ PHASE_HEADER = (
 
 def list_phase(phase: LoadPhase) -> tuple[str, ...]:
     figures = phase.figures
-    ttft, per_token = (figures.latency_ms.get(name) for name in ("ttft", "time_per_token"))
     span_s = figures.window.end_s - figures.window.start_s
     return (
         phase.name,
@@ -87,11 +90,11 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
         fixed(figures.counts.offered / span_s),
         fixed(figures.throughput.requests_rps),
         fixed(figures.throughput.total_tps, 0),
-        milliseconds(ttft.p50 if ttft else None),
-        milliseconds(ttft.p99 if ttft else None),
-        milliseconds(per_token.mean if per_token else None),
+        milliseconds(figures.latency("ttft", "p50")),
+        milliseconds(figures.latency("ttft", "p99")),
+        milliseconds(figures.latency("time_per_token", "mean")),
         f"{figures.counts.failed:,}",
-        percent(figures.goodput.share if figures.goodput else None),
+        percent(figures.good_share),
         fixed(phase.slo_seconds_missed, 0),
         fixed(phase.ready, 1),
     )
@@ -117,14 +120,8 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
 
 
 _SHOWN = (
-    *(
-        "req_per_s",
-        "total_tok_per_s",
-        "output_tok_per_s",
-        "ttft_mean_ms",
-        "ttft_median_ms",
-        "ttft_p99_ms",
-    ),
+    *("req_per_s", "total_tok_per_s", "output_tok_per_s"),
+    *("ttft_mean_ms", "ttft_median_ms", "ttft_p99_ms"),
     *("itl_mean_ms", "e2e_median_ms", "time_per_token_mean_ms", "hit_rate", "goodput"),
     *("total_tok_per_dollar", "output_tok_per_dollar"),
 )
@@ -132,15 +129,6 @@ _SHOWN = (
 # out.
 _OF_ONE_RUN = frozenset({"output_tok_per_s", "time_per_token_mean_ms", "output_tok_per_dollar"})
 SHARES = frozenset({"hit_rate", "goodput", "failed"})
-LATENCIES = {
-    "TTFT": "ttft",
-    "TTFT, from sent": "ttft_sent",
-    "TPOT": "tpot",
-    "ITL (gaps between chunks)": "itl",
-    "E2E": "e2e",
-    "E2E, from sent": "e2e_sent",
-    "time per token, from sent": "time_per_token",
-}
 _SUMMARY = (
     {"avg": "mean", "min": "min", "med": "p50"}
     | {f"p({i})": f"p{i}" for i in (90, 95, 99)}
@@ -210,7 +198,7 @@ def _lines(said: Report) -> Iterator[str]:
     for heading, value in headlines(said).items():
         yield _line(heading, value)
     yield ""
-    for heading, measure in LATENCIES.items():
+    for measure, heading in LATENCIES.items():
         if summary := said.measured.latency_ms.get(measure):
             shown = (
                 f"{label}={milliseconds(getattr(summary, field))}"
@@ -235,11 +223,10 @@ def _lines(said: Report) -> Iterator[str]:
 
 def describe_part(part: PartStats) -> str:
     """One part of a run on several machines: its share, and what its clock showed."""
-    share = f"{part.starts:,} starts" if part.starts else f"{part.users:,} users"
     if part.lost is not None:
         return f"missing: {part.lost}"
     offset = part.clock_offset_s
-    return share if offset is None else f"{share}, clock {offset:+.0f} s by the server's Date"
+    return part.share + ("" if offset is None else f", clock {offset:+.0f} s by the server's Date")
 
 
 def _line(heading: str, value: str) -> str:

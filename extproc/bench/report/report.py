@@ -20,7 +20,7 @@ from extproc.bench.measure.phases import (
     measure_elasticity,
     measure_phases,
 )
-from extproc.bench.record import FleetSample, PartStats, RunInfo, RunResult
+from extproc.bench.record import CacheCounters, FleetSample, PartStats, RunInfo, RunResult
 from extproc.bench.spec.thresholds import SHARES, Claim, parse_claim
 from extproc.errors import ExtprocError
 
@@ -61,13 +61,12 @@ def _read(
     claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | None
 ) -> float | None:
     if claim.point is not None:
-        summary = measured.latency_ms.get(claim.figure)
-        return None if summary is None else float(getattr(summary, claim.point))
-    flow, goodput = measured.throughput, measured.goodput
+        return measured.latency(claim.figure, claim.point)
+    flow = measured.throughput
     values = {
         "failed": failed,
         "hit_rate": hit_rate,
-        "goodput": goodput.share if goodput else None,
+        "goodput": measured.good_share,
         "req_per_s": flow.requests_rps,
         "output_tok_per_s": flow.output_tps,
         "total_tok_per_s": flow.total_tps,
@@ -233,12 +232,8 @@ def _find_spending(said: Report, info: RunInfo) -> Spending:
 
 
 def _server_hit_rate(info: RunInfo) -> float | None:
-    pairs = [
-        (scrape.before, scrape.after) for scrape in info.scrapes if scrape.before and scrape.after
-    ]
-    queries = sum(after.queries - before.queries for before, after in pairs)
-    hits = sum(after.hits - before.hits for before, after in pairs)
-    return hits / queries if queries > 0 else None
+    rises = [scrape.rise for scrape in info.scrapes]
+    return CacheCounters(sum(r.queries for r in rises), sum(r.hits for r in rises)).hit_rate
 
 
 def encode_report(value: object) -> bytes:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 
+import msgspec
 import numpy as np
-import orjson
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Row, cut_timeline
@@ -14,8 +14,8 @@ from extproc.bench.measure.metrics import Measure, chunk_gaps, sample
 from extproc.bench.measure.stats import Floats
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
-from extproc.bench.report import headline
 from extproc.bench.report.headline import (
+    LATENCIES,
     PHASE_HEADER,
     elasticity_figures,
     headlines,
@@ -33,7 +33,7 @@ _OWN = {
     "lag": "delay of the client itself",
     "held": "wait at the cap",
 }
-_NAMES = {measure: name for name, measure in headline.LATENCIES.items()} | _OWN
+_NAMES = LATENCIES | _OWN
 # What a run is judged by, in words.
 _JUDGED = {
     "lag_p99_s": "requests began late by, p99",
@@ -83,7 +83,9 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
         )
     yield f"{_account_table(said)}</details>"
     yield page.definitions(said.definitions)
-    yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
+    yield page.folded(
+        "Spec", msgspec.json.format(msgspec.json.encode(said.spec), indent=2).decode()
+    )
 
 
 def _changing_load(said: Report) -> Iterator[str]:
@@ -234,7 +236,7 @@ def _totals_table(said: Report) -> str:
             fixed(part.throughput.output_tps, 1),
             fixed(part.throughput.total_tps, 1),
             fixed(part.throughput.in_flight, 1),
-            percent(part.goodput.share if part.goodput else None),
+            percent(part.good_share),
         )
         for title, part in (("Whole run", whole), ("Steady window", steady))
     ]

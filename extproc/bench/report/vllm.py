@@ -8,7 +8,7 @@ lacks.
 import math
 from itertools import pairwise
 
-import orjson
+import msgspec
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import RunMetrics
@@ -39,13 +39,10 @@ def vllm_text(whole: RunMetrics) -> str:
     ]
     lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}", *(_row(*row) for row in rows)]
     for short, measure, long in _SECTIONS:
-        summary = whole.latency_ms.get(measure)
-        values = (summary.mean, summary.p50, summary.p99) if summary else (math.nan,) * 3
         lines.append(f"{long:-^{_WIDTH}}")
-        lines += [
-            _row(f"{point} {short} (ms):", value)
-            for point, value in zip(("Mean", "Median", "P99"), values, strict=True)
-        ]
+        for label, point in (("Mean", "mean"), ("Median", "p50"), ("P99", "p99")):
+            value = whole.latency(measure, point)
+            lines.append(_row(f"{label} {short} (ms):", math.nan if value is None else value))
     return "".join(f"{line}\n" for line in (*lines, "=" * _WIDTH))
 
 
@@ -84,7 +81,6 @@ def vllm_json(result: RunResult, whole: RunMetrics) -> str:
         "errors": [record.failure or "" for record in records],
     }
     for name, measure in _NAMES.items():
-        summary = whole.latency_ms.get(measure)
-        for label, field in _POINTS.items():
-            fields[f"{label}_{name}_ms"] = getattr(summary, field) if summary else None
-    return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"
+        for label, point in _POINTS.items():
+            fields[f"{label}_{name}_ms"] = whole.latency(measure, point)
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"

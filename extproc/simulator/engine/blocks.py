@@ -50,6 +50,20 @@ class KvCache(Protocol[Names_contra]):
     def clear(self) -> bool: ...
 
 
+# Which block goes when one is needed. The rules are vLLM's (0.32):
+#
+# - A block's identity chains its parent's, its tokens and extra keys (adapter, salt). So a hit is a
+#   prefix, contiguous from the start, of whole blocks.
+# - Blocks of running requests cannot be evicted. When the last user of a block leaves, it becomes
+#   idle: free, but its content can still be found.
+# - Blocks without content are taken first, then the idle one that was used longest ago.
+# - Of a request that leaves, the tail is put into that order before the head. A prefix without its
+#   tail is still worth something, a tail without its prefix nothing.
+#
+# `OrderedDict` is the LRU order: leaving appends, eviction pops the front, a hit removes. What must
+# hold: blank + idle + in use = `size`, and a block is in `_idle` or in `_users`, never in both.
+# `runs.py` keeps the same rules by whole texts instead of by blocks, for fleets; a test runs both
+# beside each other.
 class BlockCache:
     """Counts `size` blocks; remembers the contents of those that have an identity, a chained hash.
 

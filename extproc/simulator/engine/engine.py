@@ -42,6 +42,33 @@ class _Plan:
     admitted: list[Admitted] = field(default_factory=list)
 
 
+# One step of vLLM V1's scheduler (0.32), in its order. A step is one forward pass: it takes all that
+# was scheduled for it, and then every request that decodes has one token more.
+#
+# 1. Decodes. Each running request that decodes gets one token of the budget
+#    (`max_num_batched_tokens`), and a block where its next token begins one.
+# 2. Chunked prefill. Requests whose prompt is not computed yet go on with it in the same step, in
+#    order of admission, with what is left of the budget.
+# 3. Admission, first come first served. The head of the queue starts if the blocks for its *whole*
+#    prompt are free, though only a chunk of it may be computed now, and if there are fewer than
+#    `max_num_seqs`. Nobody passes a head that has to wait. What the cache has of the prompt is
+#    taken from it, less at least one token: without one to compute there is no next token.
+#
+# Preemption: where a block is due in 1 or 2 and none is free, whoever was admitted last loses all
+# its blocks and goes to the *front* of the queue, to be computed again, its output included
+# (recompute). In a step that preempts somebody nobody is admitted. A request may be its own victim.
+#
+# A full block gets its identity when its last token is *scheduled*, and not when it is computed:
+# of two requests with one new prefix in one step the second shares it. A preempted or finished
+# request leaves its blocks in the cache (`blocks.py`).
+#
+# The time of a step is the profile's formula: a base, something for each token in the KV cache,
+# something for each token prefilled (docs/why/simulator.md says how well that fits). Nothing here
+# knows a clock or chance, so that a run is the same every time.
+#
+# What it costs: a decode step must not touch each request, or a fleet of hundreds is too slow. Their
+# context lengths are one sum; `_due` has who needs a block in which step, modulo the block size;
+# `_ends` is a heap of who is done when. So a step costs what changes in it.
 class Engine(Generic[Names]):
     """One simulated vLLM: `add` requests, then `step` while it is not idle.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, inf, nan
 from typing import Final
 
-import orjson
+import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
@@ -76,7 +76,7 @@ class MatrixCell:
     @property
     def digest(self) -> str:
         """Tells cells apart that differ in anything."""
-        return xxh3_64_hexdigest(orjson.dumps(self))
+        return xxh3_64_hexdigest(msgspec.json.encode(self))
 
     @property
     def rps(self) -> float:

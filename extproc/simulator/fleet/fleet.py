@@ -261,15 +261,17 @@ class _Fleet:
         if endpoint.name in self._nodes:
             self._past.append(self._nodes[endpoint.name])
         self._nodes[endpoint.name] = self._build_node(number)
-        self._tell_gateways([other for other in self._ready if other is not endpoint] + [endpoint])
+        self._update_gateways(
+            [other for other in self._ready if other is not endpoint] + [endpoint]
+        )
 
     def _leave(self, endpoint: Endpoint) -> None:
         """An endpoint gets no new requests once the gateways have the new list."""
         self._draining[endpoint.name] = self._nodes[endpoint.name]
-        self._tell_gateways([other for other in self._ready if other is not endpoint])
+        self._update_gateways([other for other in self._ready if other is not endpoint])
         self._let_go(endpoint.name)
 
-    def _tell_gateways(self, ready: list[Endpoint]) -> None:
+    def _update_gateways(self, ready: list[Endpoint]) -> None:
         self._ready = ready
         self._gateways.replace(tuple(ready))
         self._strangers.replace(tuple(ready))

@@ -14,7 +14,7 @@ from statistics import geometric_mean, median
 from time import process_time
 from typing import Any, Final
 
-import orjson
+import msgspec
 
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.report import flatten, lay_out
@@ -62,7 +62,7 @@ def read_done_rows(folder: Path) -> dict[str, Row]:
     lines = path.read_bytes().splitlines() if path.exists() else ()
     for line in lines:
         try:
-            row = orjson.loads(line)
+            row = msgspec.json.decode(line)
         except ValueError:
             continue
         rows[row["digest"]] = row
@@ -93,7 +93,7 @@ def run_matrix(
         futures = {pool.submit(run_cell, cell, version): cell for cell in missing}
         for future in as_completed(futures):
             row = future.result()
-            file.write(orjson.dumps(row) + b"\n")
+            file.write(msgspec.json.encode(row) + b"\n")
             file.flush()
             done[str(row["digest"])] = row
             worked += futures[future].requests_about
@@ -105,8 +105,8 @@ def run_cell(cell: MatrixCell, version: str) -> Row:
     """Returns a cell and its figures; takes as long as it takes, in this process."""
     begins = process_time()
     summary = cell.run()
-    figures = orjson.loads(orjson.dumps(flatten(summary)))
-    fields = orjson.loads(orjson.dumps(cell))
+    figures = msgspec.json.decode(msgspec.json.encode(flatten(summary)))
+    fields = msgspec.json.decode(msgspec.json.encode(cell))
     # A run drops nothing before its end, so that looking for garbage in it finds none and costs a
     # tenth.
     gc.collect()

@@ -38,6 +38,24 @@ class Gaps:
         self.is_open = False
 
 
+# Quiet steps: why a fleet of hundreds of engines can be simulated at all.
+#
+# Most steps of an engine do nothing but decode: nobody comes, nobody is done, no prompt is being
+# computed. How many of these follow is known beforehand (`Engine.quiet_steps`), and how long they
+# take is a sum in closed form (`Engine.decode_s`), as every step is longer than the one before by the
+# same amount. So the timeline gets one event at the end of such a stretch instead of one for each
+# step.
+#
+# What makes it delicate is that the world may change in the middle. A request that arrives is taken
+# up when the step that runs *now* ends, as in a real engine, so the stretch is cut there
+# (`_cut`): `_steps_within` inverts the sum, a quadratic, and corrects the root by a step where
+# rounding put it wrong. The event that was planned is still in the timeline. `_plan` counts plans,
+# and an event of an older plan does nothing; the same number makes the events of a crashed engine
+# harmless. Slowing down and dropping the cache cut, too.
+#
+# What must hold: many quiet steps at once leave the engine as the same steps one by one would, which
+# a test does beside each other. Only the gaps between tokens become a mean. A client that reads
+# chunks at a cost (`read`) has to see every step, so there are no stretches then.
 class Node:
     """An engine driven by the timeline; `ended` is called for every request that ends or fails.
 
@@ -178,10 +196,10 @@ class Node:
         result = engine.step(now)
         self._note(result, now)
         if self._signals is not None:
-            self._say(result.ends_at)
+            self._publish_signal(result.ends_at)
         self._timeline.at(result.ends_at, self._deliver, self._plan, result)
 
-    def _say(self, at_s: float) -> None:
+    def _publish_signal(self, at_s: float) -> None:
         """Lets the metrics say from `at_s` on how things are now."""
         assert self._signals is not None  # noqa: S101  # who calls this looked
         self._signals.append((at_s, self._signal(0)))
@@ -229,7 +247,7 @@ class Node:
         self._gaps.add(engine.decode_s(steps) / steps, engine.decoding * steps)
         done = engine.decode(steps)
         if self._signals is not None:
-            self._say(self._timeline.now)
+            self._publish_signal(self._timeline.now)
         for name in done:
             self._finish(name, self._timeline.now)
         # Somebody may have sent the next turn here, and started it.

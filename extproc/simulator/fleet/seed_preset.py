@@ -109,7 +109,7 @@ def _compare(simulated: Iterable[float], published: float) -> tuple[str, str, st
 
 
 def list_rows(cells: Iterable[PublishedCell]) -> list[Mapping[str, object]]:
-    """The simulated cells in the published columns, a row per seed: what `extproc bench page` draws."""
+    """The simulated cells in the published columns, a row per seed: what `tests.benchmarks.published` draws."""
     return [_row_of(cell, cell.simulated) for cell in cells]
 
 

@@ -58,6 +58,17 @@ class PlannedTurn(Struct, frozen=True):
         return sum(there) / sum(message.chars for message in said)
 
 
+# What two prompts have in common, without a word of text.
+#
+# An engine shares blocks where everything before is equal; a router sees characters and guesses
+# tokens. So a message has two names: its own, and one of it *and all before it* (`text`), which is
+# what a cache can find again. Texts are named by what they are ("3.question 2"), hashed with the
+# run's seed, so that equal names are equal texts, and two runs share none.
+#
+# A router counts four characters a token, and is wrong by up to a fifth: not per request, but for a
+# whole conversation, since a language or a kind of code stays what it is. Drawn per request the error
+# would average out and hide what it does to an index. All texts of one owner have the same error,
+# which comes from the name up to its first dot.
 class Transcript(Struct, frozen=True):
     """The messages of a prompt so far. `seed` makes the texts of two runs differ."""
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-import orjson
+import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
@@ -62,8 +62,8 @@ def _read_lines(path: str, content: bytes) -> Iterator[_Request]:
         if not line.strip():
             continue
         try:
-            yield _read(orjson.loads(line))
-        except (KeyError, TypeError, ValueError) as fault:
+            yield _read(msgspec.json.decode(line))
+        except (KeyError, TypeError, ValueError, RecursionError) as fault:
             raise SettingsError(f"{path}:{number}: {fault!r}") from None
 
 

@@ -106,6 +106,23 @@ class Traffic:
         )
 
 
+# When sessions start and how their turns follow.
+#
+# The loop is half open: starts of sessions are drawn beforehand, turns follow answers. A slow
+# strategy therefore gets fewer requests in the same time, and its latencies are those of a smaller
+# load; runs say what they offered, and a warning names two that differ (docs/why/simulator.md).
+#
+# Starts are Poisson, but with a fixed number in each minute: given how many there are, a Poisson
+# process' times are uniform, so each stretch draws that many and sorts them. Free, two runs of ten
+# minutes would differ by some per cent in their load alone, and so do strategies in their latencies.
+#
+# A run ends when all that was due in the measured time is answered, and the load goes on until then:
+# the last of these requests is served by endpoints that are as busy as before.
+#
+# `ceiling` is the client of KubeAI's published benchmark (vLLM's old script), which is one event
+# loop: it sees nothing while it works, and it sleeps *between* sends, so that whatever delays one
+# send delays all later ones. Its prefix-hash arms sent 72 to 76 requests a second of the 200 to 800
+# that were asked for. `seed_preset.py` simulates each published cell with such a client and without.
 class SessionClient:
     """Sends every turn of every session; `send` gets a request when it leaves the client."""
 

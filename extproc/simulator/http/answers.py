@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
 
-import orjson
+import msgspec
 import xxhash
 
 from extproc.simulator.http.api_request import ApiRequest, FinishedAnswer, NewText, TokenUsage
@@ -33,7 +33,7 @@ class Script:
 
     @property
     def text(self) -> str:
-        text: str = orjson.loads(b'"%b"' % b"".join(self.texts))
+        text: str = msgspec.json.decode(b'"%b"' % b"".join(self.texts))
         return text
 
 
@@ -169,4 +169,4 @@ class Answering:
 
 def escape_json(text: str) -> bytes:
     """Returns a text as it stands between the quotes of a JSON string."""
-    return orjson.dumps(text)[1:-1]
+    return msgspec.json.encode(text)[1:-1]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import orjson
+import msgspec
 from aiohttp import web
 from pydantic_core import ErrorDetails
 
@@ -199,15 +199,15 @@ def decode_body(body: bytes, content_type: str) -> Any:
 def send_json(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    body = orjson.dumps(value)
+    body = msgspec.json.encode(value)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def _decode(body: bytes) -> Any:
     try:
-        return orjson.loads(body)
-    except ValueError:
-        # orjson is stricter than vLLM's parser, and words its complaints differently.
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        # msgspec is stricter than vLLM's parser, and words its complaints differently.
         return _decode_slowly(body)
 
 

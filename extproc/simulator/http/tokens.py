@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 class FourByteTokenizer:
-    """EndpointCollector a token for every four UTF-8 bytes of each piece, the last one padded.
+    """Cuts a token from every four UTF-8 bytes of each piece, the last one padded.
 
     Four bytes per token is the usual ratio for English. A token's number is its bytes, read as a
     little-endian integer, so equal heads of two texts give equal tokens and no table is needed.

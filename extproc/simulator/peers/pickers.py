@@ -20,6 +20,24 @@ _MOST_TOKENS: Final = 131_072
 _MOST_BLOCKS: Final = 200_000
 
 
+# Other routers' rules, written after their sources so that a claim about them can be checked. They
+# decide on what the simulator gives them; how they are deployed is not imitated. Whose they are:
+#
+# - `Gie`: the Gateway API Inference Extension (2026), prefix-cache-scorer with the approximate
+#   indexer, kv-cache-utilization-scorer, queue-scorer, max-score-picker, weights 3, 2, 2. Chained
+#   xxh64 over blocks of 64 tokens at four bytes each, at most 131,072 tokens of a prompt, one LRU of
+#   31,250 blocks for each endpoint whatever its cache holds. Kept, because it is theirs: a block in
+#   the middle counts though one before it is missing, and the head of a chain is evicted first.
+# - `LlmdExact`: llm-d's guide to precise prefixes, same weights, with knowledge that is never wrong
+#   or late.
+# - `AibrixPrefixCache`: AIBrix (2026), algorithms/prefix_cache.go.
+# - `Dynamo`: Dynamo's KV router (2026), scheduling/selector.rs, at temperature 0, exact knowledge.
+# - `sglang.py`: SGLang's router 0.2, `cache_aware`. KubeAI's rule (0.22.1) is our own
+#   `prefix_hash` without a floor (`registry.py`).
+#
+# What differs from the originals is in the table of docs/why/simulator.md. `Signals` decides how old
+# a metric is when it is read: `gie` reads each endpoint every 50 ms, as the real picker does, and
+# sees what was true at the end of the endpoint's last step.
 class Gie(WholePrompt[Sequence[int]]):
     """The highest weighted sum of three scores wins, ties at random.
 

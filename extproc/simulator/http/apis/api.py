@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from extproc.simulator.http.api_request import (
     AnswerHead,
     ApiRequest,
@@ -14,6 +16,8 @@ from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 FINGERPRINT = "vllm-0.32.0-simulated"
+# One encoder for all events of all streams: making one for each event costs half as much again.
+encode_json = msgspec.json.Encoder().encode
 
 
 class Frames(Protocol):

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from extproc.simulator.http.api_request import (
     AnswerHead,
     ApiRequest,
@@ -12,7 +10,7 @@ from extproc.simulator.http.api_request import (
     NewText,
     TokenUsage,
 )
-from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
+from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames, encode_json
 from extproc.simulator.http.apis.fields import ChatMessage, SamplingFields, render
 from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
@@ -79,7 +77,7 @@ class ChatFrames:
 
     def __init__(self, head: AnswerHead, request: ApiRequest) -> None:
         opening = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
-        self._head = b"data: " + orjson.dumps(opening)[:-1]
+        self._head = b"data: " + encode_json(opening)[:-1]
         self._answers = request.n
         self._prompt_tokens = request.prompt_tokens
         self._wants_usage = request.wants_usage
@@ -120,7 +118,7 @@ class ChatFrames:
         done = b"data: [DONE]\n\n"
         if not self._wants_usage:
             return done
-        counts = orjson.dumps(describe_usage(usage, is_stream=True))
+        counts = encode_json(describe_usage(usage, is_stream=True))
         fingerprint = FINGERPRINT.encode()
         last = b',"choices":[],"usage":%b,"system_fingerprint":"%b"}\n\n' % (counts, fingerprint)
         return self._head + last + done

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from extproc.simulator.http.api_request import (
     AnswerHead,
     ApiRequest,
@@ -12,7 +10,7 @@ from extproc.simulator.http.api_request import (
     NewText,
     TokenUsage,
 )
-from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
+from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames, encode_json
 from extproc.simulator.http.apis.chat import ChatFrames
 from extproc.simulator.http.apis.fields import SamplingFields, Token
 from extproc.simulator.http.refusals import VllmRefusal
@@ -101,10 +99,10 @@ class CompletionFrames(ChatFrames):
         if usage.cached_tokens is not None:
             counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
         last = {"choices": [], "usage": counts, "system_fingerprint": FINGERPRINT}
-        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + done
+        return self._head + b"," + encode_json(last)[1:] + b"\n\n" + done
 
     def _frame(self, index: int, new: NewText, reason: bytes, end: bytes) -> bytes:
-        echoed = b"null" if new.echoed is None else orjson.dumps(list(new.echoed))
+        echoed = b"null" if new.echoed is None else encode_json(list(new.echoed))
         return (
             self._head
             + b',"choices":[{"index":%d,"text":"%b%b","logprobs":null,"finish_reason":%b,'

@@ -7,7 +7,7 @@ what vLLM itself sends to clients.
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
-import orjson
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from extproc.simulator.http.api_request import ApiRequest
@@ -123,9 +123,9 @@ def render(messages: Sequence[ChatMessage], tools: Sequence[Any] | None = None) 
         raise VllmRefusal(fault)
     pieces: list[str] = []
     if tools:
-        pieces += [_head("tools"), orjson.dumps(tools).decode(), END]
+        pieces += [_head("tools"), msgspec.json.encode(tools).decode(), END]
     for message in messages:
-        calls = [orjson.dumps(call).decode() for call in message.tool_calls or ()]
+        calls = [msgspec.json.encode(call).decode() for call in message.tool_calls or ()]
         pieces += [_head(message.role), read_content(message.content), *calls, END]
     return [*pieces, _head("assistant")]
 

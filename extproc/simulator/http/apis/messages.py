@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from pydantic import field_validator
 
 from extproc.simulator.http.api_request import (
@@ -13,7 +12,7 @@ from extproc.simulator.http.api_request import (
     NewText,
     TokenUsage,
 )
-from extproc.simulator.http.apis.api import Frames
+from extproc.simulator.http.apis.api import Frames, encode_json
 from extproc.simulator.http.apis.fields import (
     ChatMessage,
     Fields,
@@ -185,7 +184,10 @@ def count_tokens(body: object, tokenizer: Tokenizer) -> tuple[str, int]:
 
 
 def _event(kind: str, members: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind} | members))
+    return b"event: %b\ndata: %b\n\n" % (
+        kind.encode(),
+        encode_json({"type": kind} | members),
+    )
 
 
 def _describe_usage(usage: TokenUsage) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import orjson
+import msgspec
 
 from extproc.simulator.http.api_request import (
     AnswerHead,
@@ -12,7 +12,7 @@ from extproc.simulator.http.api_request import (
     NewText,
     TokenUsage,
 )
-from extproc.simulator.http.apis.api import Api, Frames
+from extproc.simulator.http.apis.api import Api, Frames, encode_json
 from extproc.simulator.http.apis.fields import ChatMessage, Fields, MessagePart, render
 from extproc.simulator.http.tokens import Tokenizer
 
@@ -163,7 +163,7 @@ class ResponseFrames:
         return self.piece(index, new)
 
     def closing(self, usage: TokenUsage) -> bytes:
-        text: str = orjson.loads(b'"%b"' % self._text)
+        text: str = msgspec.json.decode(b'"%b"' % self._text)
         choice = FinishedAnswer(text, self._reason)
         response = describe_response(self._head, self._request, choice, usage)
         item = response["output"][0]
@@ -194,7 +194,7 @@ class ResponseFrames:
     def _event(self, kind: str, members: dict[str, Any]) -> bytes:
         # OpenAI's events have their members in alphabetical order.
         members |= {"sequence_number": self._number, "type": kind}
-        data = orjson.dumps({name: members[name] for name in sorted(members)})
+        data = encode_json({name: members[name] for name in sorted(members)})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 

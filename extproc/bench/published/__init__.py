@@ -1,1 +1,0 @@
-"""Results that others have published, and what they prove."""
