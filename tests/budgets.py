@@ -18,14 +18,14 @@ REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
     "router": 118_000,
     "grpc_server": 17_000,
-    "bench": 73_000,
-    "simulator": 61_000,
+    "bench": 75_000,
+    "simulator": 59_000,
     "operator": 17_800,
     "doctor": 8_500,
     "pages": 5_000,
     REST: 7_400,
 }
-TESTS_FOR_PRODUCT: Final = 1.35
+TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 88
 DOCS_WORDS: Final = 64_000
 

@@ -107,7 +107,7 @@ def calibrate() -> float:
     return min(work() for _ in range(3))
 
 
-def report(steps: Sequence[Step], factor: float) -> list[str]:
+def report_steps(steps: Sequence[Step], factor: float) -> list[str]:
     rows = [f"{'step':<12}{'wall':>8}{'CPU':>8}  result"]
     rows += [
         f"{step.name:<12}{step.wall_s:>7.1f}s{step.cpu_s:>7.1f}s  {'failed' if step.status else 'ok'}"
@@ -132,7 +132,7 @@ def main(options: Sequence[str]) -> int:
             print(f"--- {step.name}\n{step.output}")
     steps.append(run_tests(options))
     factor = max(1.0, (factor + calibrate() / _REFERENCE_S) / 2)
-    print("\n".join(report(steps, factor)))
+    print("\n".join(report_steps(steps, factor)))
     failed = [step.name for step in steps if step.status]
     if failed:
         print(f"failed: {', '.join(failed)}")

@@ -71,6 +71,15 @@ def test_pages_are_short() -> None:
     assert {page: length for page, length in lengths.items() if length > 250} == {}
 
 
+def test_the_map_names_every_house_and_every_file_of_the_ground_floor() -> None:
+    package = ROOT / "extproc"
+    plan = (DOCS / "maintaining.md").read_text().partition("## The map")[2].partition("```\n\n")[0]
+    files = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    houses = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+
+    assert {name for name in files | houses if name not in plan.split()} == set()
+
+
 def leaves(tree: object) -> Iterator[str]:
     for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
         yield from [each] if isinstance(each, str) else leaves(each)

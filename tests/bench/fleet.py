@@ -16,7 +16,7 @@ _SHIPPED_PORTS = (8080, 9901, 9002, 9090)
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ServedFleet:
     """Where the running parts are."""
 
     url: str
@@ -53,7 +53,7 @@ class Fleet:
 @contextmanager
 def run_fleet(
     directory: Path, *, endpoints: int, simulate: Sequence[str], processes: int = 1
-) -> Iterator[Fleet]:
+) -> Iterator[ServedFleet]:
     """Starts everything on free ports and stops it at the end. `processes` share the endpoints."""
     ports = free_ports(len(_SHIPPED_PORTS) + endpoints)
     client, admin, ext_proc, service_admin = ports[: len(_SHIPPED_PORTS)]
@@ -83,4 +83,6 @@ def run_fleet(
             running.enter_context(part)
         for part in (*simulators, service, gateway):
             part.wait_until(part.is_ready)
-        yield Fleet(gateway.url, f"127.0.0.1:{service_admin}", service.config, addresses, directory)
+        yield ServedFleet(
+            gateway.url, f"127.0.0.1:{service_admin}", service.config, addresses, directory
+        )

@@ -44,7 +44,7 @@ def run_null_server(*options: str) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def serving(**handlers: Handler) -> AsyncIterator[int]:
+async def serving_null(**handlers: Handler) -> AsyncIterator[int]:
     """Serves `name=handler` at `/name`, and `chat` at the chat path."""
     paths = {"chat": "/v1/chat/completions", "models": "/v1/models"}
     async with hosting(
@@ -53,7 +53,7 @@ async def serving(**handlers: Handler) -> AsyncIterator[int]:
         yield int(address.rpartition(":")[2])
 
 
-async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
+async def null_answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
     await request.read()
     headers = {"x-served-by": "10.0.0.1:8000"}
     return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)

@@ -111,7 +111,7 @@ def steady(requests: int = 100, *, per_second: float = 10.0, **changes: object) 
 TTFT_S = {"round_robin": 0.4, "prefix_hash": 0.1}
 
 
-class World:
+class ScriptedRuns:
     """A lab and a run in one: what is measured depends on the arm in force, and is written down.
 
     It is interrupted before the run number `stop_before`, or breaks off the run number `broken_off`.

@@ -13,7 +13,7 @@ from extproc.bench.measure.stats import Interval, mean_interval, student_quantil
 from extproc.bench.report import report
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
-from tests.bench.synthetic import World, record, result, spec
+from tests.bench.synthetic import ScriptedRuns, record, result, spec
 from tests.tables import table
 
 ARMS = [{"name": "round_robin"}, {"name": "prefix_hash", "load_factor": 2}]
@@ -25,12 +25,12 @@ def comparing(**fields: object) -> Spec:
     )
 
 
-async def compared(world: World, seeded: Spec) -> ab.AbReport:
+async def compared(world: ScriptedRuns, seeded: Spec) -> ab.AbReport:
     return ab.summarise_trials(await ab.run_trials(seeded, world.run, world), seeded.ab)
 
 
 async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
-    world = World()
+    world = ScriptedRuns()
     trials = await ab.run_trials(comparing(), world.run, world)
 
     assert [line for line in world.log if line.startswith("prepare")] == [
@@ -49,7 +49,7 @@ async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
 
 
 async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
-    world = World()
+    world = ScriptedRuns()
     trials = await ab.run_trials(comparing(prime="30s", repeats=1), world.run, world)
 
     priming, measured = world.specs[:2]
@@ -67,7 +67,7 @@ async def test_arm_is_confirmed_after_its_run_and_measured_again_once_if_its_rou
     None
 ):
     """As where a replica reads a minute late what was written since the run before."""
-    world = World(late_changes=1)
+    world = ScriptedRuns(late_changes=1)
     trials = await ab.run_trials(comparing(repeats=1, prime="30s"), world.run, world)
 
     again = [
@@ -79,18 +79,22 @@ async def test_arm_is_confirmed_after_its_run_and_measured_again_once_if_its_rou
     assert world.log[-1] == "confirm prefix_hash"
     assert [trial.arm for trial in trials] == ["round_robin", "prefix_hash(load_factor=2)"]
     with pytest.raises(LabError, match="were changed"):
-        await ab.run_trials(comparing(repeats=1), (twice := World(late_changes=2)).run, twice)
+        await ab.run_trials(
+            comparing(repeats=1), (twice := ScriptedRuns(late_changes=2)).run, twice
+        )
 
 
 async def test_summary_pairs_the_arms_by_repeat() -> None:
-    summary = await compared(World(), comparing())
+    summary = await compared(ScriptedRuns(), comparing())
     _, arm = summary.arms
     change = arm.changes["ttft_mean_ms"]
 
     assert summary.is_valid
     assert summary.remarks[-1].startswith("no cache was emptied, as scrape lists no endpoint")
     assert not [
-        each for each in (await compared(World(), comparing(flush=[]))).remarks if "cache" in each
+        each
+        for each in (await compared(ScriptedRuns(), comparing(flush=[]))).remarks
+        if "cache" in each
     ]
     assert summary.baseline == "round_robin"
     assert arm.label == "prefix_hash(load_factor=2)"
@@ -103,9 +107,9 @@ async def test_summary_pairs_the_arms_by_repeat() -> None:
 
 async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> None:
     sure, unsure, single = [
-        await compared(World(), comparing(repeats=count)) for count in (3, 2, 1)
+        await compared(ScriptedRuns(), comparing(repeats=count)) for count in (3, 2, 1)
     ]
-    broken = await compared(World(failure="timeout"), comparing())
+    broken = await compared(ScriptedRuns(failure="timeout"), comparing())
     change = single.arms[1].changes["ttft_mean_ms"]
 
     (sentence,) = sure.sentences
@@ -121,7 +125,10 @@ async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> Non
     assert (change.low, change.high, change.count, change.excludes_zero) == (None, None, 1, False)
     assert "-75.0%" in ab.ab_markdown(single)
     assert broken.sentences == ()
-    assert "(90 %: 75 to 75 %)" in (await compared(World(), comparing(confidence=0.9))).sentences[0]
+    assert (
+        "(90 %: 75 to 75 %)"
+        in (await compared(ScriptedRuns(), comparing(confidence=0.9))).sentences[0]
+    )
 
 
 @table(
@@ -164,7 +171,7 @@ def test_two_repeats_say_that_they_are_too_few() -> None:
 
 
 async def test_servers_are_compared_where_urls_are_given() -> None:
-    world, urls = World(), ["http://a:1", "http://b:2"]
+    world, urls = ScriptedRuns(), ["http://a:1", "http://b:2"]
     asked = comparing(urls=urls, repeats=1, arms=[])
     trials = await ab.run_trials(asked, world.run, world)
 
@@ -175,7 +182,7 @@ async def test_servers_are_compared_where_urls_are_given() -> None:
 
 
 async def test_unequal_load_makes_the_comparison_invalid() -> None:
-    world = World()
+    world = ScriptedRuns()
     trials = await ab.run_trials(comparing(), world.run, world)
     slow = result([record(index, index / 8) for index in range(80)], duration_s=11.4)
     trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow))
@@ -188,7 +195,7 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
 
 async def test_interrupted_comparison_says_how_far_it_came() -> None:
     """The run that was cut off is kept, as a partial one, and is no trial; no run comes after it."""
-    world, between = World(broken_off=3), World(stop_before=5)
+    world, between = ScriptedRuns(broken_off=3), ScriptedRuns(stop_before=5)
     kept: list[Trial] = []
     trials = await ab.run_trials(comparing(), world.run, world, lambda one, _: kept.append(one))
     stopped = await ab.run_trials(comparing(), between.run, between)
@@ -201,21 +208,21 @@ async def test_interrupted_comparison_says_how_far_it_came() -> None:
 
 
 async def test_failed_runs_leave_figures_out_and_say_so() -> None:
-    summary = await compared(World(failure="timeout"), comparing())
+    summary = await compared(ScriptedRuns(failure="timeout"), comparing())
 
     assert "ttft_mean_ms" not in summary.arms[0].figures
     assert "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100" in summary.faults[0]
     assert "not comparable" in ab.ab_html(summary)
     with pytest.raises(SettingsError, match="none of the arms"):
-        await compared(World(), comparing(baseline="fastest"))
+        await compared(ScriptedRuns(), comparing(baseline="fastest"))
 
 
 async def test_clients_limit_is_told_from_other_faults_by_its_kind() -> None:
     """Not by a text, which an arm's name or a server's words may have."""
     limited = await ab.run_trials(
-        seeded := comparing(repeats=1), (world := World(started_s=None)).run, world
+        seeded := comparing(repeats=1), (world := ScriptedRuns(started_s=None)).run, world
     )
-    failed = await ab.run_trials(seeded, (world := World(failure="timeout")).run, world)
+    failed = await ab.run_trials(seeded, (world := ScriptedRuns(failure="timeout")).run, world)
     renamed = [replace(trial, arm="invalid: client-limited") for trial in failed[:1]]
 
     found = [ab.summarise_trials(each, seeded.ab) for each in (limited, [*limited[:1], *renamed])]
@@ -231,7 +238,7 @@ async def test_terminal_has_the_headline_figures_in_a_hundred_columns(
     arms = ["round_robin", "prefix_hash", *({"name": "prefix_hash", "x": x} for x in (1, 2))][
         :count
     ]
-    text = ab.ab_markdown(await compared(World(), comparing(arms=arms)))
+    text = ab.ab_markdown(await compared(ScriptedRuns(), comparing(arms=arms)))
 
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == rows + 2 * (rows // 8)
@@ -240,12 +247,12 @@ async def test_terminal_has_the_headline_figures_in_a_hundred_columns(
         "TTFT mean" in line and "-75.0% [-75.0, -75.0]*" in line for line in table
     )
     assert "failed" in ab.ab_markdown(
-        await compared(World(failure="timeout"), comparing(arms=arms))
+        await compared(ScriptedRuns(failure="timeout"), comparing(arms=arms))
     )
 
 
 async def test_page_has_every_figure_and_the_json_every_trial() -> None:
-    summary = await compared(World(), comparing(baseline="prefix_hash(load_factor=2)"))
+    summary = await compared(ScriptedRuns(), comparing(baseline="prefix_hash(load_factor=2)"))
     page, fields = ab.ab_html(summary), json.loads(report.encode_report(summary))
 
     for part in (

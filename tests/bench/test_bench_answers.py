@@ -12,7 +12,7 @@ from extproc.bench.processors.collector import Read, cut_sse
 from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
-from tests.bench.running import serving
+from tests.bench.running import serving_null
 from tests.bench.scripted import (
     ASK,
     DONE,
@@ -168,7 +168,7 @@ async def test_connections_are_kept_between_requests() -> None:
         connections.append(request.transport.get_extra_info("peername"))
         return web.Response(body=ROLE + chunk("a") + USAGE + DONE, content_type="text/event-stream")
 
-    async with serving(chat=chat) as port, http_client(port) as client:
+    async with serving_null(chat=chat) as port, http_client(port) as client:
         for _ in range(5):
             await client.send(ASK, Record(0, 0, 0, 0.0))
 

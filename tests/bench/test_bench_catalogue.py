@@ -47,7 +47,7 @@ def test_tokens_per_dollar_are_throughput_over_price(tmp_path: Path) -> None:
     assert "tok/$" not in headlines(build(steady(10)))
 
 
-def entry(
+def catalogue_entry(
     number: int, *, at: str = "", is_valid: bool = True, kind: str = "k", **figures: float
 ) -> Entry:
     told = {"req_per_s": 10.0, "ttft_median_ms": 100.0, **figures}
@@ -61,36 +61,44 @@ def regressions(*entries: Entry) -> list[str]:
 
 def test_last_run_is_held_against_the_median_of_those_before_and_their_noise() -> None:
     """Median deviation 10 of 100: three robust deviations are 44."""
-    quiet = [entry(i) for i in range(1, 5)]
+    quiet = [catalogue_entry(i) for i in range(1, 5)]
     noisy = [
-        entry(i + 1, ttft_median_ms=value)
+        catalogue_entry(i + 1, ttft_median_ms=value)
         for i, value in enumerate((80.0, 90.0, 100.0, 110.0, 120.0))
     ]
 
-    assert regressions(*quiet, entry(5, req_per_s=9.4)) == ["req_per_s"]
-    assert regressions(*quiet, entry(5, req_per_s=9.6)) == []
-    assert regressions(*quiet, entry(5, ttft_median_ms=106.0)) == ["ttft_median_ms"]
-    assert regressions(*quiet, entry(5, ttft_median_ms=50.0, req_per_s=20.0)) == []
-    assert regressions(*noisy, entry(6, ttft_median_ms=140.0)) == []
-    assert regressions(*noisy, entry(6, ttft_median_ms=150.0)) == ["ttft_median_ms"]
+    assert regressions(*quiet, catalogue_entry(5, req_per_s=9.4)) == ["req_per_s"]
+    assert regressions(*quiet, catalogue_entry(5, req_per_s=9.6)) == []
+    assert regressions(*quiet, catalogue_entry(5, ttft_median_ms=106.0)) == ["ttft_median_ms"]
+    assert regressions(*quiet, catalogue_entry(5, ttft_median_ms=50.0, req_per_s=20.0)) == []
+    assert regressions(*noisy, catalogue_entry(6, ttft_median_ms=140.0)) == []
+    assert regressions(*noisy, catalogue_entry(6, ttft_median_ms=150.0)) == ["ttft_median_ms"]
 
 
 def test_only_the_last_few_valid_runs_of_the_kind_count_in_order_of_time() -> None:
-    old = [entry(i, req_per_s=100.0) for i in range(1, 4)]
-    recent = [entry(i) for i in range(4, 9)]
+    old = [catalogue_entry(i, req_per_s=100.0) for i in range(1, 4)]
+    recent = [catalogue_entry(i) for i in range(4, 9)]
 
-    assert regressions(*old, *recent, entry(9, req_per_s=1.0, is_valid=False)) == []
-    assert regressions(*old, *recent, entry(9)) == []
+    assert regressions(*old, *recent, catalogue_entry(9, req_per_s=1.0, is_valid=False)) == []
+    assert regressions(*old, *recent, catalogue_entry(9)) == []
     assert (
-        len(trace_lines([entry(1), entry(2, kind="other", req_per_s=1.0)], tolerance=0.05, runs=5))
+        len(
+            trace_lines(
+                [catalogue_entry(1), catalogue_entry(2, kind="other", req_per_s=1.0)],
+                tolerance=0.05,
+                runs=5,
+            )
+        )
         == 2
     )
-    assert regressions(entry(9, at="2026-11-09", req_per_s=1.0), entry(1, at="2026-11-01")) == [
-        "req_per_s"
-    ]
+    assert regressions(
+        catalogue_entry(9, at="2026-11-09", req_per_s=1.0), catalogue_entry(1, at="2026-11-01")
+    ) == ["req_per_s"]
 
 
 def test_a_figure_that_got_worse_is_one_sentence() -> None:
-    history = trace_lines([entry(1), entry(2, req_per_s=5.0)], tolerance=0.05, runs=5)
+    history = trace_lines(
+        [catalogue_entry(1), catalogue_entry(2, req_per_s=5.0)], tolerance=0.05, runs=5
+    )
 
     assert list_regressions(history) == ["n, m: req/s 5.00, before 10.00 (-50.0 %)"]

@@ -24,7 +24,7 @@ def said(run: RunResult) -> Report:
     return report.build(run)
 
 
-def slower(factor: float) -> RunResult:
+def slower_by(factor: float) -> RunResult:
     """The requests of `steady`, each `factor` times as long."""
     records = [
         record(
@@ -43,13 +43,13 @@ def seeded(run: RunResult, seed: int) -> Report:
     return replace(said(run), seed=seed)
 
 
-def pair(other: RunResult) -> Comparison:
+def pair_of_runs(other: RunResult) -> Comparison:
     return compare([said(steady(100))], [said(other)])
 
 
 def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_worse() -> None:
     """However far apart they are: no repeat shows how far two equal runs would have been."""
-    comparison = pair(slower(2))
+    comparison = pair_of_runs(slower_by(2))
     usual, changes = comparison.arms[0].changes, comparison.arms[1].changes
     text = comparison_markdown(comparison)
 
@@ -72,8 +72,8 @@ def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_w
 def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
     """Three seeds, in any order: 2.0, 2.1 and 1.9 times as slow is worse; 0.99 to 1.01 times is nothing."""
     usual = [seeded(steady(100), seed) for seed in (3, 1, 2)]
-    slow = [seeded(slower(factor), seed) for seed, factor in ((1, 2.0), (2, 2.1), (3, 1.9))]
-    same = [seeded(slower(factor), seed) for seed, factor in ((1, 1.01), (2, 0.99), (3, 1.0))]
+    slow = [seeded(slower_by(factor), seed) for seed, factor in ((1, 2.0), (2, 2.1), (3, 1.9))]
+    same = [seeded(slower_by(factor), seed) for seed, factor in ((1, 1.01), (2, 0.99), (3, 1.0))]
 
     worse, equal = (compare(usual, side).arms[1].changes["ttft_mean_ms"] for side in (slow, same))
 
@@ -116,7 +116,7 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
 def test_runs_that_answer_different_questions_are_not_fair_to_compare(
     other: RunResult, fault: str
 ) -> None:
-    comparison = pair(other)
+    comparison = pair_of_runs(other)
 
     assert any(fault in found for found in comparison.faults), comparison.faults
 
@@ -143,7 +143,7 @@ def test_load_that_differs_by_counting_noise_is_equal(
 def test_run_past_capacity_is_remarked_and_a_capped_schedule_measured_as_a_whole() -> None:
     capped = said(result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5)))
 
-    assert "past its capacity" in next(find_remarks([("B", said(slower(8)))], 0.03))
+    assert "past its capacity" in next(find_remarks([("B", said(slower_by(8)))], 0.03))
     # Of 100 that were sent 15 end after the window; of 20, two: that is counting.
     assert "past its capacity" in next(find_remarks([("B", said(steady(100)))], 0.03))
     assert list(find_remarks([("B", said(steady(20, per_second=2)))], 0.03)) == []
@@ -153,7 +153,7 @@ def test_run_past_capacity_is_remarked_and_a_capped_schedule_measured_as_a_whole
     assert said(result(steady(100).records, of=spec(req_rate="inf"))).is_queued
 
 
-def write(path: Path, run: RunResult, seed: int = 0) -> str:
+def write_run_report(path: Path, run: RunResult, seed: int = 0) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(report.encode_report(seeded(run, seed)))
     return str(path)
@@ -163,11 +163,13 @@ def test_compare_command_pairs_the_repeats_of_folders_and_exits_3_when_the_loads
     tmp_path: Path,
 ) -> None:
     for seed in (0, 1, 2):
-        write(tmp_path / "a" / str(seed) / "report.json", steady(100), seed)
-        write(tmp_path / "b" / str(seed) / "report.json", slower(2 + seed / 100), seed)
+        write_run_report(tmp_path / "a" / str(seed) / "report.json", steady(100), seed)
+        write_run_report(
+            tmp_path / "b" / str(seed) / "report.json", slower_by(2 + seed / 100), seed
+        )
     fair = call("compare", tmp_path / "a", tmp_path / "b")
     usual, more = tmp_path / "a" / "0" / "report.json", tmp_path / "more.json"
-    unequal = call("compare", usual, write(more, steady(100, per_second=20)))
+    unequal = call("compare", usual, write_run_report(more, steady(100, per_second=20)))
 
     assert (fair.exit_code, unequal.exit_code) == (0, 3), fair.output
     assert "+101.0%" in fair.stdout
@@ -179,7 +181,7 @@ def test_compare_command_pairs_the_repeats_of_folders_and_exits_3_when_the_loads
 def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) -> None:
     page = tmp_path / "new" / "both.html"
     names = ("least_load", "prefix_cache")
-    sides = [write(tmp_path / name / "report.json", steady(100)) for name in names]
+    sides = [write_run_report(tmp_path / name / "report.json", steady(100)) for name in names]
     told = call("compare", *sides, "--output", page)
 
     assert told.exit_code == 0, told.output
@@ -192,7 +194,7 @@ def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) ->
 
 def test_compare_and_ab_sum_up_repeats_alike() -> None:
     """Geometric means: 500 ms and 1,000 ms are 707 ms."""
-    repeats = [seeded(steady(100), 0), seeded(slower(2), 1)]
+    repeats = [seeded(steady(100), 0), seeded(slower_by(2), 1)]
     levels = [arm.figures["ttft_mean_ms"].mean for arm in compare(repeats, repeats).arms]
 
     assert levels == pytest.approx([500 * 2**0.5] * 2)
@@ -206,7 +208,7 @@ def test_page_command_says_what_draws_its_tables_now() -> None:
 
 
 def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
-    good, bad = write(tmp_path / "a.json", steady(100)), tmp_path / "b.json"
+    good, bad = write_run_report(tmp_path / "a.json", steady(100)), tmp_path / "b.json"
     bad.write_bytes(b"\xff\x00")
     (tmp_path / "empty").mkdir()
 

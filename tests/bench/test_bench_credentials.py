@@ -12,7 +12,7 @@ from extproc.bench.load.workload import build_workload
 from extproc.bench.processors.http import Keys
 from extproc.bench.spec.tree import Target
 from extproc.errors import SettingsError
-from tests.bench.running import Silence, answer, build_spec, serving
+from tests.bench.running import Silence, build_spec, null_answer, serving_null
 from tests.tables import table
 
 
@@ -104,9 +104,9 @@ async def test_run_follows_a_token_that_changes(tmp_path: Path) -> None:
             file.write_text("second\n")
         if len(seen) >= 5 and seen[-1] == "Bearer first":
             return aiohttp.web.Response(status=401)
-        return await answer(request)
+        return await null_answer(request)
 
-    async with serving(chat=check) as port:
+    async with serving_null(chat=check) as port:
         target = {"model": "m", "token-file": str(file), "token-refresh": "1h"}
         spec = build_spec(port, {"req-rate": 10, "total-prompts": 40}, target=target)
         result = await run(spec, progress=Silence())

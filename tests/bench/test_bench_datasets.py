@@ -32,7 +32,7 @@ from extproc.errors import SettingsError
 from tests.tables import table
 
 
-def build(
+def build_dataset(
     dataset: object, *, need: int = 100, seed: int = 1, ruler: Ruler = BYTES, **traffic: Any
 ) -> list[Conversation]:
     rate = None if traffic.get("shape") == "trace" else 1
@@ -65,7 +65,7 @@ def test_sharegpt_is_cut_at_its_answers(tmp_path: Path) -> None:
     ]
     turns = [{"from": who, "value": text} for who, text in [*said, ("human", "unanswered")]]
     path = write_json(tmp_path / "s.json", [{"conversations": turns}])
-    (conversation,) = build({"name": "share-gpt", "path": path})
+    (conversation,) = build_dataset({"name": "share-gpt", "path": path})
 
     asked = (TurnMessage("system", "be brief"), TurnMessage("user", "a"), TurnMessage("user", "b"))
     assert conversation.turns == (ChatTurn(asked, 1, "one"),)
@@ -78,8 +78,8 @@ def test_openorca_rows_and_openai_bodies_are_single_turns(tmp_path: Path) -> Non
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}\n'
         '{"body": {"prompt": "once"}}\n'
     )
-    (row,) = build({"name": "open-orca", "path": rows})
-    chat_body, completion = build({"name": "openai-bodies", "path": bodies})
+    (row,) = build_dataset({"name": "open-orca", "path": rows})
+    chat_body, completion = build_dataset({"name": "openai-bodies", "path": bodies})
 
     assert row.turns == (ChatTurn((TurnMessage("system", "s"), TurnMessage("user", "q")), 1, "r"),)
     assert chat_body.turns == (ChatTurn((TurnMessage("user", "hi"),), 3),)
@@ -92,8 +92,8 @@ def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
     rows = [chat(14), chat(16), chat(30), chat(8, size=2000), chat(10, size=2000)]
     path = write_json(tmp_path / "s.json", rows)
 
-    long = build({"name": "share-gpt", "path": path, "min-messages": 16})
-    wordy = build(
+    long = build_dataset({"name": "share-gpt", "path": path, "min-messages": 16})
+    wordy = build_dataset(
         {"name": "share-gpt", "path": path, "min-user-messages": 5, "min-user-characters": 2500}
     )
     assert [c.message_count for c in long] == [16, 30]
@@ -103,7 +103,7 @@ def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
 def test_prompts_per_turn_extend_one_another_up_to_max_prompt_tokens(tmp_path: Path) -> None:
     path = write_json(tmp_path / "s.json", [chat(6, size=40)])
     dataset = {"name": "share-gpt", "path": path, "turns": "prompts"}
-    prompts, short = build(dataset), build({**dataset, "max-prompt-tokens": 60})
+    prompts, short = build_dataset(dataset), build_dataset({**dataset, "max-prompt-tokens": 60})
 
     texts = [join_prompt(prompt.turns[0].messages) for prompt in prompts]
     assert [len(prompt.turns[0].messages) for prompt in prompts] == [1, 3, 5]
@@ -115,8 +115,8 @@ def test_prompts_per_turn_extend_one_another_up_to_max_prompt_tokens(tmp_path: P
 def test_max_prompts_cuts_prompts_and_repeat_takes_them_again(tmp_path: Path) -> None:
     path = write_json(tmp_path / "s.json", [chat(6), chat(6)])
     dataset = {"name": "share-gpt", "path": path, "turns": "prompts", "max-prompts": 4, "repeat": 3}
-    prompts = build(dataset)
-    shuffled = build({**dataset, "shuffle": True})
+    prompts = build_dataset(dataset)
+    shuffled = build_dataset({**dataset, "shuffle": True})
 
     assert len(prompts) == 12
     assert prompts[:4] == prompts[4:8]
@@ -128,9 +128,9 @@ def test_max_prompts_cuts_prompts_and_repeat_takes_them_again(tmp_path: Path) ->
 
 def test_shared_prefixes_are_shared_by_popularity_and_random_prompts_share_nothing() -> None:
     dataset = {"name": "shared-prefix", "groups": 4, "prefix-tokens": 50, "hot-share": 0.25}
-    systems = [prompt.turns[0].messages[0].content for prompt in build(dataset, need=4000)]
+    systems = [prompt.turns[0].messages[0].content for prompt in build_dataset(dataset, need=4000)]
     shares = sorted(systems.count(system) / 4000 for system in set(systems))
-    alone = account(build("random", need=50), 50, 8)
+    alone = account(build_dataset("random", need=50), 50, 8)
 
     assert shares == pytest.approx([0.1875] * 3 + [0.4375], abs=0.03)
     assert (alone.exact_repeats, alone.ideal_hit_rate) == (0, 0)
@@ -159,9 +159,9 @@ def test_trace_keeps_times_and_lengths(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
     dataset = {"name": "trace", "layout": "azure", "path": path, "speed": 2}
-    first, second = build(dataset, shape="trace")
+    first, second = build_dataset(dataset, shape="trace")
 
-    assert build({**dataset, "max-prompts": 1}, shape="trace") == [first]
+    assert build_dataset({**dataset, "max-prompts": 1}, shape="trace") == [first]
     assert [first.arrival_s, second.arrival_s] == pytest.approx([0.0, 0.75])
     assert [c.turns[0].output_tokens for c in (first, second)] == [4, 2]
     assert [BYTES.count(c.turns[0].messages[0].content) for c in (first, second)] == [12, 8]
@@ -179,7 +179,7 @@ def test_mooncake_blocks_give_equal_text_for_equal_ids(tmp_path: Path) -> None:
     )
     first, second = (
         c.turns[0].messages[0].content
-        for c in build({"name": "trace", "layout": "mooncake", "path": path}, shape="trace")
+        for c in build_dataset({"name": "trace", "layout": "mooncake", "path": path}, shape="trace")
     )
 
     assert first[: 512 * 4] == second[: 512 * 4]
@@ -191,10 +191,10 @@ MOONCAKE = '{"timestamp": 0, "input_length": 513, "output_length": 2'
 
 def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "dataset.jsonl"
-    conversations = build("synthetic", need=20)
+    conversations = build_dataset("synthetic", need=20)
     write_prepared(path, conversations)
 
-    assert build({"name": "prepared", "path": path}) == conversations
+    assert build_dataset({"name": "prepared", "path": path}) == conversations
 
 
 @table(
@@ -232,9 +232,9 @@ def test_file_that_cannot_be_used_is_told(
     options = {"name": "trace", "layout": name} if name in {"azure", "mooncake"} else {"name": name}
 
     with pytest.raises(SettingsError, match=fault):
-        build({"path": path, **options})
+        build_dataset({"path": path, **options})
     with pytest.raises(SettingsError, match="give the path of a local file"):
-        build("share-gpt")
+        build_dataset("share-gpt")
 
 
 TEXTS = st.text(alphabet="ab é👋", max_size=60)
@@ -281,8 +281,8 @@ def test_padding_does_not_continue_the_prompt_and_instructions_leave_room_for_th
 def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path: Path) -> None:
     path = write_json(tmp_path / "s.json", [chat(6), chat(8)])
     dataset = {"name": "share-gpt", "path": path, "turns": "prompts"}
-    fixed = build(dataset, input_length=64, max_output_length=9)
-    varied = build(dataset, input_length={"kind": "uniform", "min": 10, "max": 90})
+    fixed = build_dataset(dataset, input_length=64, max_output_length=9)
+    varied = build_dataset(dataset, input_length={"kind": "uniform", "min": 10, "max": 90})
 
     sizes = {BYTES.count(join_prompt(c.turns[0].messages).replace("\n\n", "")) for c in fixed}
     assert sizes <= {64, 65}
@@ -317,7 +317,7 @@ def test_input_length_is_the_prompts_and_ends_in_asking(
 
 def test_prompts_of_one_conversation_are_no_repeats_at_a_length() -> None:
     """A quarter of 1,024-token prompts were: later turns of a conversation were all cut to one head."""
-    prompts = build("synthetic", need=400, input_length=1024)
+    prompts = build_dataset("synthetic", need=400, input_length=1024)
     honesty = account(prompts, len(prompts), 1)
     roles = {tuple(m.role for m in c.turns[0].messages) for c in prompts}
 
@@ -330,7 +330,7 @@ def test_input_length_of_conversations_is_that_of_every_request(tmp_path: Path) 
     """Without `turns` a length makes each turn a request of its own: a session's prompt would grow."""
     path = write_json(tmp_path / "s.json", [chat(16, size=40), chat(20, size=30)])
     for dataset in ({"name": "share-gpt", "path": path}, {"name": "synthetic"}, {"name": "random"}):
-        prompts = build(dataset, need=30, input_length=1024)
+        prompts = build_dataset(dataset, need=30, input_length=1024)
         honesty = account(prompts, len(prompts), 1)
 
         assert {len(c.turns) for c in prompts} == {1}
@@ -339,7 +339,7 @@ def test_input_length_of_conversations_is_that_of_every_request(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def word_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE that knows few words, so that none of our rules of thumb is right for it."""
     tokenizers = pytest.importorskip("tokenizers")
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -359,25 +359,25 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @table("name", ["random", "synthetic", "share-gpt"])
 def test_lengths_are_counted_by_a_tokenizer_that_is_there(
-    name: str, tokenizer: Path, tmp_path: Path
+    name: str, word_tokenizer: Path, tmp_path: Path
 ) -> None:
-    ruler = TokenRuler(tokenizer)
+    ruler = TokenRuler(word_tokenizer)
     section = {"name": name}
     if name == "share-gpt":
         section["path"] = str(write_json(tmp_path / "s.json", [chat(16, size=40)]))
-    prompts = build(section, need=8, input_length=300, ruler=ruler)
+    prompts = build_dataset(section, need=8, input_length=300, ruler=ruler)
     honesty = account(prompts, len(prompts), 1, ruler)
-    generated = build({"name": "random", "input_tokens": 77}, need=5, ruler=ruler)
+    generated = build_dataset({"name": "random", "input_tokens": 77}, need=5, ruler=ruler)
 
     assert {sum(ruler.count(m.content) for m in c.turns[0].messages) for c in prompts} == {300}
     assert set(honesty.input_quantiles) == {300}
-    assert f"tokens by        the tokenizer {tokenizer}" in str(honesty)
+    assert f"tokens by        the tokenizer {word_tokenizer}" in str(honesty)
     assert {ruler.count(c.turns[0].messages[0].content) for c in generated} == {77}
 
 
 @given(TEXTS, st.integers(min_value=1, max_value=30))
-def test_tokenizer_trims_and_fits_any_text(tokenizer: Path, text: str, tokens: int) -> None:
-    ruler = TokenRuler(tokenizer)
+def test_tokenizer_trims_and_fits_any_text(word_tokenizer: Path, text: str, tokens: int) -> None:
+    ruler = TokenRuler(word_tokenizer)
 
     assert ruler.count(ruler.trim(text, tokens)) <= tokens
     assert text.startswith(ruler.trim(text, tokens))
@@ -385,7 +385,7 @@ def test_tokenizer_trims_and_fits_any_text(tokenizer: Path, text: str, tokens: i
 
 
 def test_account_warns_of_a_cycled_datasets_period_and_counts_hits_of_whole_blocks() -> None:
-    prompts = build("random", need=16)
+    prompts = build_dataset("random", need=16)
     cycled = account(prompts, 64, endpoints=8)
     twice = account(
         [Conversation((ChatTurn((TurnMessage("user", fit_text("", 32)),), 1),))], 2, endpoints=8

@@ -14,12 +14,12 @@ from tests.bench.running import Silence
 pytestmark = pytest.mark.slow
 
 
-def build_spec(port: int, **traffic: Any) -> Spec:
+def delivery_spec(port: int, **traffic: Any) -> Spec:
     return running.build_spec(port, {"max_output_length": 2, **traffic}, processes=2)
 
 
 async def deliver(port: int, **traffic: Any) -> RunResult:
-    result = await run(build_spec(port, **traffic), progress=Silence())
+    result = await run(delivery_spec(port, **traffic), progress=Silence())
     assert all(record.is_ok for record in result.records)
     return result
 
@@ -76,7 +76,7 @@ async def test_rate_and_cap_together_hold_back_what_exceeds_the_cap(null_server:
 
 async def test_progress_adds_up_over_processes(null_server: int) -> None:
     silence = Silence()
-    await run(build_spec(null_server, req_rate=100, duration=1.2), progress=silence)
+    await run(delivery_spec(null_server, req_rate=100, duration=1.2), progress=silence)
 
     last = silence.snapshots[-1]
     assert (last.sent, last.finished, last.in_flight) == (120, 120, 0)

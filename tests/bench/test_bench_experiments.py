@@ -19,7 +19,7 @@ def slow_server() -> Iterator[int]:
         yield port
 
 
-def invoke(
+def invoke_experiment(
     command: str, folder: Path, port: int, traffic: dict[str, object], **fields: object
 ) -> Result:
     path = write_spec(folder, port, traffic, **fields)
@@ -32,7 +32,7 @@ def test_saturate_finds_the_rate_that_a_slow_server_can_serve(
 ) -> None:
     traffic: dict[str, object] = {"req-rate": 1, "duration": 2, "warm-up": 0.5}
     ladder = {"start": 8, "factor": 2, "steps": 5, "precision": 0.3}
-    result = invoke("saturate", tmp_path, slow_server, traffic, saturate=ladder)
+    result = invoke_experiment("saturate", tmp_path, slow_server, traffic, saturate=ladder)
 
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out" / "saturation.json").read_text())
@@ -51,7 +51,7 @@ def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -
         "command": ["sh", "-c", f"echo {{strategy}} >> {asked}"],
     }
     ab |= {"flush": [], "repeats": 1, "prime": 0.2, "tolerance": 10}
-    result = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab)
+    result = invoke_experiment("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab)
 
     assert result.exit_code == 0, result.output
     assert asked.read_text().split() == ["random", "least_load"]
@@ -98,7 +98,7 @@ def test_ab_excuses_no_fault_that_names_the_clients_limit(null_server: int, tmp_
 def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(
     null_server: int, tmp_path: Path
 ) -> None:
-    result = invoke(
+    result = invoke_experiment(
         "ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]}
     )
 

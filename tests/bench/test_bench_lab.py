@@ -80,7 +80,7 @@ class Router:
 
 
 @asynccontextmanager
-async def serving(path: Path) -> AsyncIterator[Router]:
+async def serving_admin(path: Path) -> AsyncIterator[Router]:
     await asyncio.to_thread(path.write_text, SETTINGS)
     router = Router(path)
     pages = {
@@ -100,7 +100,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 async def router(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncIterator[Router]:
-    async with serving(tmp_path / "extproc.yaml") as router:
+    async with serving_admin(tmp_path / "extproc.yaml") as router:
         router.http = http
         yield router
 
@@ -155,7 +155,10 @@ async def test_lab_waits_for_the_last_replica_of_a_name(
     http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     """One replica reads its file at once; the other, which nobody named, takes its time."""
-    async with serving(tmp_path / "a.yaml") as first, serving(tmp_path / "b.yaml") as second:
+    async with (
+        serving_admin(tmp_path / "a.yaml") as first,
+        serving_admin(tmp_path / "b.yaml") as second,
+    ):
         found = [[first.address], [first.address, second.address]]
 
         async def resolve(host: str, port: int) -> list[str]:

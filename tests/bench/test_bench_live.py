@@ -16,7 +16,7 @@ from extproc.bench.progress import Exporter, Goal, Pace, RunSnapshot, exporting
 from extproc.bench.record import Record
 from extproc.bench.status_server import RunStatus, StatusServer, decode_status
 from extproc.errors import SettingsError
-from tests.bench.running import Silence, build_spec, serving
+from tests.bench.running import Silence, build_spec, serving_null
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.bench.synthetic import failed, record
 from tests.stack.ports import free_ports
@@ -97,7 +97,7 @@ async def test_server_that_is_a_vllm_itself_is_the_endpoint_unless_a_header_says
         headers = {"x-served-by": header} if header else {}
         return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
 
-    async with serving(chat=answer, metrics=tell_counters) as port:
+    async with serving_null(chat=answer, metrics=tell_counters) as port:
         result = await run(
             build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence()
         )

@@ -83,7 +83,7 @@ def build_generator(
     return LoadGenerator(share, client, clock, take_next), client
 
 
-async def play(share: LoadShare, **how: Any) -> tuple[LoadGenerator, FakeClient]:
+async def play_load(share: LoadShare, **how: Any) -> tuple[LoadGenerator, FakeClient]:
     """Runs a share to its end."""
     generator, client = build_generator(share, **how)
     await generator.run()
@@ -91,7 +91,7 @@ async def play(share: LoadShare, **how: Any) -> tuple[LoadGenerator, FakeClient]
 
 
 async def test_session_asks_turn_by_turn_and_quotes_real_answers() -> None:
-    generator, client = await play(build_share(starts=[(0, 0.0)]))
+    generator, client = await play_load(build_share(starts=[(0, 0.0)]))
 
     assert [len(ask.messages) for ask in client.asks] == [1, 3, 5]
     quoted = ["question 0", "answer 0", "question 1", "answer 1", "question 2"]
@@ -99,7 +99,7 @@ async def test_session_asks_turn_by_turn_and_quotes_real_answers() -> None:
     assert [(r.session, r.turn) for r in generator.records] == [(0, 0), (0, 1), (0, 2)]
 
     dataset = {"name": "synthetic", "replies": "recorded"}
-    generator, client = await play(build_share(starts=[(0, 0.0)], dataset=dataset))
+    generator, client = await play_load(build_share(starts=[(0, 0.0)], dataset=dataset))
 
     assert client.asks[1].messages[1] == TurnMessage("assistant", "recorded 0")
 
@@ -108,7 +108,7 @@ async def test_failed_answer_ends_its_session() -> None:
     def spoil(record: Record) -> None:
         record.failure = "http 500"
 
-    generator, _ = await play(build_share(starts=[(0, 0.0), (1, 0.0)]), spoil=spoil)
+    generator, _ = await play_load(build_share(starts=[(0, 0.0), (1, 0.0)]), spoil=spoil)
 
     assert [(r.session, r.turn) for r in generator.records] == [(0, 0), (1, 0)]
 
@@ -117,7 +117,9 @@ async def test_refused_user_asks_again_when_the_server_says_so() -> None:
     def refuse(record: Record) -> None:
         record.failure, record.retry_after_s = "http 429", 0.1
 
-    generator, _ = await play(build_share(users=1, duration=0.25, total_prompts=None), spoil=refuse)
+    generator, _ = await play_load(
+        build_share(users=1, duration=0.25, total_prompts=None), spoil=refuse
+    )
 
     starts = [record.intended_s for record in generator.records]
     assert 2 <= len(starts) <= 3
@@ -126,7 +128,7 @@ async def test_refused_user_asks_again_when_the_server_says_so() -> None:
 
 async def test_users_share_iterations_and_work_alone() -> None:
     """k6's shared iterations: four users, ten conversations, each run by one user to its end."""
-    generator, client = await play(build_share(users=4), delay_s=0.005, jobs=10)
+    generator, client = await play_load(build_share(users=4), delay_s=0.005, jobs=10)
 
     assert sorted({record.session for record in generator.records}) == list(range(10))
     assert len(generator.records) == 30
@@ -134,15 +136,17 @@ async def test_users_share_iterations_and_work_alone() -> None:
 
 
 async def test_closed_loop_intends_each_request_when_its_user_is_free() -> None:
-    generator, _ = await play(build_share(users=1), delay_s=0.02, jobs=1)
+    generator, _ = await play_load(build_share(users=1), delay_s=0.02, jobs=1)
 
     records = generator.records
     assert [r.intended_s for r in records[1:]] == [r.end_s for r in records[:-1]]
 
 
 async def test_duration_ends_a_closed_loop_and_later_turns_of_an_open_one() -> None:
-    closed, _ = await play(build_share(users=2, duration=0.1, total_prompts=None), delay_s=0.02)
-    opened, _ = await play(build_share(starts=[(0, 0.0)], duration=0.5), delay_s=0.3)
+    closed, _ = await play_load(
+        build_share(users=2, duration=0.1, total_prompts=None), delay_s=0.02
+    )
+    opened, _ = await play_load(build_share(starts=[(0, 0.0)], duration=0.5), delay_s=0.3)
 
     assert 2 <= len(closed.records) <= 12
     assert [r.turn for r in opened.records] == [0, 1]
@@ -151,7 +155,7 @@ async def test_duration_ends_a_closed_loop_and_later_turns_of_an_open_one() -> N
 async def test_requests_beyond_the_count_are_not_made_and_numbering_cycles_through_the_dataset() -> (
     None
 ):
-    generator, _ = await play(build_share(starts=[(0, 0.0), (1, 0.0)], requests=4))
+    generator, _ = await play_load(build_share(starts=[(0, 0.0), (1, 0.0)], requests=4))
     numbering = Numbering([THREE_TURNS, Conversation(THREE_TURNS.turns[:1])])
 
     assert sorted(record.index for record in generator.records) == [0, 1, 2, 3]
@@ -162,7 +166,7 @@ async def test_requests_beyond_the_count_are_not_made_and_numbering_cycles_throu
 async def test_cap_holds_requests_back_in_order() -> None:
     single = Conversation(THREE_TURNS.turns[:1])
     share = build_share([single], [(i, 0.0) for i in range(6)], cap=2)
-    generator, client = await play(share, delay_s=0.02)
+    generator, client = await play_load(share, delay_s=0.02)
 
     admitted = [r.admitted_s for r in generator.records]
     assert client.most == 2
@@ -185,7 +189,7 @@ async def test_cap_knows_how_long_it_was_full() -> None:
 
 async def test_graceful_stop_interrupts_what_is_in_flight_and_owns_up_to_the_unsent() -> None:
     share = build_share(starts=[(0, 0.0), (1, 5.0)], duration=0.05, graceful_stop=0.05)
-    generator, _ = await play(share, delay_s=10)
+    generator, _ = await play_load(share, delay_s=10)
 
     assert [r.failure for r in generator.records] == ["interrupted", "not sent"]
     assert generator.records[0].end_s is not None
@@ -247,7 +251,7 @@ async def test_users_finish_conversations_until_the_stop(
 ) -> None:
     """As k6's do: time is up after the first turn, and nobody begins another conversation."""
     share = build_share(users=1, duration=0.02, graceful_stop=graceful_stop)
-    generator, _ = await play(share, delay_s=0.03)
+    generator, _ = await play_load(share, delay_s=0.03)
 
     assert [record.turn for record in generator.records] == turns
     assert [record.is_last for record in generator.records][:-1] == [False] * (len(turns) - 1)
@@ -261,7 +265,7 @@ async def test_think_time_lies_between_an_answer_and_the_next_question_unless_th
         for think_s in (9.0, 0.02, None)
     )
     share = build_share([Conversation(turns)], starts=[(0, 0.0)], think_time=0.05)
-    generator, _ = await play(share, delay_s=0.01)
+    generator, _ = await play_load(share, delay_s=0.01)
 
     first, second, third = generator.records
     assert second.intended_s == pytest.approx((first.end_s or 0) + 0.02)

@@ -17,7 +17,7 @@ from tests.bench.manual import DOCS, blocks
 FOLDER = Path(__file__).parents[2] / "manifests" / "benchmark"
 
 
-def load(name: str) -> Any:
+def load_manifest(name: str) -> Any:
     return yaml.safe_load((FOLDER / name).read_text())
 
 
@@ -37,7 +37,7 @@ def test_spec_of_the_job_is_possible_and_asks_the_gateway_that_the_manifests_ins
 
 
 def test_job_runs_a_command_that_exists_with_options_that_exist() -> None:
-    container = load("job.yaml")["spec"]["template"]["spec"]["containers"][0]
+    container = load_manifest("job.yaml")["spec"]["template"]["spec"]["containers"][0]
     name, *_ = [word for word in container["command"] if word not in {"extproc", "bench"}]
     known = {option for parameter in bench.commands[name].params for option in parameter.opts}
 
@@ -46,7 +46,7 @@ def test_job_runs_a_command_that_exists_with_options_that_exist() -> None:
 
 
 def test_job_keeps_its_results_on_a_volume_that_is_claimed() -> None:
-    pod = load("job.yaml")["spec"]["template"]["spec"]
+    pod = load_manifest("job.yaml")["spec"]["template"]["spec"]
     container = pod["containers"][0]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
@@ -55,14 +55,14 @@ def test_job_keeps_its_results_on_a_volume_that_is_claimed() -> None:
     assert set(mounts.values()) == set(volumes)
     assert (
         volumes[mounts[output]]["persistentVolumeClaim"]["claimName"]
-        == load("results.yaml")["metadata"]["name"]
+        == load_manifest("results.yaml")["metadata"]["name"]
     )
-    generated = load("kustomization.yaml")["configMapGenerator"][0]
+    generated = load_manifest("kustomization.yaml")["configMapGenerator"][0]
     assert volumes[mounts["/etc/benchmark"]]["configMap"]["name"] == generated["name"]
 
 
 def test_job_is_hardened() -> None:
-    pod = load("job.yaml")["spec"]["template"]["spec"]
+    pod = load_manifest("job.yaml")["spec"]["template"]["spec"]
     container = pod["containers"][0]
 
     assert pod["securityContext"]["runAsNonRoot"] is True

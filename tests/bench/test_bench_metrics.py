@@ -184,7 +184,7 @@ def test_groups_tell_turns_endpoints_and_hit_buckets_apart() -> None:
     assert math.isclose(groups.turns[0].hit_rate or 0, 0.5)
 
 
-def build(index: int, intended_s: float, kind: str) -> Record:
+def build_metrics(index: int, intended_s: float, kind: str) -> Record:
     if kind in ("timeout", "not sent"):
         return failed(index, intended_s, kind)
     changes = {"open": {"end_s": None}, "untold": {"cached_tokens": None, "endpoint": None}}
@@ -193,7 +193,7 @@ def build(index: int, intended_s: float, kind: str) -> Record:
 
 KINDS = st.sampled_from(["good", "timeout", "not sent", "open", "untold"])
 RECORDS = st.lists(st.tuples(st.integers(0, 90), KINDS), max_size=40).map(
-    lambda pairs: [build(index, at, kind) for index, (at, kind) in enumerate(pairs)]
+    lambda pairs: [build_metrics(index, at, kind) for index, (at, kind) in enumerate(pairs)]
 )
 
 

@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
-def tree(port: int, **traffic: Any) -> dict[str, Any]:
+def partial_tree(port: int, **traffic: Any) -> dict[str, Any]:
     return build_tree(port, {"req-rate": 40, "duration": "10m", **traffic}, processes=2)
 
 
@@ -38,7 +38,7 @@ def count_lines(path: Path) -> int:
 
 def start(folder: Path, port: int) -> "subprocess.Popen[str]":
     spec = folder / "spec.yaml"
-    spec.write_text(yaml.safe_dump(tree(port)))
+    spec.write_text(yaml.safe_dump(partial_tree(port)))
     command = [sys.executable, "-m", "extproc", "bench", "run", str(spec), "--quiet"]
     command += ["--output", str(folder / "out")]
     pipe = subprocess.PIPE
@@ -112,7 +112,7 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
 async def test_journal_of_a_whole_run_gives_its_report_again(
     null_server: int, tmp_path: Path
 ) -> None:
-    spec = Spec.model_validate(tree(null_server, duration=None, **{"total-prompts": 30}))
+    spec = Spec.model_validate(partial_tree(null_server, duration=None, **{"total-prompts": 30}))
     result = await run(spec, progress=Silence(), journal=tmp_path / "run.jsonl")
 
     assert build(read_journal(tmp_path / "run.jsonl")) == build(result)
@@ -128,7 +128,7 @@ async def test_requests_not_yet_due_are_not_counted_when_a_run_is_stopped(null_s
             if snapshot.finished >= 10:
                 stop.set()
 
-    spec = Spec.model_validate(tree(null_server))
+    spec = Spec.model_validate(partial_tree(null_server))
     result = await run(spec, progress=Watcher(), stop=stop)
 
     assert result.info.interrupted_s is not None
@@ -148,7 +148,7 @@ def test_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
             read_journal(path)
 
 
-def invoke(
+def invoke_partial(
     folder: Path, spec: dict[str, Any], *arguments: str
 ) -> "subprocess.CompletedProcess[str]":
     path = folder / "spec.yaml"
@@ -160,7 +160,7 @@ def invoke(
 @pytest.mark.parametrize("command", ["run", "saturate"])
 def test_server_that_is_not_there_is_said_at_once(command: str, tmp_path: Path) -> None:
     """A spec of ten minutes against a closed port: no schedule, no table of zeros."""
-    result = invoke(tmp_path, tree(*free_ports(1)), command, "--quiet")
+    result = invoke_partial(tmp_path, partial_tree(*free_ports(1)), command, "--quiet")
 
     assert result.returncode == 2
     assert "Connection refused: no request was sent" in result.stderr
@@ -182,8 +182,8 @@ def test_server_that_is_gone_ends_the_run_and_is_no_valid_one(tmp_path: Path) ->
             caller.close()
 
         threading.Thread(target=answer).start()
-        spec = {**tree(once.getsockname()[1]), "processes": 1}
-        result = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
+        spec = {**partial_tree(once.getsockname()[1]), "processes": 1}
+        result = invoke_partial(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
 
     assert result.returncode == DOES_NOT_HOLD
     assert "connect 20" in result.stdout
@@ -198,14 +198,16 @@ def test_faults_of_the_machine_are_messages_and_no_tracebacks(
     null_server: int, tmp_path: Path
 ) -> None:
     """A port in use; a folder that cannot be made."""
-    spec = tree(null_server, duration=1)
+    spec = partial_tree(null_server, duration=1)
     (tmp_path / "file").touch()
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        used = invoke(tmp_path, spec, "run", "--quiet", "--metrics-port", port)
-    folder = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "file" / "out"))
+        used = invoke_partial(tmp_path, spec, "run", "--quiet", "--metrics-port", port)
+    folder = invoke_partial(
+        tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "file" / "out")
+    )
 
     for told, fault in ((used, "Address already in use"), (folder, "Not a directory")):
         assert told.returncode == 2

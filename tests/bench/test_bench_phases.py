@@ -124,7 +124,7 @@ def test_seconds_missed_before_the_next_spike_belong_to_their_own() -> None:
     ]
 
 
-def spiked() -> RunResult:
+def spiked_run() -> RunResult:
     shape = {"req_rate": 1, "duration": 100, "traffic_spike": {"burst": 10, "after": 30}}
     tree = {
         "endpoint": "127.0.0.1:1",
@@ -135,7 +135,7 @@ def spiked() -> RunResult:
 
 
 def test_report_has_phases_that_hold_every_request_once_and_every_format_tells_them() -> None:
-    run = spiked()
+    run = spiked_run()
     said = report.build(run)
     text, html = summary_text(said), html_report(run, said)
 
@@ -151,7 +151,7 @@ def test_report_has_phases_that_hold_every_request_once_and_every_format_tells_t
 
 
 def test_journal_keeps_what_was_seen_of_the_endpoints(tmp_path: Path) -> None:
-    run, path = spiked(), tmp_path / "run.jsonl"
+    run, path = spiked_run(), tmp_path / "run.jsonl"
     open_journal(path, run.info)
     close_journal(path, run.info)
 
@@ -187,7 +187,7 @@ def test_endpoints_that_say_nothing_are_left_out() -> None:
 
 async def test_looks_are_put_on_the_runs_clock() -> None:
     """The last look before the start says what was there at 0."""
-    watch = await watched(Watching(every=0.1), (), 3)
+    watch = await watched_phases(Watching(every=0.1), (), 3)
     _, last, first, *_ = watch.samples(0.0)
     start_s = (last.at_s + first.at_s) / 2
 
@@ -216,7 +216,7 @@ async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
         yield address, state
 
 
-async def watched(
+async def watched_phases(
     watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None
 ) -> FleetWatch:
     watch = FleetWatch(watching, endpoints)
@@ -236,7 +236,7 @@ async def test_router_tells_who_is_ready_and_they_tell_the_rest(
     address, state = world
     # An answer may take as long as the next look: a busy machine must have the time.
     watching = Watching(every=0.5, admin=address, pool="llm")
-    samples = (await watched(watching, (), 3, lambda: state.update(ready=3))).samples(0.0)
+    samples = (await watched_phases(watching, (), 3, lambda: state.update(ready=3))).samples(0.0)
 
     assert (samples[0].ready, samples[-1].ready) == (2, 3)
     assert (samples[0].running, samples[0].waiting) == (14, 10)
@@ -246,8 +246,8 @@ async def test_without_a_router_those_are_ready_that_answer(
     world: tuple[str, dict[str, int]],
 ) -> None:
     address, _ = world
-    watch = await watched(Watching(every=5), [address, "127.0.0.1:1"], 1)
-    away = await watched(Watching(every=5, admin="127.0.0.1:1"), (), 1)
+    watch = await watched_phases(Watching(every=5), [address, "127.0.0.1:1"], 1)
+    away = await watched_phases(Watching(every=5, admin="127.0.0.1:1"), (), 1)
 
     assert [(sample.ready, sample.running) for sample in watch.samples(0.0)[:1]] == [(1, 7)]
     assert away.samples(0.0)[0].ready == 0

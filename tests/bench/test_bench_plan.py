@@ -20,13 +20,13 @@ TRAFFIC = {
 }
 
 
-def planned(host: ClientHost = HOST, processes: int = 1, **traffic: object) -> Plan:
+def plan_of(host: ClientHost = HOST, processes: int = 1, **traffic: object) -> Plan:
     made = spec(**{**TRAFFIC, **traffic}).model_copy(update={"processes": processes})
     return plan(made, build_workload(made, build_registry()), host, latency_s=2.0)
 
 
 def test_plan_counts_starts_requests_and_connections() -> None:
-    made = planned()
+    made = plan_of()
 
     assert sum(made.starts) == made.honesty.prompts == 200
     assert made.offered_rps == pytest.approx(10, rel=0.01)
@@ -37,7 +37,7 @@ def test_plan_counts_starts_requests_and_connections() -> None:
 
 def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> None:
     dataset = {"name": "random", "turns": "prompts", "max_prompts": 50}
-    made = planned(req_rate=None, vus=7, dataset=dataset)
+    made = plan_of(req_rate=None, vus=7, dataset=dataset)
 
     assert (made.starts, made.in_flight) == ((), 7)
     assert made.honesty.prompts == 50  # one cycle
@@ -55,13 +55,13 @@ def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> 
 def test_impossible_runs_are_refused(
     host: ClientHost, traffic: dict[str, object], fault: str
 ) -> None:
-    assert any(fault in found for found in planned(host, 1, **traffic).faults)
+    assert any(fault in found for found in plan_of(host, 1, **traffic).faults)
 
 
 def test_plan_says_what_sessions_really_offer_in_a_short_window() -> None:
     """Turns of ten seconds each do not come in a window of twenty; prompts of their own do."""
-    sessions = planned(req_rate=3, arrivals="poisson", dataset={"name": "synthetic"}, think_time=8)
-    prompts = planned(req_rate=3, dataset={"name": "synthetic", "turns": "prompts"}, think_time=8)
+    sessions = plan_of(req_rate=3, arrivals="poisson", dataset={"name": "synthetic"}, think_time=8)
+    prompts = plan_of(req_rate=3, dataset={"name": "synthetic", "turns": "prompts"}, think_time=8)
 
     assert sessions.due_rps is not None
     assert sessions.due_rps < 0.5 * (sessions.offered_rps or 0)
@@ -74,20 +74,20 @@ def test_plan_says_what_sessions_really_offer_in_a_short_window() -> None:
 def test_more_processes_make_a_fast_run_possible() -> None:
     host = ClientHost(cores=8, ports=60_000, files=100_000)
 
-    assert planned(host, req_rate=1000, duration=1).faults
-    assert not planned(host, req_rate=1000, duration=1, processes=8).faults
-    assert "4 processes share 2 core(s)" in planned(processes=4).remarks
-    capped = planned(max_concurrency=5).remarks
+    assert plan_of(host, req_rate=1000, duration=1).faults
+    assert not plan_of(host, req_rate=1000, duration=1, processes=8).faults
+    assert "4 processes share 2 core(s)" in plan_of(processes=4).remarks
+    capped = plan_of(max_concurrency=5).remarks
     assert any("5 at once are 2.5 req/s at most: the cap" in remark for remark in capped)
 
 
 def test_text_shows_the_schedule_as_bars() -> None:
-    text = plan_text(planned(shape={"name": "ramp", "to": 20, "over": 20}))
+    text = plan_text(plan_of(shape={"name": "ramp", "to": 20, "over": 20}))
 
     assert all(part in text for part in ("▅▅", "█", "ideal hit rate"))
 
 
-def write(path: Path, traffic: dict[str, object]) -> str:
+def write_spec_file(path: Path, traffic: dict[str, object]) -> str:
     tree = {"endpoint": "127.0.0.1", "port": 8000, "performance": {"traffic-shape": traffic}}
     path.write_text(yaml.safe_dump(tree))
     return str(path)
@@ -97,7 +97,7 @@ def write(path: Path, traffic: dict[str, object]) -> str:
 def test_plan_command_prints_and_refuses_a_latency_that_nobody_takes(
     latency: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})
+    path = write_spec_file(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})
     result = call("plan", path)
 
     assert result.exit_code == 0, result.output
@@ -121,18 +121,18 @@ def test_plan_calls_impossible_what_run_does(kind: str, number: int, tmp_path: P
     tree = {"endpoint": "127.0.0.1", "port": 8000, "performance": {"traffic-shape": traffic}, **own}
     path.write_text(yaml.safe_dump(tree))
 
-    planned = call("plan", path)
+    plan_of = call("plan", path)
     run = call("run", path, "--quiet")
 
-    assert planned.exit_code == 2
+    assert plan_of.exit_code == 2
     # A panel breaks its lines, long words too.
-    assert "".join(fault.split()) in "".join(planned.stderr.replace("│", " ").split())
+    assert "".join(fault.split()) in "".join(plan_of.stderr.replace("│", " ").split())
     assert isinstance(run.exception, SettingsError)
     assert fault in str(run.exception)
 
 
 def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
-    path = write(
+    path = write_spec_file(
         tmp_path / "a.yaml",
         {
             "req-rate": 5,
@@ -141,9 +141,9 @@ def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
             "traffic-spike": {"burst": 5, "after": 5},
         },
     )
-    planned = call("plan", path)
+    plan_of = call("plan", path)
     result = call("dataset", path)
 
     assert result.exit_code == 0
     assert "conversations    125, requests 125" in result.output
-    assert result.output in planned.output
+    assert result.output in plan_of.output

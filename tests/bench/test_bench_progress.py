@@ -26,7 +26,7 @@ SNAPSHOT = RunSnapshot(
 )
 
 
-def text_of(display: Display) -> str:
+def progress_text(display: Display) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(display.render())
     return console.export_text()
@@ -34,13 +34,13 @@ def text_of(display: Display) -> str:
 
 def test_display_shows_sent_in_flight_errors_ttft_and_lag() -> None:
     display, idle = Display("a run"), Display("idle")
-    assert "TTFT" in text_of(idle)
+    assert "TTFT" in progress_text(idle)
     idle.update(replace(SNAPSHOT, at_s=-0.2, finished=0, goal=Goal(seconds=60)))
     display.update(SNAPSHOT)
 
     for part in ("1,200", "34", "timeout 2", "p50 300.0 ms", "p50 1.00 ms", "a run"):
-        assert part in text_of(display)
-    assert "left" not in text_of(idle)  # it has not begun
+        assert part in progress_text(display)
+    assert "left" not in progress_text(idle)  # it has not begun
 
 
 def test_watching_tells_all_and_ends_with_the_last_state_on_the_console() -> None:
@@ -75,7 +75,7 @@ def test_display_shows_how_much_is_done_and_how_long_the_rest_takes(goal: Goal, 
     display = Display("a run")
     display.update(replace(SNAPSHOT, goal=goal))
 
-    (line,) = [line for line in text_of(display).splitlines() if "│ time " in line]
+    (line,) = [line for line in progress_text(display).splitlines() if "│ time " in line]
     assert " ".join(line.strip("│ ").split()) == f"time {' '.join(shown.split())}"
 
 

@@ -32,7 +32,7 @@ def stats(mean: float, p50: float, p99: float) -> Stats:
     return Stats(8000, mean, 0, 0, 0, p50, 0, 0, 0, p99, 0, 0)
 
 
-def published() -> RunMetrics:
+def published_report() -> RunMetrics:
     """KubeAI's published cell: prefix hash, 800 requests at once."""
     return RunMetrics(
         window=Window(0.0, 104.67),
@@ -56,9 +56,9 @@ PUBLISHED = (Path(__file__).parent / "data" / "published.txt").read_text().repla
 def test_vllm_text_is_byte_for_byte_the_published_layout_with_goodput_where_limits_are_set() -> (
     None
 ):
-    limited = vllm_text(replace(published(), goodput=metrics.Goodput(10, 0.1, 1.5)))
+    limited = vllm_text(replace(published_report(), goodput=metrics.Goodput(10, 0.1, 1.5)))
 
-    assert vllm_text(published()).encode() == PUBLISHED.encode()
+    assert vllm_text(published_report()).encode() == PUBLISHED.encode()
     assert "Request goodput (req/s):                 1.50      \n" in limited
 
 

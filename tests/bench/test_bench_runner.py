@@ -40,11 +40,11 @@ from extproc.errors import SettingsError
 from tests.bench import synthetic
 from tests.bench.running import (
     Silence,
-    answer,
     build_spec,
     build_tree,
     call,
-    serving,
+    null_answer,
+    serving_null,
     write_spec,
 )
 from tests.tables import table
@@ -70,9 +70,9 @@ async def test_stalled_server_shows_in_latency_from_the_intended_start() -> None
         seen += 1
         if seen == 5:
             await asyncio.sleep(2)
-        return await answer(request)
+        return await null_answer(request)
 
-    async with serving(chat=stall) as port:
+    async with serving_null(chat=stall) as port:
         result = await run_quietly(
             build_spec(port, {"req-rate": 20, "duration": 3, "max-concurrency": 1})
         )
@@ -93,9 +93,9 @@ async def test_open_loop_keeps_sending_through_a_stall() -> None:
         if seen == 20:
             gate.set()
         await gate.wait()
-        return await answer(request)
+        return await null_answer(request)
 
-    async with serving(chat=stall) as port:
+    async with serving_null(chat=stall) as port:
         result = await run_quietly(build_spec(port, {"req-rate": 20, "duration": 1}))
 
     assert [record.is_ok for record in result.records] == [True] * 20
@@ -118,7 +118,7 @@ async def test_hit_rate_is_what_the_counters_rose_during_the_run() -> None:
         asked += 1
         return aiohttp.web.Response(text=METRICS.format(queries=100 * asked, hits=100 + 60 * asked))
 
-    async with serving(chat=answer, metrics=metrics) as port:
+    async with serving_null(chat=null_answer, metrics=metrics) as port:
         scraped = (f"127.0.0.1:{port}", "127.0.0.1:1")
         spec = build_spec(port, {"req-rate": 10, "total-prompts": 3}, scrape=scraped)
         result = await run_quietly(spec)
@@ -134,7 +134,7 @@ async def test_scrape_without_counters_gives_none() -> None:
         del request
         return aiohttp.web.Response(status=500)
 
-    async with serving(metrics=metrics) as port:
+    async with serving_null(metrics=metrics) as port:
         assert await scrape([f"http://127.0.0.1:{port}/"]) == [None]
     for text in ("", "nonsense {", "# TYPE other counter\nother_total 1\n"):
         assert read_cache_counters(text) is None
@@ -147,11 +147,11 @@ async def test_records_hold_endpoint_and_cache_and_the_key_is_sent(
 
     async def check(request: aiohttp.web.Request) -> aiohttp.web.Response:
         keys.add(request.headers.get("Authorization"))
-        return await answer(request)
+        return await null_answer(request)
 
     monkeypatch.setenv("EXTPROC_TEST_KEY", "secret")
     traffic: dict[str, object] = {"req-rate": 20, "duration": 1, "warm-up": 0.2, "cool-down": 0.3}
-    async with serving(chat=check) as port:
+    async with serving_null(chat=check) as port:
         target = {"model": "m", "api-key-env": "EXTPROC_TEST_KEY"}
         result = await run_quietly(build_spec(port, traffic, target=target))
 
@@ -179,7 +179,7 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
         return aiohttp.web.json_response({"data": [{"id": "tiny"}]})
 
     traffic: dict[str, object] = {"req-rate": 1, "total-prompts": 1}
-    async with serving(models=models) as port:
+    async with serving_null(models=models) as port:
         named, unnamed = build_spec(port, traffic), build_spec(port, traffic, target={})
         assert [await find_model(spec) for spec in (named, unnamed)] == ["m", "tiny"]
     for spec in (unnamed, named):
@@ -187,7 +187,7 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
             LoadError, match=rf"127\.0\.0\.1:{port}: Connection refused: no request"
         ):
             await find_model(spec)
-    async with serving() as port:  # a server that lists no model
+    async with serving_null() as port:  # a server that lists no model
         assert await find_model(build_spec(port, traffic)) == "m"
         with pytest.raises(LoadError, match=r"give target\.model"):
             await find_model(build_spec(port, traffic, target={}))
@@ -254,7 +254,7 @@ def test_plugin_that_cannot_be_used_is_told(
 
 @pytest.mark.slow
 async def test_cancelled_run_leaves_no_process_behind() -> None:
-    async with serving(chat=answer) as port:
+    async with serving_null(chat=null_answer) as port:
         running = asyncio.create_task(
             run_quietly(build_spec(port, {"req-rate": 5, "duration": 60}))
         )
@@ -362,7 +362,7 @@ def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: 
     assert process.exitcode == 0
 
 
-def tree(port: int, **more: Any) -> dict[str, Any]:
+def report_tree(port: int, **more: Any) -> dict[str, Any]:
     return build_tree(port, {"req-rate": 20, "total-prompts": 40, **more})
 
 
@@ -394,7 +394,7 @@ async def test_merged_report_counts_what_one_machine_counts(
     null_server: int, tmp_path: Path
 ) -> None:
     """Both parts are ready long before they begin, whatever else the machine does."""
-    spec, start_at = Spec.model_validate(tree(null_server)), time.time() + 40
+    spec, start_at = Spec.model_validate(report_tree(null_server)), time.time() + 40
     parts = [Part(number, 2, start_at) for number in range(2)]
     results = await asyncio.gather(
         *(
@@ -439,7 +439,9 @@ def start_part(folder: Path, number: int, start_at: float) -> "subprocess.Popen[
 
 @pytest.mark.slow
 def test_part_that_is_killed_is_named_in_the_verdict(null_server: int, tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(tree(null_server, **{"total-prompts": 400})))
+    (tmp_path / "spec.yaml").write_text(
+        yaml.safe_dump(report_tree(null_server, **{"total-prompts": 400}))
+    )
     journals = [tmp_path / f"run.part-{number}-of-2.jsonl" for number in range(2)]
     start_at = time.time() + 40
     with start_part(tmp_path, 0, start_at) as stopped, start_part(tmp_path, 1, start_at) as killed:
@@ -513,7 +515,7 @@ async def test_part_that_is_late_says_so_and_leaves_a_journal(
     null_server: int, tmp_path: Path
 ) -> None:
     part = Part(0, 2, time.time() - 5)
-    spec = Spec.model_validate(tree(null_server))
+    spec = Spec.model_validate(report_tree(null_server))
     with pytest.raises(LoadError, match=r"part 0 of 2 was ready .* s after --start-at"):
         await run(spec, progress=Silence(), part=part, journal=tmp_path / part.journal)
     reasons = judge(read_run([tmp_path])).reasons

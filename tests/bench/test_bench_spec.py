@@ -173,7 +173,7 @@ def test_limit_that_no_answer_can_miss_is_refused() -> None:
         read({"ttft-ms": 500})
 
 
-def invoke(*arguments: str) -> str:
+def invoke_plan(*arguments: str) -> str:
     done = CliRunner().invoke(bench, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
@@ -181,7 +181,7 @@ def invoke(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    printed: dict[str, Any] = json.loads(invoke("schema"))
+    printed: dict[str, Any] = json.loads(invoke_plan("schema"))
     return printed
 
 
@@ -210,11 +210,11 @@ def uncomment(text: str) -> str:
 def test_template_shows_every_section_and_can_be_run_as_it_is_and_with_its_comments_taken_in() -> (
     None
 ):
-    text = invoke("init")
+    text = invoke_plan("init")
     whole = parse_spec(uncomment(text))
 
     assert {
-        parse_spec(invoke("init", *option)).traffic.req_rate
+        parse_spec(invoke_plan("init", *option)).traffic.req_rate
         for option in ([], ["--quick"], ["--ab"])
     } == {4, 8}
     assert (whole.stack.accelerator, whole.labels) == ("nvidia-l4", {"cluster": "eu-1"})
@@ -225,17 +225,17 @@ def test_template_shows_every_section_and_can_be_run_as_it_is_and_with_its_comme
 
 def test_init_writes_a_new_file_and_leaves_an_old_one_alone(tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
-    invoke("init", str(file))
+    invoke_plan("init", str(file))
 
-    assert file.read_text() == invoke("init")
+    assert file.read_text() == invoke_plan("init")
     with pytest.raises(OutputError, match="File exists"):
-        invoke("init", str(file))
+        invoke_plan("init", str(file))
 
 
 def test_schema_takes_the_manuals_specs_the_template_and_short_and_long_forms(
     schema: dict[str, Any],
 ) -> None:
-    for text in (*blocks("yaml"), uncomment(invoke("init"))):
+    for text in (*blocks("yaml"), uncomment(invoke_plan("init"))):
         jsonschema.validate(yaml.safe_load(text), schema)
     for preset in PRESETS:
         traffic = {"preset": preset, "req-rate": "inf", "max-output-length": {"value": 5}}

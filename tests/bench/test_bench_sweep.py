@@ -24,7 +24,7 @@ from extproc.bench.report import report
 from extproc.bench.spec.tree import Load, Spec
 from extproc.errors import SettingsError
 from tests.bench.running import call
-from tests.bench.synthetic import World, record, result, spec
+from tests.bench.synthetic import ScriptedRuns, record, result, spec
 from tests.tables import table
 
 ARMS = ["round_robin", "prefix_hash"]
@@ -37,7 +37,9 @@ def sweep_spec(ab: Mapping[str, object] | None = None, **fields: object) -> Spec
     )
 
 
-def row(strategy: str, cap: int = 100, *faults: str, repeat: int = 1, **figures: float) -> SweepRow:
+def sweep_row(
+    strategy: str, cap: int = 100, *faults: str, repeat: int = 1, **figures: float
+) -> SweepRow:
     usual = {"req_per_s": 100, "in_flight": 50}
     verdict = build_verdict([FaultReason(kind, "") for kind in faults], (), VerdictInputs())
     return SweepRow(strategy, Load(concurrency=cap), {**usual, **figures}, verdict, repeat=repeat)
@@ -117,7 +119,7 @@ def keep_in(folder: Path, task: SweepTask, said: report.Report) -> None:
     )
 
 
-async def do(tasks: Sequence[SweepTask], folder: Path, world: World) -> list[str]:
+async def do_sweep(tasks: Sequence[SweepTask], folder: Path, world: ScriptedRuns) -> list[str]:
     """Does what is missing as the command does it; returns the titles of what was run."""
     async for task, _, said in run_tasks(sweeping.find_missing(tasks, folder), world.run, world):
         keep_in(folder, task, said)
@@ -126,18 +128,18 @@ async def do(tasks: Sequence[SweepTask], folder: Path, world: World) -> list[str
 
 async def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
-    first = await do(tasks, tmp_path, World(stop_before=4))
+    first = await do_sweep(tasks, tmp_path, ScriptedRuns(stop_before=4))
     faults = [*sweeping.find_sweep_faults(tasks, tmp_path)]
-    second = await do(tasks, tmp_path, World())
+    second = await do_sweep(tasks, tmp_path, ScriptedRuns())
 
     assert faults == ["partial: 5 of 8 runs are missing; the same command goes on"]
     assert [*first, *second] == [task.title for task in tasks]
     assert [*sweeping.find_sweep_faults(tasks, tmp_path)] == []
-    assert await do(tasks, tmp_path, World()) == []
+    assert await do_sweep(tasks, tmp_path, ScriptedRuns()) == []
 
 
 async def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
-    world, spec = World(broken_off=1), sweep_spec({"command": ["true"], "flush": []})
+    world, spec = ScriptedRuns(broken_off=1), sweep_spec({"command": ["true"], "flush": []})
     await sweeping.run_sweep(
         spec, list_tasks(spec), world.run, tmp_path, lambda *_: pytest.fail("was kept")
     )
@@ -149,29 +151,29 @@ async def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
 async def test_more_repeats_arms_and_loads_add_to_what_is_there_other_prompts_do_not(
     tmp_path: Path,
 ) -> None:
-    await do(list_tasks(sweep_spec()), tmp_path, World())
+    await do_sweep(list_tasks(sweep_spec()), tmp_path, ScriptedRuns())
     wider = sweep_spec({"repeats": 3, "arms": [*ARMS, "random"]}, concurrency=[100, 200])
-    added = await do(list_tasks(wider), tmp_path, World())
+    added = await do_sweep(list_tasks(wider), tmp_path, ScriptedRuns())
     others = list_tasks(sweep_spec().model_copy(update={"seed": 7}))
 
     # What was done before at 100 in flight, two arms twice, is not done again.
     assert len(added) == 18 - 4
     assert "100 in flight, round_robin, repeat 1" not in added
-    assert len(await do(others, tmp_path, World())) == 8
+    assert len(await do_sweep(others, tmp_path, ScriptedRuns())) == 8
 
 
 async def test_line_that_was_cut_off_is_done_again_and_swallows_nothing(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
-    await do(tasks, tmp_path, World(stop_before=3))
+    await do_sweep(tasks, tmp_path, ScriptedRuns(stop_before=3))
     path = tmp_path / sweeping.CELLS
     path.write_bytes(path.read_bytes()[:-30])
 
-    assert len(await do(tasks, tmp_path, World())) == 7
+    assert len(await do_sweep(tasks, tmp_path, ScriptedRuns())) == 7
     assert len(sweeping.read_measured(tmp_path)) == 8
 
 
 async def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> None:
-    tasks, world = list_tasks(sweep_spec()), World()
+    tasks, world = list_tasks(sweep_spec()), ScriptedRuns()
     async for task, made, said in run_tasks(tasks, world.run, world):
         empty = report.build(replace(made, records=()))
         keep_in(tmp_path, task, empty if task is tasks[0] else said)
@@ -181,7 +183,7 @@ async def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path)
 
 
 async def test_arms_with_different_schedules_are_told(tmp_path: Path) -> None:
-    tasks, world = list_tasks(sweep_spec({"repeats": 1}, concurrency=[100])), World()
+    tasks, world = list_tasks(sweep_spec({"repeats": 1}, concurrency=[100])), ScriptedRuns()
     async for task, _, said in run_tasks(tasks, world.run, world):
         keep_in(tmp_path, task, replace(said, schedule=task.arm.name))
 
@@ -204,7 +206,7 @@ def test_ratio_is_the_geometric_mean_of_pairs() -> None:
 def test_ratios_are_paired_by_repeat() -> None:
     """Repeats differ a hundredfold, pairs do not: the interval is a point."""
     rows = [
-        row(strategy, repeat=repeat, total_tok_per_s=tokens * 100**repeat)
+        sweep_row(strategy, repeat=repeat, total_tok_per_s=tokens * 100**repeat)
         for repeat in (1, 2, 3)
         for strategy, tokens in (("round_robin", 10), ("prefix_hash", 15))
     ]
@@ -215,9 +217,9 @@ def test_ratios_are_paired_by_repeat() -> None:
 
 
 def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency() -> None:
-    usual = row("round_robin", total_tok_per_s=100, ttft_mean_ms=400)
-    limited = row("prefix_hash", 100, CLIENT_LIMITED, total_tok_per_s=145, ttft_mean_ms=2)
-    broken = row("prefix_hash", 100, FAILED, total_tok_per_s=145)
+    usual = sweep_row("round_robin", total_tok_per_s=100, ttft_mean_ms=400)
+    limited = sweep_row("prefix_hash", 100, CLIENT_LIMITED, total_tok_per_s=145, ttft_mean_ms=2)
+    broken = sweep_row("prefix_hash", 100, FAILED, total_tok_per_s=145)
     sweep = sweep_table.gather("x", [usual, limited])
     (line,) = sweep_table.sweep_headlines(sweep)
 
@@ -227,7 +229,7 @@ def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency
     assert "its client was the limit" in line
     assert sweep.faults == ("prefix_hash, 100 in flight at most: invalid: client-limited",)
     assert sweep.is_client_limited_only
-    for worse in (broken, row("prefix_hash", 100, CLIENT_LIMITED, PARTIAL)):
+    for worse in (broken, sweep_row("prefix_hash", 100, CLIENT_LIMITED, PARTIAL)):
         named = replace(worse, dataset="invalid: client-limited")
         assert not sweep_table.gather("x", [usual, limited, named]).is_client_limited_only
     assert not sweep_table.gather(
@@ -239,12 +241,12 @@ def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency
 
 def test_headline_is_of_the_highest_load_that_compares() -> None:
     rows = [
-        row("round_robin", 100, ttft_mean_ms=400),
-        row("prefix_hash", 100, ttft_mean_ms=200),
-        row("round_robin", 800, ttft_mean_ms=4000),
-        row("prefix_hash", 800, ttft_mean_ms=1000),
-        row("round_robin", 1600, PARTIAL, ttft_mean_ms=8000),
-        row("prefix_hash", 1600, ttft_mean_ms=1000),
+        sweep_row("round_robin", 100, ttft_mean_ms=400),
+        sweep_row("prefix_hash", 100, ttft_mean_ms=200),
+        sweep_row("round_robin", 800, ttft_mean_ms=4000),
+        sweep_row("prefix_hash", 800, ttft_mean_ms=1000),
+        sweep_row("round_robin", 1600, PARTIAL, ttft_mean_ms=8000),
+        sweep_row("prefix_hash", 1600, ttft_mean_ms=1000),
     ]
     sweep = sweep_table.gather("x", rows)
 
@@ -256,15 +258,17 @@ def test_headline_is_of_the_highest_load_that_compares() -> None:
 
 
 def test_single_runs_have_no_interval_and_unequal_rates_are_remarked() -> None:
-    sweep = sweep_table.gather("x", [row("a", total_tok_per_s=1), row("b", total_tok_per_s=2)])
-    uneven = sweep_table.gather("x", [row("a", req_per_s=50), row("b", req_per_s=100)])
+    sweep = sweep_table.gather(
+        "x", [sweep_row("a", total_tok_per_s=1), sweep_row("b", total_tok_per_s=2)]
+    )
+    uneven = sweep_table.gather("x", [sweep_row("a", req_per_s=50), sweep_row("b", req_per_s=100)])
 
     assert "too few for an interval" in sweep_table.how(sweep)
     assert "b |  2.00 |" in sweep_table.sweep_markdown(sweep)
     assert sweep.remarks == ()
     assert "2.00 times at 100 in flight at most" in uneven.remarks[0]
     with pytest.raises(SettingsError, match="none of the strategies a"):
-        sweep_table.gather("x", [row("a")], baseline="b")
+        sweep_table.gather("x", [sweep_row("a")], baseline="b")
     with pytest.raises(SettingsError, match="there is no run"):
         sweep_table.gather("x", [])
 

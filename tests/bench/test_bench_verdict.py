@@ -20,12 +20,12 @@ from tests.bench.synthetic import failed, record, result, spec
 from tests.tables import table
 
 
-def build_spec(**shape: object) -> Spec:
+def verdict_spec(**shape: object) -> Spec:
     traffic = {"req-rate": 10, "duration": 10, **shape}
     return Spec.model_validate({"endpoint": "127.0.0.1", "performance": {"traffic-shape": traffic}})
 
 
-SPEC, SPEC_WITHOUT_CAP = build_spec(**{"max-concurrency": 50}), build_spec()
+SPEC, SPEC_WITHOUT_CAP = verdict_spec(**{"max-concurrency": 50}), verdict_spec()
 
 
 def build_run(*, lag_s: float = 0.001, latency_s: float = 0.5, missing: int = 0) -> RunResult:
@@ -123,7 +123,7 @@ def broken_off(run: RunResult) -> RunResult:
             "40 prompts began again: 60% of the requests are repeats",
         ),
         (
-            with_info(build_run(), spec=build_spec(**{"max-concurrency": 50, "warm-up": 2})),
+            with_info(build_run(), spec=verdict_spec(**{"max-concurrency": 50, "warm-up": 2})),
             "warm-up and cool-down are not used",
         ),
     ],

@@ -24,12 +24,12 @@ def read_spec(seed: int = 0, **traffic: Any) -> Spec:
     return Spec.model_validate(tree)
 
 
-def build(seed: int = 0, **traffic: Any) -> Workload:
+def planned_workload(seed: int = 0, **traffic: Any) -> Workload:
     return build_workload(read_spec(seed, **traffic), build_registry())
 
 
 def test_sessions_start_at_the_request_rate_over_their_turns() -> None:
-    workload = build(req_rate=22, total_prompts=1100, dataset="synthetic")
+    workload = planned_workload(req_rate=22, total_prompts=1100, dataset="synthetic")
 
     assert workload.starts_s is not None
     turns = workload.turns_mean
@@ -40,9 +40,11 @@ def test_sessions_start_at_the_request_rate_over_their_turns() -> None:
 
 
 def test_prompts_start_at_the_request_rate() -> None:
-    workload = build(req_rate=22, duration=10, dataset={"name": "synthetic", "turns": "prompts"})
-    counted = build(req_rate=10, duration=100, total_prompts=20, dataset="random")
-    at_once = build(req_rate="inf", total_prompts=5, dataset="random")
+    workload = planned_workload(
+        req_rate=22, duration=10, dataset={"name": "synthetic", "turns": "prompts"}
+    )
+    counted = planned_workload(req_rate=10, duration=100, total_prompts=20, dataset="random")
+    at_once = planned_workload(req_rate="inf", total_prompts=5, dataset="random")
 
     assert workload.starts_s is not None
     assert len(workload.starts_s) == 220
@@ -55,9 +57,11 @@ def test_prompts_start_at_the_request_rate() -> None:
 def test_closed_loop_has_no_schedule_and_runs_the_dataset_once_unless_told() -> None:
     """k6's iterations: 5 of 7 conversations, or 12 of them, the first 5 twice."""
     dataset = {"name": "synthetic", "max_conversations": 7}
-    once = build(vus=5, dataset=dataset)
-    timed = build(vus=5, duration=3, dataset={"name": "random", "max_prompts": 7})
-    few, more = (build(vus=2, dataset=dataset, total_conversations=count) for count in (5, 12))
+    once = planned_workload(vus=5, dataset=dataset)
+    timed = planned_workload(vus=5, duration=3, dataset={"name": "random", "max_prompts": 7})
+    few, more = (
+        planned_workload(vus=2, dataset=dataset, total_conversations=count) for count in (5, 12)
+    )
     sizes = [len(conversation.turns) for conversation in few.conversations]
 
     assert (once.starts_s, once.jobs, once.offered_rps) == (None, 7, None)
@@ -92,7 +96,7 @@ def test_generated_dataset_never_begins_again(
     section: dict[str, Any] = {"name": dataset}
     if dataset == "shared-prefix":
         section |= {"groups": 3, "prefix_tokens": 20}
-    workload = build(seed=seed, req_rate=10, duration=20, dataset=section, **traffic)
+    workload = planned_workload(seed=seed, req_rate=10, duration=20, dataset=section, **traffic)
 
     assert workload.starts_s is not None
     assert len(workload.conversations) >= len(workload.starts_s)
@@ -106,7 +110,9 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
     one = Conversation((ChatTurn((TurnMessage("user", "the only one"),), 1),))
     registry.datasets["one"] = lambda dataset, need, rng: [one]
     only = build_workload(read_spec(req_rate=10, duration=5, dataset="one"), registry)
-    bounded = build(req_rate=10, duration=20, dataset={"name": "random", "max_prompts": 50})
+    bounded = planned_workload(
+        req_rate=10, duration=20, dataset={"name": "random", "max_prompts": 50}
+    )
 
     assert (only.prompts, only.total) == (1, 50)
     assert (bounded.prompts, bounded.total) == (50, 200)
@@ -143,12 +149,14 @@ def test_dataset_that_has_no_more_is_cycled_and_not_asked_for_ever() -> None:
 def test_workload_that_cannot_be_built_is_told(traffic: dict[str, Any], fault: str) -> None:
     ends = {} if {"duration", "total_prompts"} & traffic.keys() else {"total_prompts": 5}
     with pytest.raises(SettingsError, match=fault):
-        build(**{"req_rate": 5, "dataset": "random", **ends, **traffic})
+        planned_workload(**{"req_rate": 5, "dataset": "random", **ends, **traffic})
 
 
 def test_same_seed_same_workload() -> None:
     first, again, other = (
-        build(seed, req_rate=5, total_prompts=50, arrivals="poisson", dataset="synthetic")
+        planned_workload(
+            seed, req_rate=5, total_prompts=50, arrivals="poisson", dataset="synthetic"
+        )
         for seed in (0, 0, 1)
     )
 
@@ -218,7 +226,10 @@ def test_local_tokenizer_file_is_read(tmp_path: Path) -> None:
 
 def test_presets_of_published_runs_end_as_those_did() -> None:
     """k6's with its threads, or cut off; the archived pair's goes through 400 prompts ten times."""
-    threads, pair = build(preset="kubeai-k6"), build(preset="kubeai-8xl4-laptop")
+    threads, pair = (
+        planned_workload(preset="kubeai-k6"),
+        planned_workload(preset="kubeai-8xl4-laptop"),
+    )
     small = read_spec(preset="kubeai-k6-2xl4").traffic
 
     assert (threads.jobs, threads.requests) == (1000, threads.prompts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.benchmarks.bench_cost import ANSWER, HEAD, Endpoint, serve
+from tests.benchmarks.bench_cost import ANSWER, HEAD, Endpoint, serve_answers
 from tests.benchmarks.bench_gateway import ALONE, DEFAULT, measure_all, run_arms
 from tests.benchmarks.report import Row, report
 
@@ -32,7 +32,7 @@ class Speaker(Endpoint):
 def main() -> None:
     with (
         TemporaryDirectory() as name,
-        run_arms(Path(name), [DEFAULT], partial(serve, endpoint=Speaker)) as arms,
+        run_arms(Path(name), [DEFAULT], partial(serve_answers, endpoint=Speaker)) as arms,
     ):
         rounds = measure_all(arms, 7, 512, 64)
     alone, ours = ([one for one in rounds if one.arm == arm] for arm in (ALONE, DEFAULT))

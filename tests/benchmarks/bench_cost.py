@@ -37,7 +37,7 @@ IDLE_S: Final = 45.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RouterLoad:
     """Bodies of `size` bytes in `messages` messages, `rate` a second or by `clients` that wait."""
 
     name: str
@@ -49,10 +49,10 @@ class Load:
 
 
 LOADS: Final = (
-    Load("500 a second, 200 tokens", 800, 1, 500, 400, 12),
-    Load("98 a second, 100,000 tokens", 400_000, 40, 98, 400, 15),
+    RouterLoad("500 a second, 200 tokens", 800, 1, 500, 400, 12),
+    RouterLoad("98 a second, 100,000 tokens", 400_000, 40, 98, 400, 15),
     *(
-        Load(f"220 kB, {clients} clients", 220_000, 20, 0, clients, 6)
+        RouterLoad(f"220 kB, {clients} clients", 220_000, 20, 0, clients, 6)
         for clients in (20, 60, 100, 150, 200)
     ),
 )
@@ -80,7 +80,7 @@ class Endpoint(asyncio.Protocol):
         self._transport.write(answer)  # type: ignore[attr-defined]  # uvloop's own
 
 
-def serve(ports: Sequence[int], endpoint: type[Endpoint] = Endpoint) -> None:
+def serve_answers(ports: Sequence[int], endpoint: type[Endpoint] = Endpoint) -> None:
     async def forever() -> None:
         for port in ports:
             await asyncio.get_running_loop().create_server(endpoint, "127.0.0.1", port)
@@ -89,7 +89,7 @@ def serve(ports: Sequence[int], endpoint: type[Endpoint] = Endpoint) -> None:
     uvloop.run(forever())
 
 
-async def ask(port: int, request: Sequence[bytes], starts: Iterator[float]) -> list[float]:
+async def ask_router(port: int, request: Sequence[bytes], starts: Iterator[float]) -> list[float]:
     """One client: takes up each start, and returns how long it was until its answer, in ms."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     took_ms = []
@@ -104,7 +104,7 @@ async def ask(port: int, request: Sequence[bytes], starts: Iterator[float]) -> l
     return took_ms
 
 
-async def drive(port: int, load: Load, seconds: float) -> list[float]:
+async def drive(port: int, load: RouterLoad, seconds: float) -> list[float]:
     text = "lorem ipsum " * (load.size // load.messages // 12)
     roles = [("user", "assistant")[i % 2] for i in range(load.messages)]
     messages = [{"role": role, "content": text} for role in roles]
@@ -119,11 +119,11 @@ async def drive(port: int, load: Load, seconds: float) -> list[float]:
             yield now_s
 
     starts = list_starts()
-    took = await asyncio.gather(*(ask(port, request, starts) for _ in range(load.clients)))
+    took = await asyncio.gather(*(ask_router(port, request, starts) for _ in range(load.clients)))
     return [ms for each in took for ms in each]
 
 
-def measure(arm: Arm, load: Load) -> dict[str, float]:
+def measure_cost(arm: Arm, load: RouterLoad) -> dict[str, float]:
     """Requests a second; CPU in ms a request, of the service and of Envoy; memory in MiB; latencies in ms."""
     port, pids = int(arm.gateway.url.rpartition(":")[2]), [arm.gateway.pid]
     pids += [arm.server.pid] if arm.server else []
@@ -165,7 +165,7 @@ def main() -> None:
         *headings, "Envoy: CPU, ms/request, alone, with us", "p50, ms", "p99, ms", title="cost"
     )
     with TemporaryDirectory() as name, ExitStack() as running:
-        running.enter_context(beside(serve, endpoints))
+        running.enter_context(beside(serve_answers, endpoints))
         service = Service(under(Path(name), "service"))
         static = [f"127.0.0.1:{port}" for port in endpoints]
         service.configure([{"name": "vllm", "endpoints": {"static": static}}])
@@ -186,7 +186,7 @@ def main() -> None:
             gateway.wait_until(gateway.sees_service if asked else gateway.is_ready)
             arms.append(Arm(f"envoy-{i}", gateway, asked))
         for load in LOADS:
-            table.add_row(load.name, *tell(*(measure(arm, load) for arm in arms)))
+            table.add_row(load.name, *tell(*(measure_cost(arm, load) for arm in arms)))
     Console(width=150).print(table)
 
 

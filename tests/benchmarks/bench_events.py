@@ -51,7 +51,7 @@ def publish(host: str, port: int, per_s: int, events: int) -> None:
             sleep(max(0.0, began_s + number / per_s - monotonic()))
 
 
-async def measure(port: int) -> tuple[float, float]:
+async def measure_events(port: int) -> tuple[float, float]:
     """CPU in per cent of a core, and for how long a pick was held up at most, milliseconds."""
     pool, heard, longest = Pool("llama", STRATEGIES[0]()), EventLogs(), 0.0
     pool.replace([Endpoint(host, f"{host}:{port}") for host in HOSTS])
@@ -73,7 +73,7 @@ async def measure(port: int) -> tuple[float, float]:
     return cpu, longest
 
 
-def measure_beside(rate: tuple[int, int]) -> tuple[float, float]:
+def measure_beside_events(rate: tuple[int, int]) -> tuple[float, float]:
     [port] = free_ports(1)
     command = [sys.executable, "-m", "tests.benchmarks.bench_events", "publish"]
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def measure_beside(rate: tuple[int, int]) -> tuple[float, float]:
             stack.callback(process.wait)
             stack.callback(process.kill)
             process.stdout.readline()  # type: ignore[union-attr]  # it publishes
-        return uvloop.run(measure(port))
+        return uvloop.run(measure_events(port))
 
 
 def main() -> None:
@@ -97,7 +97,9 @@ def main() -> None:
         for blocks, events in ((1, 1), (1, 64), (2_000, 1))
         for taken in [time_us(partial(read_events, payload(*[stored(blocks)] * events)), 200)]
     ]
-    rounds = [{kind: measure_beside(rate) for kind, rate in KINDS.items()} for _ in range(ROUNDS)]
+    rounds = [
+        {kind: measure_beside_events(rate) for kind, rate in KINDS.items()} for _ in range(ROUNDS)
+    ]
     for kind in KINDS:
         rows.append(Row(f"CPU: {kind}", [each[kind][0] for each in rounds], "% of a core"))
         rows.append(Row(f"held up, at most: {kind}", [each[kind][1] for each in rounds], "ms"))

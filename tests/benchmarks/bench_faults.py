@@ -56,7 +56,7 @@ async def once(carriage: Carriage, fault: str) -> AsyncGenerator[None]:
     await carriage.settle()
 
 
-async def measure(directory: Path) -> list[Row]:
+async def measure_faults(directory: Path) -> list[Row]:
     alone = build(directory / "alone", GATEWAYS, is_shared=False)
     with ExitStack() as stack:
         started(alone, stack)
@@ -73,7 +73,7 @@ async def measure(directory: Path) -> list[Row]:
 
 def main() -> None:
     with TemporaryDirectory() as directory:
-        rows = asyncio.run(measure(Path(directory)))
+        rows = asyncio.run(measure_faults(Path(directory)))
     report("faults", rows, reference=rows[1].name)
 
 

@@ -34,7 +34,7 @@ Figures = Sequence[tuple[float, float]]
 """For each stretch, the hit rate and the mean TTFT."""
 
 
-def measure(workload: str, arm: str, seed: int) -> Figures:
+def measure_simulated(workload: str, arm: str, seed: int) -> Figures:
     gc.disable()
     asked = {"endpoints": 4, "gateways": 4, **WORKLOADS[workload], **ARMS[arm]}
     cell = MatrixCell(arm="prefix_cache", workload=workload, seed=seed, **asked)
@@ -62,7 +62,9 @@ def main() -> None:
     seeds, workloads = range(1, 1 + int(sys.argv[1])), sys.argv[2:] or [*WORKLOADS]
     runs = [*product(workloads, ARMS, seeds)]
     with ProcessPoolExecutor() as pool:
-        figures = dict(zip(runs, pool.map(measure, *zip(*runs, strict=True)), strict=True))
+        figures = dict(
+            zip(runs, pool.map(measure_simulated, *zip(*runs, strict=True)), strict=True)
+        )
     for workload, arm in product(workloads, ARMS):
         for place, long_s in enumerate(STRETCHES_S):
             pairs = [

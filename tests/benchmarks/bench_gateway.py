@@ -102,7 +102,7 @@ async def _drive(port: int, total: int, clients: int, requests: Sequence[bytes])
     return took_s
 
 
-def measure(arm: Arm, total: int, clients: int) -> Round:
+def measure_gateway(arm: Arm, total: int, clients: int) -> Round:
     """Drives `total` requests through an arm; all of them must have been routed by whom it asks."""
     port = int(arm.gateway.url.rpartition(":")[2])
     pids = [arm.server.pid if arm.server else None, arm.gateway.pid]
@@ -274,9 +274,9 @@ LONE = (("mean_ms", "ms"), ("p50_ms", "ms"), ("p99_ms", "ms"), ("server_us", "µ
 
 def measure_all(arms: Sequence[Arm], rounds: int, total: int, clients: int) -> list[Round]:
     for arm in arms:
-        measure(arm, total // 4, clients)  # warm-up
+        measure_gateway(arm, total // 4, clients)  # warm-up
     return [
-        measure(arm, total, clients)
+        measure_gateway(arm, total, clients)
         for number in range(rounds)
         for arm in (arms if number % 2 == 0 else list(reversed(arms)))
     ]

@@ -142,7 +142,7 @@ async def talk(
     return talking
 
 
-def measure(
+def measure_gateways(
     arm: dict[str, Any], planned: Sequence[dict[str, Any]], options: argparse.Namespace
 ) -> list[Turn]:
     """Returns the turns of the measured time."""
@@ -164,7 +164,7 @@ def measure(
     return [turn for turn in talking.turns if turn.at_s >= options.warmup_s]
 
 
-def describe(measured: dict[str, list[Turn]]) -> Iterator[Sequence[str]]:
+def describe_gateways(measured: dict[str, list[Turn]]) -> Iterator[Sequence[str]]:
     base_s = mean(turn.ttft_s for turn in next(iter(measured.values())))
     for name, turns in measured.items():
         ttft_s = [turn.ttft_s for turn in turns]
@@ -189,9 +189,9 @@ def main() -> None:
     planned = plan(options)
     measured = {}
     for name in options.arms:
-        measured[name] = measure(ARMS[name], planned, options)
+        measured[name] = measure_gateways(ARMS[name], planned, options)
         print(f"{name}: {len(measured[name])} requests", file=sys.stderr)
-    table = [*describe(measured)]
+    table = [*describe_gateways(measured)]
     print(markdown_table(HEADER, table), end="")
     if options.json is not None:
         options.json.write_bytes(msgspec.json.encode([HEADER, *table]))

@@ -28,7 +28,14 @@ from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.events import Event, RequestBody
 from extproc.router.stream.ext_proc_pb2 import ProcessingResponse
 from extproc.router.stream.names import PROCESS
-from tests.benchmarks.bench_gateway import DEFAULT, IDLE_NATIVE, Arm, beside, measure, run_arms
+from tests.benchmarks.bench_gateway import (
+    DEFAULT,
+    IDLE_NATIVE,
+    Arm,
+    beside,
+    measure_gateway,
+    run_arms,
+)
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE, Body
 from tests.router.service.live_service import serving_live
@@ -75,16 +82,16 @@ def send_in_duplex(port: int, size: int) -> None:
     asyncio.run(send())
 
 
-def measure_beside(arms: Sequence[Arm], rounds: int, requests: int) -> list[Row]:
+def measure_beside_flood(arms: Sequence[Arm], rounds: int, requests: int) -> list[Row]:
     """The others' p99 alone, and how many times as long it is beside each kind of body, in the same round."""
     found = defaultdict[tuple[str, str], list[float]](list)
     for _, arm in product(range(rounds), arms):
-        found[arm.name, ALONE].append(alone_ms := measure(arm, requests, 1).p99_ms)
+        found[arm.name, ALONE].append(alone_ms := measure_gateway(arm, requests, 1).p99_ms)
         for kind in KINDS:
             body = {**HONEST, **HOSTILE}[kind](30 * MB)
             with beside(attack, arm.gateway.url, body) as sender:
                 time.sleep(2)  # until it has begun
-                found[arm.name, kind].append(measure(arm, requests, 1).p99_ms / alone_ms)
+                found[arm.name, kind].append(measure_gateway(arm, requests, 1).p99_ms / alone_ms)
                 assert sender.is_alive(), f"{arm.name}, {kind}: the sender ended"
     unit = {ALONE: "ms, p99"}.get
     return [Row(f"{name}, {kind}", each, unit(kind, "x")) for (name, kind), each in found.items()]
@@ -122,7 +129,7 @@ def main() -> None:
             for size, longest in turns.items():
                 longest.append(uvloop.run(longest_turn_ms(Path(directory), size)))
         with run_arms(Path(directory), [DEFAULT, IDLE_NATIVE]) as [_, *arms]:
-            rows = measure_beside(arms, options.rounds, options.requests)
+            rows = measure_beside_flood(arms, options.rounds, options.requests)
     rows += [
         Row(f"a turn, {size:,} bytes in full duplex", each, "ms of CPU")
         for size, each in turns.items()

@@ -47,7 +47,7 @@ CHATS = ((2_000, 3), (8_000, 8), (32_000, 20), (100_000, 30), (400_000, 40))
 BATCH = 24
 
 
-def endpoints(count: int) -> list[Endpoint]:
+def numbered_endpoints(count: int) -> list[Endpoint]:
     return [
         Endpoint(f"default/vllm-{index}", f"10.0.{index // 250}.{index % 250 + 1}:8000")
         for index in range(count)
@@ -56,7 +56,7 @@ def endpoints(count: int) -> list[Endpoint]:
 
 def build_picker(count: int, strategy: Strategy = STRATEGY) -> Picker:
     pool = Pool("llama", strategy)
-    pool.replace(endpoints(count))
+    pool.replace(numbered_endpoints(count))
     return Picker([Route(pool)])
 
 
@@ -116,7 +116,7 @@ def chat_picks(strategy: Strategy, kind: str, size: int, turns: int) -> Callable
     return once
 
 
-def decisions(size: int, turns: int) -> list[Row]:
+def time_decisions(size: int, turns: int) -> list[Row]:
     """CPU of a decision, and of what none can do without; in turns, so that a busy machine slows all."""
     [body], kinds = chats(size, turns, 1), ("next turn", "new chat", "again")
     read = [*parse("/v1/chat/completions", "", body).turns(size * 2)]
@@ -145,9 +145,9 @@ def decisions(size: int, turns: int) -> list[Row]:
 def memory_mb(count: int) -> float:
     """An index of so many endpoints of 84,000 tokens, full of the shortest blocks that it takes."""
     index, rng, ends = PrefixIndex(336_000), random.Random(4), range(64, 6_401, 64)
-    index.follow({endpoint.name: endpoint.address for endpoint in endpoints(count)})
+    index.follow({endpoint.name: endpoint.address for endpoint in numbered_endpoints(count)})
     before = _resident_mb()
-    for endpoint in endpoints(count):
+    for endpoint in numbered_endpoints(count):
         holding = index.holding(endpoint.name)
         for _ in range(30):
             hashes = [rng.getrandbits(64) for _ in ends]
@@ -164,13 +164,13 @@ def _resident_mb() -> float:
 
 def arrivals(count: int) -> Callable[[], Snapshot]:
     """One more endpoint: the snapshot with it, built in a thread."""
-    known = endpoints(count + 1)
+    known = numbered_endpoints(count + 1)
     before = Snapshot.build(known[:-1], STRATEGY)
     return partial(Snapshot.build, known, STRATEGY, before.placement)
 
 
 def installs(count: int) -> Callable[[], None]:
-    known = endpoints(count + 1)
+    known = numbered_endpoints(count + 1)
     before = Snapshot.build(known[:-1], STRATEGY)
     states = cycle([Snapshot.build(known, STRATEGY, before.placement), before])
     pool = Pool("llama", STRATEGY)
@@ -178,8 +178,8 @@ def installs(count: int) -> Callable[[], None]:
     return lambda: pool.install(next(states))
 
 
-def answers() -> bytes:
-    known = endpoints(100)
+def answered_batches() -> bytes:
+    known = numbered_endpoints(100)
     told = tuple(endpoint.address for endpoint in known[:3])
     each = [
         entry(address=(one.ip, one.port), destinations=told, pick="f" * 16) for one in known[:BATCH]
@@ -191,17 +191,17 @@ def build_desk() -> PoolFeedback:
     rng = random.Random(1)
     cooling = Cooling(Rules(), clock=monotonic, rng=rng)
     pool = Pool("llama", PrefixHash(ClockAndRandom(rng, monotonic)), gate=cooling)
-    pool.replace(endpoints(100))
+    pool.replace(numbered_endpoints(100))
     return PoolFeedback(pool, cooling)
 
 
-def hearing(feedback: PoolFeedback) -> Callable[[], None]:
+def hearing_outcomes(feedback: PoolFeedback) -> Callable[[], None]:
     def take(exchange: Exchange) -> None:
         for outcome in outcomes(exchange, 0.0):
             feedback.observe(outcome)
 
     stream = AccessLogs(take, lambda _: None).open(LogClient())
-    log = answers()
+    log = answered_batches()
 
     return lambda: stream.on_message(log)
 
@@ -219,11 +219,11 @@ def main() -> None:
         rows.append(Row(f"{arrival}: snapshot, in a thread", time_us(arrivals(count), 20), "µs"))
         rows.append(Row(f"{arrival}: install, on the loop", time_us(installs(count), 50), "µs"))
     gc.freeze()  # as the service does when it has started
-    heard = [sample / BATCH for sample in time_us(hearing(build_desk()), 50)]
+    heard = [sample / BATCH for sample in time_us(hearing_outcomes(build_desk()), 50)]
     rows.append(
         Row(f"hear of one request ({METHOD.rpartition('/')[2]}, {BATCH} a message)", heard, "µs")
     )
-    rows += [row for size, turns in CHATS for row in decisions(size, turns)]
+    rows += [row for size, turns in CHATS for row in time_decisions(size, turns)]
     report("pick", rows + memory, reference=rows[0].name)
 
 

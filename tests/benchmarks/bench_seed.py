@@ -30,7 +30,7 @@ from extproc.bench.measure.words import fixed, markdown_table, percent
 from extproc.bench.progress import RunSnapshot
 from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
-from tests.bench.fleet import Fleet, run_fleet
+from tests.bench.fleet import ServedFleet, run_fleet
 from tests.benchmarks.published import CELLS_8XL4, draw_tables, judge_row, read_table
 from tests.stack.fetch import get
 
@@ -62,7 +62,7 @@ class Waits:
         return self.sums[f"{name}_sum"] / count if count else None
 
 
-def read_waits(fleet: Fleet) -> Waits:
+def read_waits(fleet: ServedFleet) -> Waits:
     sums = {f"{name}_{part}": 0.0 for name in (TTFT, ITL) for part in ("sum", "count")}
     for address in fleet.addresses:
         for line in get(f"http://{address}/metrics").splitlines():
@@ -72,13 +72,13 @@ def read_waits(fleet: Fleet) -> Waits:
     return Waits(sums, fleet.count_late())
 
 
-class Silence:
+class QuietRuns:
     """Implements `Progress`: a line per cell is enough."""
 
     def update(self, snapshot: RunSnapshot) -> None: ...
 
 
-def build_spec(fleet: Fleet, row: SweepRow, options: argparse.Namespace) -> Spec:
+def seed_spec(fleet: ServedFleet, row: SweepRow, options: argparse.Namespace) -> Spec:
     """The cell's load: 800 prompts of long conversations, shuffled once and gone through ten times."""
     traffic = {
         "preset": "kubeai-8xl4",
@@ -96,14 +96,14 @@ def build_spec(fleet: Fleet, row: SweepRow, options: argparse.Namespace) -> Spec
 
 
 async def run_cap(
-    fleet: Fleet, row: SweepRow, options: argparse.Namespace
+    fleet: ServedFleet, row: SweepRow, options: argparse.Namespace
 ) -> list[tuple[Trial, Waits]]:
-    spec, waits = build_spec(fleet, row, options), list[Waits]()
+    spec, waits = seed_spec(fleet, row, options), list[Waits]()
 
     async def measure(seeded: Spec, title: str) -> RunResult:
         print(f"cap {row.load.concurrency}: {title}", file=sys.stderr, flush=True)
         before = read_waits(fleet)
-        result = await run(seeded, progress=Silence())
+        result = await run(seeded, progress=QuietRuns())
         waits.append(read_waits(fleet) - before)
         return result
 
@@ -112,7 +112,7 @@ async def run_cap(
         return list(zip(await run_trials(spec, measure, lab), waits, strict=True))
 
 
-def describe(trial: Trial, waits: Waits, theirs: SweepRow, speed: float) -> Sequence[str]:
+def describe_cell(trial: Trial, waits: Waits, theirs: SweepRow, speed: float) -> Sequence[str]:
     """Our cell in the endpoints' time beside the published one."""
     ours, told = trial.report.whole.throughput.total_tps / speed, theirs.figures
     rates = fixed(ours, 0), fixed(told["total_tok_per_s"], 0), fixed(ours / told["total_tok_per_s"])
@@ -145,7 +145,9 @@ def run_all(
     ):
         for cap in options.caps:
             for trial, waits in asyncio.run(run_cap(fleet, published[cap, "round_robin"], options)):
-                lines.append(describe(trial, waits, published[cap, ARMS[trial.arm]], options.speed))
+                lines.append(
+                    describe_cell(trial, waits, published[cap, ARMS[trial.arm]], options.speed)
+                )
     return lines
 
 

@@ -19,7 +19,7 @@ from extproc.router.routing.strategies.prefix_cache.strategy import COLD, Prefix
 from extproc.router.share.letters import Letter
 from extproc.router.share.pool_share import Share
 from extproc.router.share.sealed import Seal
-from tests.benchmarks.bench_pick import chats, endpoints
+from tests.benchmarks.bench_pick import chats, numbered_endpoints
 from tests.benchmarks.report import Row, report, time_us
 
 GATEWAYS: Final = 8
@@ -37,22 +37,22 @@ class _Nothing(Reading):
         raise NotImplementedError
 
 
-class Gateway:
+class SharingGateway:
     """One gateway's pool, what it shares, and its seal."""
 
     def __init__(self, me: int) -> None:
         self.now = 0.0
         outside = ClockAndRandom(random.Random(me), lambda: self.now)
         self.pool = Pool("llama", PrefixCache(outside, kv_tokens=1_000_000))
-        self.pool.replace(endpoints(GATEWAYS))
+        self.pool.replace(numbered_endpoints(GATEWAYS))
         self.picker = Picker([Route(self.pool)])
         self.seal = Seal("cluster", SECRET, me)
         self.me = me
 
 
-def pair() -> tuple[Gateway, Share, Gateway, Share]:
+def gateway_pair() -> tuple[SharingGateway, Share, SharingGateway, Share]:
     """Two gateways whose letters come promptly."""
-    one, other = Gateway(1), Gateway(2)
+    one, other = SharingGateway(1), SharingGateway(2)
     mine, theirs = (Share(gateway.pool, gateway.me) for gateway in (one, other))
     for now in range(1, 5):
         for here, there in ((mine, theirs), (theirs, mine)):
@@ -68,13 +68,13 @@ def queries(size: int, turns: int) -> list[Query]:
 
 def picking(size: int, turns: int) -> Callable[[], None]:
     """A whole pick and its end, without sharing."""
-    picker, asks = Gateway(1).picker, cycle(queries(size, turns))
+    picker, asks = SharingGateway(1).picker, cycle(queries(size, turns))
     return lambda: picker.pick(next(asks)).pick.release()  # noqa: PLW0108  # another one each time
 
 
 def telling(size: int, turns: int) -> Callable[[], None]:
     """What a pick and its end add for the sender: written, and sealed."""
-    one, mine, _, _ = pair()
+    one, mine, _, _ = gateway_pair()
     picks = cycle([one.picker.pick(ask).pick for ask in queries(size, turns)])
     mine.letters(4.0)
 
@@ -90,7 +90,7 @@ def telling(size: int, turns: int) -> Callable[[], None]:
 
 def told_of(size: int, turns: int) -> list[Letter]:
     """Letters about all chats again and again: each has one request."""
-    one, mine, _, _ = pair()
+    one, mine, _, _ = gateway_pair()
     asks = cycle(queries(size, turns))
     letters: list[Letter] = []
     for _ in range(12_000):
@@ -99,9 +99,9 @@ def told_of(size: int, turns: int) -> list[Letter]:
     return letters
 
 
-def hearing(size: int, turns: int) -> Callable[[], None]:
+def hearing_picks(size: int, turns: int) -> Callable[[], None]:
     """A sealed letter opened and applied; a heartbeat's worth of numbers is kept, as it would be."""
-    one, _, _, theirs = pair()
+    one, _, _, theirs = gateway_pair()
     sealed = iter([one.seal.close(letter) for letter in told_of(size, turns)])
     reader = Seal("cluster", SECRET, 2)
 
@@ -110,8 +110,8 @@ def hearing(size: int, turns: int) -> Callable[[], None]:
 
 def beating(count: int) -> Callable[[], None]:
     """A heartbeat of a pool with so many endpoints, half of them busy: written, sealed, opened, applied."""
-    one, mine, _, theirs = pair()
-    one.pool.replace(endpoints(count))
+    one, mine, _, theirs = gateway_pair()
+    one.pool.replace(numbered_endpoints(count))
     for name in one.pool.snapshot.names[: count // 2]:
         mine.picked(Pick(one.pool, "", COLD, one.pool.snapshot.ready[name], (), _Nothing()))
     reader = Seal("cluster", SECRET, 2)
@@ -123,7 +123,10 @@ def main() -> None:
     cpu_us = partial(time_us, clock_ns=process_time_ns)
     rows: list[Row] = []
     for name, size, turns in CHATS:
-        told_us, heard_us = cpu_us(telling(size, turns), 400), cpu_us(hearing(size, turns), 400)
+        told_us, heard_us = (
+            cpu_us(telling(size, turns), 400),
+            cpu_us(hearing_picks(size, turns), 400),
+        )
         pairs = zip(told_us, heard_us, strict=True)
         each_us = [(told + (GATEWAYS - 1) * heard) / GATEWAYS for told, heard in pairs]
         length = len(Seal("cluster", SECRET, 1).close(told_of(size, turns)[0]))

@@ -37,5 +37,5 @@ def picture(run: FleetRun) -> list[tuple[int, str, float, float, int]]:
     return [(f.number, f.endpoint, f.first_at, f.ended_at, f.cached_tokens) for f in run.flights]
 
 
-def hit_rate(run: FleetRun) -> float:
+def hit_rate_of_play(run: FleetRun) -> float:
     return summarize(run, is_whole=True).hit_rate

@@ -29,7 +29,7 @@ PROFILE = Profile(
 )
 
 
-def run(engine: Engine[Sequence[int]], steps: int = 1_000) -> list[records.StepResult]:
+def run_engine(engine: Engine[Sequence[int]], steps: int = 1_000) -> list[records.StepResult]:
     """Steps until idle, `steps` at most."""
     results: list[records.StepResult] = []
     now = 0.0
@@ -48,7 +48,7 @@ def test_one_request_takes_one_prefill_and_a_step_per_further_token() -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(6), 3, now=1.5)
 
-    results = run(engine)
+    results = run_engine(engine)
 
     assert [result.emitted for result in results] == [("a",)] * 3
     assert [result.prefilled for result in results] == [("a",), (), ()]
@@ -65,7 +65,7 @@ def test_long_prompt_is_computed_in_chunks_that_leave_room_for_decodes() -> None
     engine.step(0)
     engine.add("b", range(100, 120), 1, now=0)
 
-    results = run(engine, 2)
+    results = run_engine(engine, 2)
 
     assert [result.prefill_tokens for result in results] == [15, 5]
     assert [result.emitted for result in results] == [("a",), ("a", "b")]
@@ -75,11 +75,11 @@ def test_prompt_that_was_answered_before_is_cached_but_for_its_last_token() -> N
     """Its blocks are found by a request of the same step already."""
     engine, together = Engine(PROFILE), Engine(PROFILE)
     engine.add("a", range(8), 1, now=0)
-    run(engine)
+    run_engine(engine)
     engine.add("b", range(8), 1, now=0)
     together.add("a", range(8), 1, now=0)
     together.add("b", [*range(8), 9], 1, now=0)
-    (later,), (same,) = run(engine), run(together)
+    (later,), (same,) = run_engine(engine), run_engine(together)
 
     assert later.admitted == (records.Admitted("b", 4, 0.0, is_first=True),)
     assert (later.prefill_tokens, same.prefill_tokens) == (4, 9)
@@ -102,10 +102,10 @@ def test_generated_blocks_are_found_by_the_next_turn(
 ) -> None:
     engine = Engine(PROFILE)
     engine.add("a", range(6), tokens, output=output, now=0)
-    run(engine)
+    run_engine(engine)
     engine.add("b", [*range(6), *(output or range(6, 13)), 1], 1, now=0)
 
-    assert run(engine)[0].admitted[0].cached_tokens == cached
+    assert run_engine(engine)[0].admitted[0].cached_tokens == cached
 
 
 def test_prompt_is_admitted_only_when_all_of_it_fits() -> None:
@@ -113,7 +113,7 @@ def test_prompt_is_admitted_only_when_all_of_it_fits() -> None:
     engine.add("a", range(20), 2, now=0)
     engine.add("b", range(100, 116), 1, now=0)
 
-    results = run(engine)
+    results = run_engine(engine)
 
     # 5 of 8 blocks are taken by a (6 while it decodes); b needs 4.
     assert [admission.request_id for result in results for admission in result.admitted] == [
@@ -132,7 +132,7 @@ def preempt(
         engine.add_hashed("abc"[place], tokens, text(place + 1, blocks), output, now=0)
         if place == 0:
             engine.step(0)
-    return engine, run(engine)
+    return engine, run_engine(engine)
 
 
 def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
@@ -181,7 +181,7 @@ def test_step_that_preempts_admits_nobody_even_where_the_victim_would_fit_at_onc
     for name in ("a", "b"):
         engine.add(name, [2, 1], 4, output=[1, 0, 1, 1], now=0)
 
-    results = run(engine)
+    results = run_engine(engine)
 
     (place,) = (place for place, result in enumerate(results) if result.preempted)
     assert (results[place].preempted, results[place].admitted) == (("b",), ())
@@ -217,7 +217,7 @@ def test_abort_frees_a_running_request_keeps_what_it_computed_and_ends_no_other_
 
     assert (engine.is_idle, engine.counters.kv_usage) == (True, 0)
     engine.add("a", range(9), 6, now=0)
-    results = run(engine)
+    results = run_engine(engine)
     assert results[0].admitted[0].cached_tokens == 8
     assert sum(len(result.emitted) for result in results) == 6
 
@@ -251,7 +251,7 @@ def test_listener_hears_of_stored_blocks_with_parents_and_tokens() -> None:
     events: list[records.KvEvent] = []
     engine = Engine(PROFILE, sink=events.append)
     engine.add("a", range(8), 5, output=[8, 9, 10, 11, 12], extra_key="lora", now=0)
-    run(engine)
+    run_engine(engine)
 
     first, second = events
     assert isinstance(first, records.BlockStored)
@@ -270,7 +270,7 @@ TIGHT = replace(TIGHT, max_num_batched_tokens=24, max_num_seqs=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """One request: which of four texts, how much of it, how much more, and after how many steps."""
 
     text: int
@@ -282,37 +282,39 @@ class Load:
 
 PROMPTS, OUTPUTS, WAITS = st.integers(1, 50), st.integers(1, 30), st.integers(0, 40)
 LOADS = st.lists(
-    st.builds(Load, st.integers(0, 3), PROMPTS, OUTPUTS, WAITS, st.booleans()),
+    st.builds(EngineLoad, st.integers(0, 3), PROMPTS, OUTPUTS, WAITS, st.booleans()),
     min_size=1,
     max_size=14,
 )
 
 
-def hashes(number: int, load: Load) -> list[int]:
+def hashes(number: int, load: EngineLoad) -> list[int]:
     """The prompts of one text have their blocks in common, the outputs have not."""
     prompt, blocks = load.prompt // 4, (load.prompt + load.output) // 4
     own = range((10 + number) * 1000 + prompt, (10 + number) * 1000 + blocks)
     return [*range(load.text * 1000, load.text * 1000 + prompt), *own]
 
 
-def path(number: int, load: Load) -> Path:
+def hashes_of(number: int, load: EngineLoad) -> Path:
     return Path(((load.text, load.prompt // 4), (10 + number, (load.prompt + load.output) // 4)))
 
 
-def add(engine: Engine[Sequence[int]], number: int, load: Load, now: float = 0.0) -> None:
+def add(engine: Engine[Sequence[int]], number: int, load: EngineLoad, now: float = 0.0) -> None:
     engine.add_hashed(str(number), load.prompt, hashes(number, load), load.output, now=now)
 
 
-def add_path(engine: Engine[Path], number: int, load: Load, now: float = 0.0) -> None:
-    engine.add_hashed(str(number), load.prompt, path(number, load), load.output, now=now)
+def add_path(engine: Engine[Path], number: int, load: EngineLoad, now: float = 0.0) -> None:
+    engine.add_hashed(str(number), load.prompt, hashes_of(number, load), load.output, now=now)
 
 
 def build_late() -> Engine[Path]:
     return Engine(TIGHT, cache=RunCache(TIGHT.blocks))
 
 
-def play(
-    engine: Engine[Names], loads: list[Load], add: Callable[[Engine[Names], int, Load], None]
+def play_engine(
+    engine: Engine[Names],
+    loads: list[EngineLoad],
+    add: Callable[[Engine[Names], int, EngineLoad], None],
 ) -> list[StepResult]:
     """Adds each request after its steps; one that is aborted goes five steps later."""
     results, ledger = list[StepResult](), Ledger(loads)
@@ -336,7 +338,7 @@ def play(
 class Ledger:
     """Which tokens the running requests have in the KV cache, by what came out of the steps."""
 
-    def __init__(self, loads: list[Load]) -> None:
+    def __init__(self, loads: list[EngineLoad]) -> None:
         self.loads = loads
         self.computed: dict[str, int] = {}
         self.unread: dict[str, int] = {}  # of those that do not decode yet, in order of admission
@@ -384,11 +386,11 @@ class Ledger:
 
 @given(LOADS)
 def test_blocks_add_up_requests_get_their_tokens_and_no_step_exceeds_its_budget(
-    loads: list[Load],
+    loads: list[EngineLoad],
 ) -> None:
     engine = Engine(TIGHT)
 
-    results = play(engine, loads, add)
+    results = play_engine(engine, loads, add)
 
     emitted = [name for result in results for name in result.emitted]
     for number, load in enumerate(loads):
@@ -401,7 +403,7 @@ def test_blocks_add_up_requests_get_their_tokens_and_no_step_exceeds_its_budget(
 
 
 @given(LOADS)
-def test_quiet_steps_run_at_once_are_the_same_as_one_by_one(loads: list[Load]) -> None:
+def test_quiet_steps_run_at_once_are_the_same_as_one_by_one(loads: list[EngineLoad]) -> None:
     compare_at_once(Engine(TIGHT), Engine(TIGHT), loads, add)
     compare_at_once(build_late(), build_late(), loads, add_path)
 
@@ -409,8 +411,8 @@ def test_quiet_steps_run_at_once_are_the_same_as_one_by_one(loads: list[Load]) -
 def compare_at_once(
     at_once: Engine[Names],
     one_by_one: Engine[Names],
-    loads: list[Load],
-    add: Callable[[Engine[Names], int, Load], None],
+    loads: list[EngineLoad],
+    add: Callable[[Engine[Names], int, EngineLoad], None],
 ) -> None:
     ledger = Ledger(loads)
     for number, load in enumerate(loads):
@@ -434,8 +436,8 @@ def compare_at_once(
 
 
 @given(LOADS)
-def test_runs_of_texts_give_the_same_steps_as_their_blocks(loads: list[Load]) -> None:
+def test_runs_of_texts_give_the_same_steps_as_their_blocks(loads: list[EngineLoad]) -> None:
     by_block, by_run = Engine(TIGHT), build_late()
 
-    assert play(by_run, loads, add_path) == play(by_block, loads, add)
+    assert play_engine(by_run, loads, add_path) == play_engine(by_block, loads, add)
     assert by_run.counters == by_block.counters

@@ -9,7 +9,7 @@ from extproc.simulator.engine.records import BlockRemoved, KvEvent
 from extproc.simulator.engine.runs import Path, RunCache
 
 
-def fill(cache: BlockCache, *hashes: int) -> None:
+def fill_cache(cache: BlockCache, *hashes: int) -> None:
     """Uses and frees one block after another: the first is the least recently used."""
     for block in hashes:
         cache.reserve(1)
@@ -29,7 +29,7 @@ def test_hashes_name_full_blocks_and_chain_their_parent_and_their_key() -> None:
 
 def test_match_counts_leading_blocks_and_the_idle_ones_among_them() -> None:
     cache = BlockCache(8)
-    fill(cache, 1, 2, 3)
+    fill_cache(cache, 1, 2, 3)
     cache.share((1,), 1)
 
     assert cache.match((1, 2, 9, 3), 4) == (2, 1)
@@ -38,7 +38,7 @@ def test_match_counts_leading_blocks_and_the_idle_ones_among_them() -> None:
 def test_blank_blocks_are_taken_first_then_the_least_recently_used_one() -> None:
     events: list[KvEvent] = []
     cache = BlockCache(4, events.append)
-    fill(cache, 1, 2, 3)
+    fill_cache(cache, 1, 2, 3)
     cache.share((1,), 1)
     cache.release((1,), 1, 0)
 
@@ -59,7 +59,7 @@ def test_tail_is_evicted_before_the_head() -> None:
     assert cache.match((1, 2, 3), 3) == (2, 2)
 
 
-def path(family: int, head: int, owner: int, blocks: int) -> Path:
+def hashes_from(family: int, head: int, owner: int, blocks: int) -> Path:
     """The first `head` blocks of a family's text, then the owner's own."""
     return Path(((family, head), (10 + owner, blocks)))
 
@@ -79,27 +79,27 @@ def fill_runs(cache: RunCache, names: Path) -> None:
 
 
 def test_path_is_cut_into_its_texts() -> None:
-    assert [*path(1, 3, 2, 8).cut(5)] == [(1, 3), (12, 2)]
-    assert [*path(1, 3, 2, 8).cut(3)] == [(1, 3)]
-    assert [*path(1, 0, 2, 8).cut(2)] == [(12, 2)]
+    assert [*hashes_from(1, 3, 2, 8).cut(5)] == [(1, 3), (12, 2)]
+    assert [*hashes_from(1, 3, 2, 8).cut(3)] == [(1, 3)]
+    assert [*hashes_from(1, 0, 2, 8).cut(2)] == [(12, 2)]
     assert len(Path(())) == 0
 
 
 def test_forgetting_spares_what_is_in_use() -> None:
     cache = RunCache(8)
-    fill_runs(cache, path(1, 2, 1, 6))
-    cache.share(path(1, 2, 1, 6), 3)
+    fill_runs(cache, hashes_from(1, 2, 1, 6))
+    cache.share(hashes_from(1, 2, 1, 6), 3)
     assert not cache.clear()
     cache.forget()
 
-    assert cache.match(path(1, 2, 1, 6), 6) == (3, 0)
-    cache.release(path(1, 2, 1, 6), 3, 0)
+    assert cache.match(hashes_from(1, 2, 1, 6), 6) == (3, 0)
+    cache.release(hashes_from(1, 2, 1, 6), 3, 0)
     assert cache.clear()
-    assert cache.match(path(1, 2, 1, 6), 6) == (0, 0)
+    assert cache.match(hashes_from(1, 2, 1, 6), 6) == (0, 0)
     assert cache.free == 8
 
 
-PATHS = [path(owner % 2, 3 if owner < 2 else 0, owner, 12) for owner in range(4)]
+PATHS = [hashes_from(owner % 2, 3 if owner < 2 else 0, owner, 12) for owner in range(4)]
 
 
 class BothCaches(RuleBasedStateMachine):
@@ -113,7 +113,7 @@ class BothCaches(RuleBasedStateMachine):
     @rule(owner=st.integers(0, 3), more=st.integers(0, 8))
     def begin(self, owner: int, more: int) -> None:
         # An owner has one family, or its text would begin in two places.
-        names = path(owner % 2, 3 if owner < 2 else 0, owner, (3 if owner < 2 else 0) + more)
+        names = hashes_from(owner % 2, 3 if owner < 2 else 0, owner, (3 if owner < 2 else 0) + more)
         stop = len(names)
         hits, idle = self.runs.match(names, stop)
         assert (hits, idle) == self.blocks.match(blocks_of(names), stop)

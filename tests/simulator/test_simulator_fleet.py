@@ -31,7 +31,7 @@ from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import WORKLOADS, draw_sessions
 from extproc.simulator.fleet_commands import ARMS
 from extproc.simulator.peers.signals import Scrape
-from tests.simulator.plays import PROFILE, hit_rate, picture, play
+from tests.simulator.plays import PROFILE, hit_rate_of_play, picture, play
 from tests.simulator.prompts import planned
 from tests.tables import table
 
@@ -81,7 +81,7 @@ def test_prefix_hash_finds_more_cached_than_any_other_and_loses_nothing_where_no
     None
 ):
     rates = {
-        name: hit_rate(play(routing=Routing(name)))
+        name: hit_rate_of_play(play(routing=Routing(name)))
         for name in ("random", "round_robin", "least_load")
     }
     best = summarize(play(routing=Routing("prefix_hash")), is_whole=True)
@@ -108,7 +108,7 @@ def test_reasons_and_requests_add_up() -> None:
 def test_gateways_pick_apart_and_the_prefixes_stay_together() -> None:
     together, apart = (play(routing=Routing(gateways=count)) for count in (1, 4))
 
-    assert hit_rate(apart) == pytest.approx(hit_rate(together), abs=0.1)
+    assert hit_rate_of_play(apart) == pytest.approx(hit_rate_of_play(together), abs=0.1)
     assert {flight.gateway for flight in apart.flights} == {0, 1, 2, 3}
 
 
@@ -451,12 +451,12 @@ def shared(sharing: Sharing | None, gateways: int = 4) -> FleetRun:
 
 @pytest.fixture(scope="module")
 def alone() -> float:
-    return hit_rate(shared(None, gateways=1))
+    return hit_rate_of_play(shared(None, gateways=1))
 
 
 @pytest.fixture(scope="module")
 def unshared() -> float:
-    return hit_rate(shared(None))
+    return hit_rate_of_play(shared(None))
 
 
 @pytest.mark.parametrize(
@@ -474,12 +474,14 @@ def test_gateways_that_share_find_as_much_as_one(
     alone: float, unshared: float, sharing: Sharing
 ) -> None:
     """Those that share nothing find less, or this would show nothing."""
-    assert hit_rate(shared(sharing)) == pytest.approx(alone, abs=0.02)
+    assert hit_rate_of_play(shared(sharing)) == pytest.approx(alone, abs=0.02)
     assert unshared < alone - 0.02
 
 
 def test_a_gateway_that_is_started_again_soon_finds_as_much_as_before(alone: float) -> None:
-    restarted = hit_rate(shared(Sharing(0.01, fault=BusFault.RESTART, middle_s=15.0), gateways=2))
+    restarted = hit_rate_of_play(
+        shared(Sharing(0.01, fault=BusFault.RESTART, middle_s=15.0), gateways=2)
+    )
 
     assert restarted == pytest.approx(alone, abs=0.05)
 
@@ -498,7 +500,7 @@ def test_a_dead_bus_changes_nothing_and_a_shared_run_is_the_same_each_time() -> 
 @pytest.mark.parametrize("fault", [BusFault.DIES, BusFault.AWAY, BusFault.HALVES])
 def test_a_bus_that_fails_later_costs_little_against_none(unshared: float, fault: BusFault) -> None:
     """All of these are in the minute after the loss, and users think for a second: the worst time of all."""
-    assert hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.05
+    assert hit_rate_of_play(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.05
 
 
 BEGINS_S, TURNS_TELL_S, ENDS_S = 12.0, 5.0, 32.0

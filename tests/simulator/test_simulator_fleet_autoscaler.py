@@ -65,7 +65,7 @@ def test_silent_endpoints_never_make_it_bolder(
     assert low <= recommend(values, current, target) <= high
 
 
-def decisions(
+def scaling_decisions(
     scaling: Scaling, current: int, loads: list[float], every_s: float = 15.0
 ) -> list[int]:
     """Feeds what the whole fleet has to do, shared evenly; everybody is there at once."""
@@ -100,7 +100,7 @@ def decisions(
 def test_more_come_at_once_and_fewer_after_a_window(
     scaling: dict[str, Any], current: int, loads: list[float], every_s: float, expected: list[int]
 ) -> None:
-    assert decisions(Scaling(Metric.QUEUE, **scaling), current, loads, every_s) == expected
+    assert scaling_decisions(Scaling(Metric.QUEUE, **scaling), current, loads, every_s) == expected
 
 
 LOADS = st.lists(st.floats(0, 1000), max_size=40)
@@ -119,7 +119,7 @@ SCALINGS = st.builds(
 def test_count_stays_within_its_bounds_and_grows_no_faster_than_the_pace(
     scaling: Scaling, loads: list[float]
 ) -> None:
-    counts = [scaling.min, *decisions(scaling, scaling.min, loads)]
+    counts = [scaling.min, *scaling_decisions(scaling, scaling.min, loads)]
 
     assert all(scaling.min <= count <= scaling.max for count in counts)
     assert all(after <= max(2 * before, before + 4) for before, after in pairwise(counts))
@@ -132,7 +132,7 @@ def test_under_a_constant_load_it_comes_to_rest(scaling: Scaling, load: float, m
     Two, since rounding may leave one too many: the ceiling of 10 * (2.1 / 21) is 2.
     """
     start = min(scaling.max, scaling.min + more)
-    *_, before, last = (counts := decisions(scaling, start, [load] * 90))
+    *_, before, last = (counts := scaling_decisions(scaling, start, [load] * 90))
 
     assert len(set(counts[60:])) == 1
     assert before == last
@@ -211,13 +211,13 @@ SPIKED = MatrixCell(
 
 
 @pytest.fixture(scope="module")
-def spiked() -> FleetRun:
+def spiked_fleet() -> FleetRun:
     return SPIKED.simulate()
 
 
-def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked: FleetRun) -> None:
+def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked_fleet: FleetRun) -> None:
     """Each that joined was started 40 s before; `held` counts those that start, too."""
-    counts = spiked.headcounts
+    counts = spiked_fleet.headcounts
     joined = [later.at_s for earlier, later in pairwise(counts) if later.ready > earlier.ready]
     ordered = [
         later.at_s
@@ -230,16 +230,16 @@ def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked: FleetRun) -
 
 
 def test_endpoints_come_with_the_spike_and_go_after_it_when_they_have_finished(
-    spiked: FleetRun,
+    spiked_fleet: FleetRun,
 ) -> None:
-    counts = [count.ready for count in spiked.headcounts]
+    counts = [count.ready for count in spiked_fleet.headcounts]
 
     assert counts[0] == counts[-1] == 2
     assert max(counts) > 3
     assert all(2 <= count <= 6 for count in counts)
-    assert all(count.held >= count.ready for count in spiked.headcounts)
-    assert not any(flight.is_failed for flight in spiked.flights)
-    assert len({flight.endpoint for flight in spiked.flights}) == len(spiked.nodes) > 3
+    assert all(count.held >= count.ready for count in spiked_fleet.headcounts)
+    assert not any(flight.is_failed for flight in spiked_fleet.flights)
+    assert len({flight.endpoint for flight in spiked_fleet.flights}) == len(spiked_fleet.nodes) > 3
 
 
 def test_autoscaled_fleet_takes_a_spike_better_than_the_one_it_was_and_costs_less_than_its_most() -> (

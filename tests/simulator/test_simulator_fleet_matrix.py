@@ -130,22 +130,22 @@ def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
     assert len(cells) == 4
     assert rows[:2] == first
-    assert [row["digest"] for row in rows] == [cell.digest for cell in cells]
-    assert {row["version"] for _, row in told} == {"2"}
+    assert [matrix_row["digest"] for matrix_row in rows] == [cell.digest for cell in cells]
+    assert {matrix_row["version"] for _, matrix_row in told} == {"2"}
     assert [share for share, _ in told] == [0.5, 1.0]
     assert len(matrix.read_done_rows(tmp_path)) == 4
 
 
 def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
-    (row, *_) = matrix.run_matrix([SMALL], tmp_path, 1, nothing, "1")
-    asked = {name: row[name] for name in MatrixCell.__dataclass_fields__}
+    (matrix_row, *_) = matrix.run_matrix([SMALL], tmp_path, 1, nothing, "1")
+    asked = {name: matrix_row[name] for name in MatrixCell.__dataclass_fields__}
     again = MatrixCell(**{**asked, "profiles": tuple(asked["profiles"])})  # type: ignore[arg-type]
 
     assert again == SMALL
-    assert again.run().ttft.mean_ms == row["ttft_mean_ms"]
+    assert again.run().ttft.mean_ms == matrix_row["ttft_mean_ms"]
 
 
-def row(arm: str, seed: int, ttft: float | None, **more: object) -> matrix.Row:
+def matrix_row(arm: str, seed: int, ttft: float | None, **more: object) -> matrix.Row:
     asked = {name: getattr(SMALL, name) for name in MatrixCell.__dataclass_fields__}
     figures = {"ttft_mean_ms": ttft, "ttft_p99_ms": None, "e2e_mean_ms": 70.0, "hit_rate": 0.5}
     told: matrix.Row = {**figures, "total_tok_per_s": 10.0, "faults": []}
@@ -153,8 +153,8 @@ def row(arm: str, seed: int, ttft: float | None, **more: object) -> matrix.Row:
 
 
 def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() -> None:
-    rows = [row("a", seed, ttft) for seed, ttft in enumerate((1.0, 2.0, 9.0))]
-    rows += [row("b", seed, 2.0, faults=["slow"]) for seed in range(3)]
+    rows = [matrix_row("a", seed, ttft) for seed, ttft in enumerate((1.0, 2.0, 9.0))]
+    rows += [matrix_row("b", seed, 2.0, faults=["slow"]) for seed in range(3)]
     _, _, _, first, second = matrix.render_rows(rows).splitlines()
 
     assert first.split() == [
@@ -175,9 +175,9 @@ def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() 
 
 def test_arms_are_compared_seed_by_seed_with_the_best_of_the_others() -> None:
     arms = {
-        "a": [row("a", 1, 100), row("a", 2, 200), row("a", 3, 300)],
-        "b": [row("b", 1, 90), row("b", 2, 220), row("b", 3, None)],
-        "c": [row("c", 1, 95), row("c", 2, 205)],
+        "a": [matrix_row("a", 1, 100), matrix_row("a", 2, 200), matrix_row("a", 3, 300)],
+        "b": [matrix_row("b", 1, 90), matrix_row("b", 2, 220), matrix_row("b", 3, None)],
+        "c": [matrix_row("c", 1, 95), matrix_row("c", 2, 205)],
     }
 
     assert matrix.compare_to_best("c", arms) == pytest.approx({(1, 0): 95 / 90, (2, 0): 205 / 200})

@@ -234,7 +234,7 @@ def trace_of(folder: Path, *requests: tuple[int, int, list[int]]) -> Trace:
     return read_trace(str(path))
 
 
-def text_of(trace: Trace, place: int) -> str:
+def report_text(trace: Trace, place: int) -> str:
     (message,) = msgspec.json.decode(write_body(trace.sessions[place].turns[0]))["messages"]
     assert message["role"] == "user"
     text: str = message["content"]
@@ -248,7 +248,7 @@ def replay(path: Path, arm: str = "least_load", **asked: object) -> MatrixCell:
 
 def test_equal_blocks_behind_equal_blocks_are_equal_text_and_others_are_not(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, (0, 1300, [1, 2, 3]), (5, 1100, [1, 2, 4]), (9, 1100, [5, 2, 6]))
-    one, other, stranger = (text_of(trace, place) for place in range(3))
+    one, other, stranger = (report_text(trace, place) for place in range(3))
     chars = len(one) / 1300
     common = next(
         place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]

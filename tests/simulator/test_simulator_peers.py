@@ -45,7 +45,7 @@ def peer(name: str, signals: Told | None = None, **options: object) -> Strategy:
     )
 
 
-class Fleet:
+class PeerFleet:
     """A pool of three endpoints with a strategy, which gets bodies."""
 
     def __init__(self, strategy: Strategy) -> None:
@@ -81,7 +81,7 @@ def test_peers_are_no_strategies_of_the_service() -> None:
 def test_peer_keeps_a_prompt_where_it_was_until_that_is_gone_and_names_every_fallback_once(
     name: str,
 ) -> None:
-    fleet = Fleet(peer(name))
+    fleet = PeerFleet(peer(name))
     first = fleet.ask(essay("x"))
     again = fleet.pick(essay("x"))
 
@@ -100,7 +100,7 @@ def test_option_that_a_peer_has_not_is_refused() -> None:
 
 def test_gie_weighs_a_match_by_three_and_the_rest_by_two() -> None:
     signals = Told()
-    fleet = Fleet(peer("gie", signals))
+    fleet = PeerFleet(peer("gie", signals))
     first = fleet.ask(essay("x"))
     others = {name: Signal() for name in NAMES if name != first}
 
@@ -128,8 +128,8 @@ def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
 
 def test_sglang_leaves_a_match_only_where_loads_are_far_apart_or_it_is_short() -> None:
     loaded, idle = (
-        Fleet(peer("sglang_cache_aware", balance_abs=2)),
-        Fleet(peer("sglang_cache_aware")),
+        PeerFleet(peer("sglang_cache_aware", balance_abs=2)),
+        PeerFleet(peer("sglang_cache_aware")),
     )
     homes = [loaded.ask(essay("x"), stays=True) for _ in range(3)]
     first = idle.ask(essay("x", 100))
@@ -141,7 +141,7 @@ def test_sglang_leaves_a_match_only_where_loads_are_far_apart_or_it_is_short() -
 
 
 def test_sglang_gives_what_is_new_to_the_smallest_tree() -> None:
-    fleet = Fleet(peer("sglang_cache_aware"))
+    fleet = PeerFleet(peer("sglang_cache_aware"))
     sizes = {
         fleet.ask(essay(name, size)): size for name, size in (("x", 900), ("y", 500), ("z", 700))
     }
@@ -168,13 +168,13 @@ def test_llmd_exact_and_dynamo_go_by_what_is_there() -> None:
     )
     told = Told(a=a, b=b, c=Signal(prompt=100, cached=40, waiting=1, active=341))
     arms = (peer("llmd_exact", told), peer("dynamo", told), peer("dynamo", told, overlap=2.0))
-    picks = [Fleet(arm).pick("x") for arm in arms]
+    picks = [PeerFleet(arm).pick("x") for arm in arms]
 
     assert [pick.endpoint.name + pick.fallbacks[0].name for pick in picks] == ["ba", "ac", "cb"]
 
 
 def test_aibrix_leaves_a_match_that_is_a_deviation_above_the_mean_or_far_above_the_least() -> None:
-    fleet = Fleet(peer("aibrix"))
+    fleet = PeerFleet(peer("aibrix"))
     asked = [fleet.ask(essay("x"), stays=True) for _ in range(3)]
 
     # Loads of 1, 0, 0: the mean is .33, the deviation .47, and 1 is above. Of 1, 1, 0 it is 1.14
@@ -182,7 +182,7 @@ def test_aibrix_leaves_a_match_that_is_a_deviation_above_the_mean_or_far_above_t
     assert len({*asked[:2]}) == 2
     assert asked[2] in asked[:2]
     # Of 2, 0, 0 the highest is above 1 * (.67 + 1), and 2 above the least.
-    wide = Fleet(peer("aibrix", deviations=9, factor=1, gap=2))
+    wide = PeerFleet(peer("aibrix", deviations=9, factor=1, gap=2))
     first, second, third = (wide.ask(essay("x"), stays=True) for _ in range(3))
     assert first == second != third
 
@@ -211,7 +211,7 @@ def test_fleet_knows_what_every_cache_has_and_has_to_do() -> None:
 
 
 def test_kubeai_leaves_a_home_at_the_second_request() -> None:
-    fleet = Fleet(peer("kubeai"))
+    fleet = PeerFleet(peer("kubeai"))
     homes = [fleet.ask(essay("x"), stays=True) for _ in range(2)]
 
     assert homes[0] != homes[1]
@@ -279,7 +279,7 @@ def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:
 
 def test_oracle_goes_where_the_text_is_whoever_sent_it_there() -> None:
     signals, text = Told(), essay("x", 8_000)
-    fleet, turn = Fleet(peer("oracle", signals)), planned(1, (100, 10), (200, 10)).turns[1]
+    fleet, turn = PeerFleet(peer("oracle", signals)), planned(1, (100, 10), (200, 10)).turns[1]
     for place in "bca":
         signals.said = {place: Signal(text=1.0)}
         assert {fleet.ask(text) for _ in range(3)} == {place}

@@ -41,7 +41,7 @@ def read_urls(process: subprocess.Popen[str], count: int) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run_server_command(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False
     )
@@ -143,7 +143,7 @@ def test_a_slow_start_keeps_the_port_closed_meanwhile() -> None:
 def test_an_occupied_port_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = run("--port", str(port))
+        result = run_server_command("--port", str(port))
 
     assert result.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr

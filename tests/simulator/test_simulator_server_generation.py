@@ -16,7 +16,7 @@ LABELS = '{engine="0",model_name="tiny"}'
 FIRST_TOKEN = f"vllm:time_to_first_token_seconds_sum{LABELS}"
 
 
-def text_of(answer: Any) -> str:
+def generated_text(answer: Any) -> str:
     text: str = answer["choices"][0]["message"]["content"]
     return text
 
@@ -48,7 +48,7 @@ async def test_the_same_prompt_gets_the_same_text_streamed_or_not_and_others_ano
         streamed = await stream_text(face, max_tokens=8)
 
         assert len(set(texts)) == 4
-        assert text_of(await face.chat("hello", max_tokens=8)) == streamed == texts[0]
+        assert generated_text(await face.chat("hello", max_tokens=8)) == streamed == texts[0]
         assert len(streamed.split()) == 8
 
 
@@ -57,7 +57,7 @@ async def test_an_answer_sent_back_in_a_conversation_is_found_in_the_cache() -> 
         first = await face.chat("hello", max_tokens=100)
         conversation = [
             {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": text_of(first)},
+            {"role": "assistant", "content": generated_text(first)},
             {"role": "user", "content": "go on"},
         ]
         _, second = await face.post(CHAT, {"messages": conversation, "max_tokens": 1})
@@ -198,7 +198,7 @@ async def test_parts_tools_and_instructions_become_prompts() -> None:
         _, response = await face.post("/v1/responses", body)
 
         assert plain == split < tools
-        assert response["output"][0]["content"][0]["text"] == text_of(chat)
+        assert response["output"][0]["content"][0]["text"] == generated_text(chat)
         assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
         assert response["temperature"] == 0.5
 

@@ -25,9 +25,9 @@ TEXT = "the quick brown fox jumps over the lazy dog and the dog sleeps while the
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny byte-level BPE tokenizer."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    either_tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    either_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    either_tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=320,
@@ -35,14 +35,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         special_tokens=["<|im_end|>"],
         show_progress=False,
     )
-    tokenizer.train_from_iterator([TEXT] * 20, trainer)
+    either_tokenizer.train_from_iterator([TEXT] * 20, trainer)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    tokenizer.save(str(path))
+    either_tokenizer.save(str(path))
     return path
 
 
 @pytest.fixture(params=["four bytes", "file"])
-def tokenizer(request: pytest.FixtureRequest, trained: Path) -> Tokenizer:
+def either_tokenizer(request: pytest.FixtureRequest, trained: Path) -> Tokenizer:
     return FourByteTokenizer() if request.param == "four bytes" else FileTokenizer(trained)
 
 
@@ -53,28 +53,28 @@ TEXTS = st.text(st.characters(codec="utf-8"))
 def test_a_text_survives_four_byte_tokens_and_equal_heads_give_equal_tokens(
     head: str, tail: str
 ) -> None:
-    tokenizer = FourByteTokenizer()
-    whole, part = tokenizer.encode([head + tail]), tokenizer.encode([head])
+    either_tokenizer = FourByteTokenizer()
+    whole, part = either_tokenizer.encode([head + tail]), either_tokenizer.encode([head])
     full = len(head.encode()) // 4
 
     assert part[:full] == whole[:full]
-    assert tokenizer.decode(part) == head.replace("\0", "")
+    assert either_tokenizer.decode(part) == head.replace("\0", "")
     assert len(part) == -(-len(head.encode()) // 4)
-    assert len(tokenizer.encode(["ab", "cd"])) == 2
+    assert len(either_tokenizer.encode(["ab", "cd"])) == 2
 
 
-def test_words_read_back_as_themselves(tokenizer: Tokenizer) -> None:
-    words = list(tokenizer.words)[:50]
+def test_words_read_back_as_themselves(either_tokenizer: Tokenizer) -> None:
+    words = list(either_tokenizer.words)[:50]
 
-    assert words == tokenizer.encode([tokenizer.decode(words)])
+    assert words == either_tokenizer.encode([either_tokenizer.decode(words)])
 
 
 def test_a_tokenizer_file_counts_as_the_model_does(trained: Path) -> None:
-    tokenizer = FileTokenizer(trained)
-    tokens = tokenizer.encode(["the quick", " brown fox"])
+    either_tokenizer = FileTokenizer(trained)
+    tokens = either_tokenizer.encode(["the quick", " brown fox"])
 
     assert tokens == tokenizers.Tokenizer.from_file(str(trained)).encode("the quick brown fox").ids
-    assert tokenizer.decode(tokens) == "the quick brown fox"
+    assert either_tokenizer.decode(tokens) == "the quick brown fox"
 
 
 def test_a_file_that_is_no_tokenizer_or_has_no_words_is_refused(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_a_file_that_is_no_tokenizer_or_has_no_words_is_refused(tmp_path: Path) 
         FileTokenizer(path)
 
 
-def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
-    answer = Author(tokenizer).write(
+def test_answers_are_those_of_their_texts(either_tokenizer: Tokenizer) -> None:
+    answer = Author(either_tokenizer).write(
         ApiRequest([[1, 2, 3]], max_tokens=30), [1, 2, 3], room=100, variant=0
     )
 
-    assert list(answer.tokens) == tokenizer.encode([answer.text])
+    assert list(answer.tokens) == either_tokenizer.encode([answer.text])
     assert msgspec.json.decode(b'["%b"]' % b'","'.join(answer.texts)) == [
-        tokenizer.decode([token]) for token in answer.tokens
+        either_tokenizer.decode([token]) for token in answer.tokens
     ]
 
 

@@ -10,7 +10,7 @@ from tests.slow.packages import PACKAGES
 SCRIPT = Path(__file__).with_name("packages.py")
 
 
-def ask(path: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_packages(path: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *options]
     environment = {**os.environ, "PATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -20,8 +20,8 @@ def test_what_is_missing_is_said_in_one_line_with_the_command(tmp_path: Path) ->
     for program in PACKAGES:
         if program != "h2load":
             (tmp_path / program).touch(0o755)
-    whole = ask(os.environ["PATH"])
-    found = ask(str(tmp_path))
+    whole = run_packages(os.environ["PATH"])
+    found = run_packages(str(tmp_path))
 
     assert (whole.returncode, whole.stderr) == (0, "")
     assert (found.returncode, found.stderr) == (
@@ -31,4 +31,6 @@ def test_what_is_missing_is_said_in_one_line_with_the_command(tmp_path: Path) ->
 
 
 def test_the_list_for_ci_has_every_package() -> None:
-    assert {*PACKAGES.values(), "docker.io", "python3-venv"} < {*ask("", "--list").stdout.split()}
+    assert {*PACKAGES.values(), "docker.io", "python3-venv"} < {
+        *run_packages("", "--list").stdout.split()
+    }

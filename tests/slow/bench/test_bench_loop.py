@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
-from tests.bench.fleet import Fleet, run_fleet
+from tests.bench.fleet import ServedFleet, run_fleet
 from tests.stack.fetch import get
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -34,7 +34,7 @@ TRAFFIC = {
 ARMS = ["round_robin", "least_load", "prefix_hash"]
 
 
-def compare_strategies(fleet: Fleet, folder: Path) -> str:
+def compare_strategies(fleet: ServedFleet, folder: Path) -> str:
     """Runs `bench ab` over three strategies; returns what it prints."""
     # Two cores hold the client, Envoy, the service, eight endpoints and other tests: the client may
     # wait long for its turn. How verdicts judge that is in tests/bench.

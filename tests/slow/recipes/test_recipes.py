@@ -28,11 +28,11 @@ TESTS = [
 ]
 
 
-def run(tree: Path, *command: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+def run_module(copied_tree: Path, *command: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(copied_tree)}
     done = subprocess.run(
         [sys.executable, "-m", *command],
-        cwd=tree,
+        cwd=copied_tree,
         env=environment,
         capture_output=True,
         text=True,
@@ -42,7 +42,7 @@ def run(tree: Path, *command: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What git has of this checkout, and mypy's cache, so that it reads the changed files alone."""
     copy = tmp_path_factory.mktemp("stranger") / "tree"
     listed = subprocess.run(
@@ -58,16 +58,16 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(copy)
 
 
-def follow(change: dict[str, Any], tree: Path) -> None:
+def follow(change: dict[str, Any], copied_tree: Path) -> None:
     for name, text in change.get("new", {}).items():
-        assert not (tree / name).exists()
-        (tree / name).write_text(text)
+        assert not (copied_tree / name).exists()
+        (copied_tree / name).write_text(text)
     for name, additions in change.get("behind", {}).items():
-        text = (tree / name).read_text()
+        text = (copied_tree / name).read_text()
         for anchor, more in additions.items():
             assert text.count(anchor) == 1, f"{name}: {anchor!r}"
             text = text.replace(anchor, anchor + more)
-        (tree / name).write_text(text)
+        (copied_tree / name).write_text(text)
 
 
 def files(change: dict[str, Any]) -> list[str]:
@@ -84,14 +84,14 @@ def test_a_recipe_names_every_file_and_there_are_few(title: str) -> None:
     assert [name for name in named if f"`{name}`" not in section] == []
 
 
-def test_all_recipes_followed_at_once_pass_what_the_gate_checks(tree: Path) -> None:
+def test_all_recipes_followed_at_once_pass_what_the_gate_checks(copied_tree: Path) -> None:
     for change in CHANGES.values():
-        follow(change, tree)
-    run(tree, "docs.generate")  # `make reference`
-    run(tree, "ruff", "format")  # `make format`
+        follow(change, copied_tree)
+    run_module(copied_tree, "docs.generate")  # `make reference`
+    run_module(copied_tree, "ruff", "format")  # `make format`
 
-    run(tree, "ruff", "check")
-    run(tree, "mypy")
+    run_module(copied_tree, "ruff", "check")
+    run_module(copied_tree, "mypy")
     added = [name for change in CHANGES.values() for name in change.get("tests", ())]
-    run(tree, "pytest", "-q", *TESTS, *added)
-    run(tree, "pytest", "-q", "tests/slow/golden", "-k", "cold or every_constant")
+    run_module(copied_tree, "pytest", "-q", *TESTS, *added)
+    run_module(copied_tree, "pytest", "-q", "tests/slow/golden", "-k", "cold or every_constant")
