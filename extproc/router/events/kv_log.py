@@ -19,14 +19,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from msgspec import MsgspecError, Raw, Struct, msgpack
+from msgspec import Meta, MsgspecError, Raw, Struct, msgpack
 
 MAX_BYTES: Final = 262_144
 """Of one message, which a prefill of 32,000 tokens fills."""
 _MOST_EVENTS: Final = 4_096
 _CALM_S: Final = 60.0
+# No engine counts further in its life; what does is made up, and would not fit into JSON's numbers.
+_LAST_NUMBER: Final = 1 << 53
+_BlockTokens = Annotated[int, Meta(ge=0, le=65_536)]
 
 _CLEARED: Final = "AllBlocksCleared"
 _MEDIA: Final = frozenset({None, "GPU"})
@@ -37,7 +40,7 @@ class KvEvent(Struct, gc=False):
 
     type: str
     block_hashes: Raw = Raw(b"\x90")
-    block_size: int = 0
+    block_size: _BlockTokens = 0
     medium: str | None = None
     group_idx: int | None = None
 
@@ -46,7 +49,7 @@ class _StoredRow(Struct, array_like=True, tag="BlockStored"):
     block_hashes: Raw
     parent_block_hash: Raw
     token_ids: Raw
-    block_size: int
+    block_size: _BlockTokens
     lora_id: Raw = Raw(b"\xc0")
     medium: str | None = None
 
@@ -143,7 +146,7 @@ class EventLog:
 
     def receive(self, number: int, payload: bytes, now: float) -> bool:
         """Takes the next message that there is; returns whether the cache was empty since the last one."""
-        if number < 0:
+        if not 0 <= number <= _LAST_NUMBER:
             self.fail("garbled", now)
             return False
         if number + 1 == self.next and hash(payload) == self._last:

@@ -131,6 +131,8 @@ _BLOCK: Final = re.compile(rb'[{,]block_size="(\d{1,6})"')
 
 # Engines of one server, and models of one engine.
 _MAX_LINES: Final = 256
+# Of all engines of one server: a thousand times what the largest has.
+_MOST_KV_TOKENS: Final = 10**10
 
 
 def read_signals(page: bytes) -> EndpointSignals:
@@ -148,10 +150,13 @@ def read_signals(page: bytes) -> EndpointSignals:
     prefills, prefill_s, started_s = map(total, (_PREFILLS, _PREFILL_S, _STARTED))
     first_tokens, first_token_s, answers, answer_s = map(total, (*_FIRST, _ANSWERS, _ANSWER_S))
     config = _lines(page, _CONFIG)
+    kv_tokens = sum(map(_kv_tokens, config))
+    if kv_tokens > _MOST_KV_TOKENS:
+        raise ProtocolError("a cache of more tokens than any engine has")
     return EndpointSignals(
         running,
         waiting or 0.0,
-        sum(map(_kv_tokens, config)) or None,
+        kv_tokens or None,
         queried or 0.0,
         hit or 0.0,
         prompt or 0.0,

@@ -14,6 +14,8 @@ from typing import Final
 
 # Half of a pool is closed at most, so this many draws that all meet a closed one are rare.
 _DRAWS: Final = 8
+# Endpoints with more in flight stand in one level: a peer may claim any number, and each has a list.
+_HIGHEST: Final = 4_096
 
 
 class LoadBook:
@@ -110,7 +112,7 @@ class LoadBook:
             self.on_less()
 
     def _enter_level(self, name: str, level: int) -> None:
-        levels = self._levels
+        levels, level = self._levels, min(level, _HIGHEST)
         while level >= len(levels):
             levels.append([])
         names = levels[level]
@@ -120,7 +122,7 @@ class LoadBook:
 
     def _leave_level(self, name: str, level: int) -> None:
         # The last one takes the leaver's place, so nothing shifts.
-        names = self._levels[level]
+        names = self._levels[min(level, _HIGHEST)]
         place = self._places.pop(name)
         last = names.pop()
         if last != name:

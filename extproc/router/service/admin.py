@@ -5,6 +5,7 @@ The loop that serves requests serves this, too: what takes long is done in a thr
 
 import asyncio
 import gzip
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
@@ -33,6 +34,8 @@ from extproc.router.share.share_metrics import describe_share
 from extproc.router.stream.answers import refuse
 
 # Larger ones have nothing to do with how an endpoint is chosen.
+log = logging.getLogger(__name__)
+
 EXPLAIN_BYTES: Final = 1_048_576
 # One is explained at a time: each takes a core for milliseconds, and requests wait for the same
 # one.
@@ -133,7 +136,7 @@ class _Admin:
 
     async def pools(self, _: web.Request) -> web.Response:
         shares = self._service.pools.shares()
-        return _json([describe_pool(each, shares.get(each.name)) for each in self._service.pools])
+        return _json([_show_pool(each, shares.get(each.name)) for each in self._service.pools])
 
     async def explain(self, request: web.Request) -> web.Response:
         """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""
@@ -163,6 +166,16 @@ class _Admin:
             )
         finally:
             self._waiting -= 1
+
+
+def _show_pool(running: RunningPool, share: Share | None) -> msgspec.Raw:
+    """A pool as JSON. One that cannot be shown says so, and hides no other."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(describe_pool(running, share)))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        log.warning("/pools: pool %s cannot be shown: %s", running.name, type(error).__name__)
+        fault = "it cannot be shown: the log has more"
+        return msgspec.Raw(msgspec.json.encode({"name": running.name, "fault": fault}))
 
 
 def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str, object]:

@@ -68,9 +68,14 @@ class HeldBody:
         """Keeps all of a body, and counts it until it is read.
 
         It is in memory already, so it counts even above the limit, and leaves less room for others.
+        From now on the proxy's copy counts as what it is, where no length was announced.
         """
         self.body = data
         self._budget.hold(len(data))
+        surplus = self._announced_bytes - len(data)
+        if surplus > 0:
+            self._announced.give(surplus)
+            self._announced_bytes = len(data)
 
     def add(self, data: bytes | bytearray) -> bool:
         """Keeps one more message of a body; whether there is room for it."""

@@ -61,6 +61,14 @@ def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> Non
     assert log_of(*enumerate(messages)).cached_tokens == 10_000_000 * 16
 
 
+@table("number, size", [(2**64 - 1, 16), (-1, 16), (1, 2**63), (1, -16)])
+def test_numbers_that_no_engine_has_are_garbled(number: int, size: int) -> None:
+    log = log_of((0, payload(stored(1))))
+    log.receive(number, payload(stored(1) | {"block_size": size}), 1.0)
+
+    assert (log.why, log.missed, log.block_tokens) == ("garbled", 0, 16)
+
+
 def test_a_number_that_goes_back_and_a_clear_empty_the_cache() -> None:
     log = EventLog(0.0)
     story: Any = ((0, [stored(9)]), (1, [CLEARED]), (2, []), (0, [stored(2)]), (1, []))

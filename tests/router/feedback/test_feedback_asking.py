@@ -291,6 +291,8 @@ def test_the_size_of_a_cache_is_read_in_two_ways(labels: bytes, kv_tokens: int |
         b"<html>",
         labelled("num_requests_waiting", 1),
         *(labelled("num_requests_running", v) for v in ("NaN", "x", "", -1, "inf")),
+        labelled("num_requests_running", 1)
+        + b'vllm:cache_config_info{num_gpu_blocks="999999999999",block_size="999999"} 1.0\n',
     ],
 )
 def test_a_page_that_is_not_vllms_is_refused(page: bytes) -> None:

@@ -363,6 +363,14 @@ def test_numbers_far_apart_and_a_long_role_are_read(path: str, body: bytes, head
     ] * 2
 
 
+def test_the_last_of_two_models_counts_as_in_a_small_body() -> None:
+    messages = json.dumps([{"role": "user", "content": "word " * 500_000}])
+    body = f'{{"model":"a","cache_salt":"x","messages":{messages},"model":"b","cache_salt":"y"}}'
+    prompt = parse(CHAT, "", body.encode())
+
+    assert (len(body) > 2_000_000, prompt.model, prompt.cache_salt) == (True, "b", "y")
+
+
 def test_odd_model_at_the_end_is_read_as_anywhere() -> None:
     body = HOSTILE["small objects"](SIZE).data.replace(b'"model":"m"', rb'"model":"\ud800m"')
 

@@ -1,6 +1,7 @@
 """The strategies, on rings small enough to follow by eye; the ring with the identity hash as its own."""
 
 import random
+import tracemalloc
 from collections import Counter
 
 import orjson
@@ -271,6 +272,20 @@ def test_ties_beside_closed_ones_are_even(closed: str) -> None:
 
     assert firsts.keys() == set("abcdefghijklm") - set(closed)
     assert all(0.8 * share < count < 1.2 * share for count in firsts.values())
+
+
+def test_a_peer_that_claims_a_million_in_flight_costs_little_memory_and_is_last() -> None:
+    book = booked({"a": 0, "b": 5_000, "c": 4})
+    tracemalloc.start()
+    book.set_peer_count("a", 1_000_000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    order = [*book.least_loaded(random.Random(1))]
+    book.set_peer_count("a", 0)
+
+    assert peak_bytes < 1_000_000
+    assert (order[0], {*order[1:]}) == ("c", {"a", "b"})
+    assert [*book.least_loaded(random.Random(1))] == ["a", "c", "b"]
 
 
 MOVES = st.lists(

@@ -265,3 +265,29 @@ def test_the_interpreter_is_asked_to_change_threads_every_tenth_of_a_millisecond
         assert sys.getswitchinterval() < before_s
     finally:
         sys.setswitchinterval(before_s)
+
+
+async def test_a_pool_that_cannot_be_shown_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = [
+        {
+            "name": name,
+            "models": [name],
+            "endpoints": {"static": ["127.0.0.1:8001"]},
+            "probe": False,
+        }
+        for name in ("odd", "sound")
+    ]
+    async with serving_live(tmp_path, pools) as live:
+        odd = live.app.pools["odd"].pool
+        monkeypatch.setattr(odd, "describe_engines", lambda: {"tokens": object()})
+        async with live.session.get("/pools") as answer:
+            shown, status = await answer.json(), answer.status
+
+    assert status == 200
+    assert [(each["name"], "endpoints" in each) for each in shown] == [
+        ("odd", False),
+        ("sound", True),
+    ]
+    assert "cannot be shown" in shown[0]["fault"]

@@ -260,6 +260,8 @@ def _open_head(body: bytes | bytearray, limits: ReadLimits, *, is_partial: bool)
     last = next(reversed(values), None)
     if is_cut and last is not None and last not in FIELDS:
         del values[last]
+    for name in members:
+        values.pop(name, None)  # the last of two equal keys counts, as the engine reads it
     opened = Object(members, values, limits=limits)
     has_model = "model" in members or "model" in values
     if size < min(len(body), limits.head_bytes) or (is_cut and not is_partial and not has_model):
