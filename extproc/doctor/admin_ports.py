@@ -36,17 +36,22 @@ class ExtProcFilter:
     wait_s: float
     hears_outcomes: bool
     routes: Sequence[tuple[str, float]]
+    unasked: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoySeen:
-    """An Envoy: the filters that ask us, their counters by their last names, our addresses by health."""
+    """An Envoy: the filters that ask us, their counters by their last names, our addresses by health.
+
+    `silence` is its address and why nothing answered there, if so.
+    """
 
     is_seen: bool = False
     filters: Sequence[ExtProcFilter] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
     hosts: Mapping[str, bool] = field(default_factory=dict)
     clock: ClockOffset | None = None
+    silence: tuple[str, str] | None = None
 
 
 def read_offset(date: str, before_s: float, after_s: float) -> ClockOffset | None:
@@ -112,17 +117,20 @@ def _read_filter(manager: Tree, each: Tree, tables: Mapping[str | None, Tree]) -
         config.get("message_timeout", _MESSAGE_TIMEOUT),
         config.get("max_message_timeout", "0s"),
     )
+    routes = list(_read_routes(table, each))
     return ExtProcFilter(
         listener=str(manager.get("stat_prefix", "")),
         cluster=config.get("grpc_service", {}).get("envoy_grpc", {}).get("cluster_name", ""),
         fails_open=config.get("failure_mode_allow", False),
         wait_s=max(map(_seconds, waits)),
         hears_outcomes=not is_deaf or any(_is_a(log, "HttpGrpcAccessLogConfig") for log in logs),
-        routes=list(_read_routes(table, each)),
+        routes=[(name, limit_s) for name, limit_s, is_asked in routes if is_asked],
+        unasked=[name for name, _, is_asked in routes if not is_asked],
     )
 
 
-def _read_routes(table: Tree, each: Tree) -> Iterator[tuple[str, float]]:
+def _read_routes(table: Tree, each: Tree) -> Iterator[tuple[str, float, bool]]:
+    """Every route to a cluster: its name, its timeout, and whether the filter is on there."""
     for host in table.get("virtual_hosts", ()):
         for number, route in enumerate(host.get("routes", ()), 1):
             own = (
@@ -130,9 +138,10 @@ def _read_routes(table: Tree, each: Tree) -> Iterator[tuple[str, float]]:
                 for level in (route, host)
             )
             nearest: Tree = next((config for config in own if config is not None), each)
-            if "route" in route and not nearest.get("disabled", False):
+            if "route" in route:
                 name = route.get("name") or f"{host['name']}, route {number}"
-                yield name, _seconds(route["route"].get("timeout", _ROUTE_TIMEOUT))
+                timeout = route["route"].get("timeout", _ROUTE_TIMEOUT)
+                yield name, _seconds(timeout), not nearest.get("disabled", False)
 
 
 def _seconds(text: str) -> float:

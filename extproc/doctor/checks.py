@@ -51,6 +51,9 @@ def found(rule: str, **values: object) -> Finding:
 
 
 def service(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.silence:
+        url, fault = evidence.silence
+        yield found("not_running", url=url, fault=fault)
     if evidence.faults:
         yield found("not_ready", faults="; ".join(evidence.faults))
     if evidence.last.sum("extproc_config_refused"):
@@ -82,6 +85,14 @@ def endpoints(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _left_out(evidence: Evidence, engine: EngineSeen) -> Iterator[Finding]:
+    if not engine.state and not engine.health.isdigit():  # the service, which would know, is silent
+        yield found(
+            "engine_silent",
+            pool=engine.pool,
+            engine=engine.name,
+            health=engine.health,
+            address=engine.address,
+        )
     is_not_probed_yet = engine.state == "unknown" and engine.health == "200"
     if engine.state in _LEFT_OUT and not is_not_probed_yet:
         answers = evidence.last.count_by(
@@ -157,8 +168,19 @@ def _stray_models(evidence: Evidence) -> set[str]:
 
 def envoy(evidence: Evidence) -> Iterator[Finding]:
     seen, count = evidence.envoy, evidence.envoy.counters.get
+    if seen.silence:
+        url, fault = seen.silence
+        yield found("envoy_silent", url=url, fault=fault)
     if seen.is_seen and not seen.filters:
         yield found("not_asked")
+    for each in seen.filters:
+        if each.unasked and not any(other.routes for other in seen.filters):
+            yield found(
+                "not_asked_on_routes",
+                listener=each.listener,
+                count=len(each.unasked),
+                route=each.unasked[0],
+            )
     if seen.hosts and not any(seen.hosts.values()):
         yield found("not_reached", hosts=", ".join(seen.hosts))
     late, passed = count("message_timeouts", 0), count("failure_mode_allowed", 0)

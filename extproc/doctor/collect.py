@@ -121,6 +121,7 @@ async def look_around(
         clock=config.clock,
         looked=look.looked,
         unseen=look.unseen,
+        silence=None if config.status else (url, config.fault),
     )
 
 
@@ -186,8 +187,9 @@ class _Look:
             dump, stats, clusters = (reply.text for reply in replies)
             found = read_envoy(dump, stats, clusters, settings.server.listen.rpartition(":")[2])
         except _FOREIGN:
-            self.unseen.append(f"Envoy {url}: {replies[0].fault or 'that is not its admin port'}")
-            return EnvoySeen()
+            fault = replies[0].fault or "that is not its admin port"
+            self.unseen.append(f"Envoy {url}: {fault}")
+            return EnvoySeen(silence=(url, fault))
         self.looked.append(f"Envoy {url}")
         return replace(found, clock=replies[0].clock)
 

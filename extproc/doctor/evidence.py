@@ -110,7 +110,7 @@ class Evidence:
 
     `first` and `last` are its metrics at the begin and the end of the window. `is_other`: it runs
     with other pools than the file says. `looked` and `unseen`: what could be looked at, and what
-    not and why.
+    not and why. `silence` is the service's address and why nothing answered there, if so.
     """
 
     settings: Settings
@@ -125,6 +125,7 @@ class Evidence:
     clock: ClockOffset | None = None
     looked: Sequence[str] = ()
     unseen: Sequence[str] = ()
+    silence: tuple[str, str] | None = None
 
     def of(self, pool: PoolSettings) -> list[EngineSeen]:
         return [engine for engine in self.engines if engine.pool == pool.name]

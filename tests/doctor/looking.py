@@ -6,6 +6,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import time
@@ -36,11 +37,14 @@ def pool_fields(*addresses: str, **fields: Any) -> Any:
     return {"name": "tiny", "endpoints": {"static": [*addresses]}, **fields}
 
 
-def look(
-    given: Settings | None = None, url: str = "http://127.0.0.1:1", **options: Any
-) -> Evidence:
+NOWHERE = "http://127.0.0.1:1"
+
+
+def look(given: Settings | None = None, url: str = NOWHERE, **options: Any) -> Evidence:
+    """What is seen; where no service is asked for, that none answers is no fault."""
     options = {"envoy": None, "namespace": None, "window_s": 0.0} | options
-    return asyncio.run(look_around(url, given=given, **options))
+    evidence = asyncio.run(look_around(url, given=given, **options))
+    return replace(evidence, silence=None) if url == NOWHERE else evidence
 
 
 def rules(evidence: Evidence) -> dict[str, str]:

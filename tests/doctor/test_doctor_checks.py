@@ -18,6 +18,7 @@ from tests.tables import table
 ROOT = Path(__file__).parents[2]
 A = "10.0.0.1:8000"
 FILTER = ExtProcFilter("clients", "extproc", True, 605.0, True, [("all", 0.0)])
+OFF = ExtProcFilter("clients", "extproc", True, 605.0, True, [], ["all"])
 INSIDE: dict[str, Any] = {"endpoints": {"kubernetes": {"service": "vllm", "port": 8000}}}
 SHARE = {"cluster": "lab", "secret": {"env": "S"}, "mesh": {"peers": {"static": []}}}
 RUNNING: dict[str, Any] = {"name": "tiny", "endpoints": []}
@@ -100,6 +101,12 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield answers_seen(100, 0, 50), set()
     yield answers_seen(100, 0, 0, cool_after=None), set()
     yield seen(envoy=EnvoySeen(True)), {"not_asked"}
+    yield seen(envoy=EnvoySeen(True, [OFF])), {"not_asked_on_routes"}
+    yield seen(envoy=EnvoySeen(True, [OFF, FILTER])), set()
+    yield seen(envoy=EnvoySeen(silence=("http://a", "no answer"))), {"envoy_silent"}
+    yield seen(silence=("http://a", "no answer")), {"not_running"}
+    yield seen(engines=[EngineSeen("tiny", A, A, "", "no answer")]), {"engine_silent"}
+    yield seen(engines=[EngineSeen("tiny", A, A, "", "503")]), set()
     yield seen(envoy=EnvoySeen(True, [FILTER], hosts={"10.0.0.9:9002": False})), {"not_reached"}
     yield seen(envoy=envoy_seen({"streams_started": 100, "message_timeouts": 6})), {"passed_by"}
     yield seen(envoy=envoy_seen({"streams_started": 3, "failure_mode_allowed": 3})), set()

@@ -78,6 +78,20 @@ def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_listed(
     )
 
 
+def test_where_nothing_answers_something_is_wrong(tmp_path: Path) -> None:
+    service, engine, envoy = (f"127.0.0.1:{port}" for port in free_ports(3))
+    path, server = tmp_path / "extproc.yaml", {"admin": service, "listen": "127.0.0.1:9002"}
+    path.write_text(yaml.safe_dump({"server": server, "pools": [pool_fields(engine)]}))
+    done = run_doctor(str(path), "--envoy", envoy, "--json")
+    found = {each["rule"]: each["seen"] for each in json.loads(done.output)["findings"]}
+
+    assert done.exit_code == 1
+    assert found.keys() == {"not_running", "envoy_silent", "engine_silent"}
+    assert f"http://{service}: Connection refused" in found["not_running"]
+    assert f"http://{envoy}: Connection refused" in found["envoy_silent"]
+    assert f"{engine} does not answer" in found["engine_silent"]
+
+
 def test_the_command_prints_what_mends_it_as_text_and_as_json(
     simulated_addresses: list[str], tmp_path: Path
 ) -> None:
@@ -96,6 +110,7 @@ def test_the_command_prints_what_mends_it_as_text_and_as_json(
     )
     assert "     fix  vllm serve … --served-model-name gpt" in as_text.output
     assert [each["rule"] for each in as_json["findings"]] == [
+        "not_running",
         "model_not_served",
         "port_open",
         "model_unrouted",
@@ -237,11 +252,11 @@ async def test_kubernetes_shows_replicas_policies_and_pods(tmp_path: Path) -> No
 
     async with serving_api(server):
         write_kubeconfig(config, server.url, token)
-        assert await found() == {"pods_not_ready", "not_shared", "port_open"}
+        assert await found() == {"not_running", "pods_not_ready", "not_shared", "port_open"}
         policies.objects["p"] = {
             "metadata": {"name": "p"},
             "spec": {"podSelector": {"matchLabels": labels}},
         }
-        assert await found() == {"pods_not_ready", "not_shared"}
+        assert await found() == {"not_running", "pods_not_ready", "not_shared"}
         policies.refusal = 403
-        assert await found() == {"pods_not_ready", "not_shared", "port_unseen"}
+        assert await found() == {"not_running", "pods_not_ready", "not_shared", "port_unseen"}

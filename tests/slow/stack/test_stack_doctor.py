@@ -36,6 +36,13 @@ def stubborn(tree: Tree) -> None:
     del ext_proc_filter(tree)["max_message_timeout"]
 
 
+def off(tree: Tree) -> None:
+    for filters in find(tree, "http_filters"):
+        for each in filters:
+            if each["name"] == "envoy.filters.http.ext_proc":
+                each["disabled"] = True
+
+
 def findings(stack: Stack) -> dict[str, str]:
     """What was seen, by its rule; each rule once."""
     look = look_around(stack.service.admin_url, stack.gateway.admin_url, None, None, 1.0)
@@ -56,6 +63,14 @@ def test_a_healthy_stack_has_nothing_wrong(tmp_path: Path) -> None:
     with stack.running(pool(stack.addresses, CACHE, hold={})):
         asyncio.run(hold_chats(stack, 10))
         assert findings(stack) == {}
+
+
+def test_a_filter_that_is_there_and_off_is_found(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, edits=[off])
+    with stack.running(pool(stack.addresses, CACHE)):
+        found = findings(stack)
+
+    assert "the ext_proc filter is off on all of" in found["not_asked_on_routes"]
 
 
 def test_an_envoy_configured_otherwise_is_found_by_its_listener(tmp_path: Path) -> None:
