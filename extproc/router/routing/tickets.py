@@ -20,13 +20,15 @@ _ENDED_PICKS: Final = 1_024
 class Tickets:
     """Picks by number, of open requests, and of ended ones for a short while.
 
-    `first` is the number to begin with, at random, so that two services hardly use the same. The
-    pick of an open request costs no memory here, since its stream holds it, too.
+    Whoever knows a number may say what became of the request. So numbers follow from each other by a
+    keyed hash: who has seen some guesses no other. `first` is drawn at random, so that two services
+    hardly use the same. The pick of an open request costs no memory here, since its stream holds it,
+    too.
     """
 
     def __init__(self, clock: Callable[[], float], first: int) -> None:
         self._clock = clock
-        self._next = first
+        self._first, self._given = first, 0
         self._open: dict[int, Pick] = {}
         self._ended: OrderedDict[int, tuple[Pick, float]] = OrderedDict()
 
@@ -34,7 +36,9 @@ class Tickets:
         return len(self._open) + len(self._ended)
 
     def give(self, pick: Pick) -> int:
-        self._next = number = (self._next + 1) & 0xFFFF_FFFF_FFFF_FFFF or 1
+        self._given += 1
+        # Python hashes bytes by SipHash, with a key that each process draws.
+        number = hash(b"%d %d" % (self._first, self._given)) & 0xFFFF_FFFF_FFFF_FFFF or 1
         self._open[number] = pick
         return number
 

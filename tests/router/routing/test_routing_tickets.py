@@ -1,5 +1,7 @@
 """Which pick a number belongs to, and for how long."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,9 +57,13 @@ def test_without_a_log_no_more_than_a_thousand_ended_requests_are_kept() -> None
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 20))
-def test_numbers_are_64_bits_never_0_and_never_the_same(first: int, count: int) -> None:
+def test_numbers_are_64_bits_never_0_never_the_same_and_no_step_is_the_last_one(
+    first: int, count: int
+) -> None:
     tickets, pick = Tickets(Clock(0.0), first), take_pick()
     numbers = [tickets.give(pick) for _ in range(count)]
 
-    assert len(set(numbers)) == count
+    steps = {after - before for before, after in pairwise(numbers)}
+
+    assert (len(set(numbers)), len(steps)) == (count, count - 1)
     assert all(0 < number < 2**64 for number in numbers)
