@@ -19,9 +19,9 @@ NODES: Final[Mapping[str, int]] = {
     "router": 118_000,
     "grpc_server": 17_000,
     "bench": 75_000,
-    "simulator": 59_000,
+    "simulator": 58_700,
     "operator": 17_800,
-    "doctor": 8_500,
+    "doctor": 8_800,
     "pages": 5_000,
     REST: 7_400,
 }
