@@ -30,10 +30,11 @@ _ROOMS: Final = {
     "simulate": ("extproc.simulator.commands", "Simulate vLLM: a server, or a whole fleet."),
     "bench": ("extproc.bench.commands", "Measure what routing does to latency and throughput."),
     "operate": ("extproc.operator.commands", "Run the Benchmark objects of a Kubernetes cluster."),
+    "calibrate": ("extproc.calibrate.commands", "Measure what an engine's work costs."),
 }
 
 # The extras that whole rooms need.
-_EXTRAS: Final = {"bench": "bench", "operate": "operator"}
+_EXTRAS: Final = {"bench": "bench", "calibrate": "bench", "operate": "operator"}
 
 ADMIN_URL: Final = "http://127.0.0.1:9090"
 

@@ -10,7 +10,7 @@ import click
 SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
         "Commands": ("serve", "check", "explain", "doctor", "init", "schema"),
-        "Measure": ("simulate", "bench"),
+        "Measure": ("simulate", "bench", "calibrate"),
         "Benchmarks in Kubernetes": ("operate",),
     },
     "init": {"Commands": ("kubernetes",)},

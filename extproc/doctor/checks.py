@@ -17,7 +17,6 @@ import yaml
 from extproc import __version__
 from extproc.doctor.evidence import EngineSeen, Evidence
 from extproc.documents import printable
-from extproc.router.routing.strategies.prefix_cache.engine import ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.settings.pool_settings import PoolSettings
 
@@ -311,7 +310,7 @@ def kv_events(evidence: Evidence) -> Iterator[Finding]:
 def cache_sizes(evidence: Evidence) -> Iterator[Finding]:
     for pool, settings in _by_prefix_cache(evidence):
         engines = [engine for engine in evidence.of(pool) if engine.kv_tokens]
-        presumed = settings.kv_tokens or ENGINES[settings.engine].kv_tokens
+        presumed = settings.kv_tokens or settings.costs.kv_tokens
         far = [engine for engine in engines if abs(engine.kv_tokens / presumed - 1) > _NEAR]
         is_corrected = pool.signals is not False
         if far and (settings.kv_tokens or not is_corrected):
@@ -335,7 +334,7 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
         tokens = _count_computed(engines)
         if settings.learn or prefills < _FEW_REQUESTS or tokens < _TOKENS:
             continue
-        presumed_ms = ENGINES[settings.engine].prefill_ms_per_token
+        presumed_ms = settings.costs.prefill_ms_per_token
         is_faster = presumed_ms * tokens > _FASTER * time_ms
         is_slower = time_ms > _SLOWER * presumed_ms * tokens and tokens > _LONG_PROMPT * prefills
         if is_faster or is_slower:
@@ -343,7 +342,7 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
                 "engine_faster" if is_faster else "engine_slower",
                 pool=pool.name,
                 presumed_ms=presumed_ms,
-                engine=settings.engine,
+                engine=settings.engine if isinstance(settings.engine, str) else "its own figures",
                 measured_ms=time_ms / tokens,
                 prefills=prefills,
                 tokens=tokens / prefills,

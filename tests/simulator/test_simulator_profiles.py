@@ -24,7 +24,7 @@ def test_every_profile_says_how_it_was_found_and_the_default_is_the_published_ru
     """A step of the published round-robin run takes 88 ms."""
     profiles, fitted = (
         built_in_profiles(),
-        {f"l4-llama8b-fp8{more}" for more in ("", "-fitted", "-22k")},
+        {f"l4-llama8b-fp8{more}" for more in ("", "-fitted", "-22k")} | {"h200-llama8b-bf16"},
     )
 
     assert DEFAULT_PROFILE in profiles

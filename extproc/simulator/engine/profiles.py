@@ -22,7 +22,7 @@ Cost = Annotated[float, Field(ge=0)]
 class Profile:
     """One endpoint's speed, memory and vLLM settings.
 
-    The costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
+    The costs are those of `step_s` and `way_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
     options of the same names. `is_calibrated` says that the costs were fitted to a measurement,
     `note` to which, or what else they come from, `misses` where measurements differ. Raises
     `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does not start
@@ -39,6 +39,9 @@ class Profile:
     max_num_seqs: Count
     max_model_len: Count
     attention_ns: Cost = 0.0
+    floor_ms: Cost = 0.0
+    way_ms: Cost = 0.0
+    way_us_per_token: Cost = 0.0
     is_calibrated: bool = False
     note: str = ""
     misses: str = ""
@@ -60,7 +63,7 @@ class Profile:
         `context_tokens` counts every scheduled request's tokens in the KV cache at the end of the
         step, `prefill_tokens` the prompt tokens computed in it, `pairs` these with each token
         before them: a base, a read of all those keys and values, the arithmetic of the prompts, and
-        their attention.
+        their attention. A step with prompts takes at least `floor_ms`, in which their kernels are launched.
         """
         milliseconds = (
             self.base_ms
@@ -68,7 +71,14 @@ class Profile:
             + self.prefill_ms_per_token * prefill_tokens
             + self.attention_ns * pairs / 1_000_000
         )
-        return milliseconds / 1000
+        return max(milliseconds, self.floor_ms if prefill_tokens else 0.0) / 1000
+
+    def way_s(self, prompt_tokens: int) -> float:
+        """Returns how long a request is on its way to the engine's scheduler, in seconds.
+
+        HTTP, the chat template and the tokenizer: it holds up nobody else.
+        """
+        return self.way_ms / 1000 + self.way_us_per_token * prompt_tokens / 1_000_000
 
     def slowed(self, factor: float) -> "Profile":
         """Returns a profile whose every step takes `factor` times as long."""
@@ -78,6 +88,7 @@ class Profile:
             kv_us_per_ctx_token=self.kv_us_per_ctx_token * factor,
             prefill_ms_per_token=self.prefill_ms_per_token * factor,
             attention_ns=self.attention_ns * factor,
+            floor_ms=self.floor_ms * factor,
         )
 
 

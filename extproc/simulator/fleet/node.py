@@ -94,10 +94,17 @@ class Node:
         return f"<Node {self.name}: {self._engine!r}>"
 
     def add(self, flight: Flight) -> None:
-        name = str(flight.number)
-        self._flights[name] = flight
+        self._flights[str(flight.number)] = flight
         self.requests += 1
-        plan = flight.plan
+        if way_s := self._healthy.way_s(flight.plan.prompt_tokens):
+            self._timeline.at(self._timeline.now + way_s, self._enter, flight)
+        else:
+            self._enter(flight)
+
+    def _enter(self, flight: Flight) -> None:
+        name, plan = str(flight.number), flight.plan
+        if name not in self._flights:
+            return  # lost on its way
         path = flight.session.path(flight.turn, self._healthy.block_size)
         cached, used = self._engine.cached_tokens(path, plan.prompt_tokens)
         self._missing[name], self._queued[name] = (

@@ -128,6 +128,11 @@ class Driver:
         found = {one.job.adapter for one in self._open.values() if one.is_admitted == is_running}
         return sorted(found - {""})
 
+    async def approach(self, prompt_tokens: int) -> None:
+        """Waits as long as a server reads so many tokens before its engine hears of them."""
+        if way_s := self.engine.profile.way_s(prompt_tokens):
+            await self._clock.sleep_until(self._clock.now() + way_s)
+
     def submit(self, job: Job, wake: asyncio.Event) -> Generation:
         """Queues a job; raises as `Engine.add` does."""
         now = self._clock.now()

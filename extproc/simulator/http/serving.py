@@ -74,6 +74,7 @@ class ServingRoute:
             call = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
             refuse_unsupported(body)
             head = self._endpoint.head(call, self._api.id_prefix)
+            await self._endpoint.driver.approach(sum(map(len, call.prompts)))
             reply = self._endpoint.begin(call, head)
         except VllmRefusal as refusal:
             return send_json(self._api.describe(refusal), refusal.status, headers)

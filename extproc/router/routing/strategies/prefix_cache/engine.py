@@ -276,11 +276,21 @@ ENGINES: Final[Mapping[str, EngineCosts]] = MappingProxyType(
         "l4-llama8b-fp8-kvfp8": EngineCosts(0.19, 39, 168_000),
         "h100-llama70b-fp8": EngineCosts(0.16, 27, 26_000),
         "h100-llama8b-bf16": EngineCosts(0.03, 6, 430_000),
+        "h200-llama8b-bf16": EngineCosts(0.0208, 5.24, 380_000),
     }
 )
 """The simulator's profiles, by their names there."""
 
 DEFAULT_ENGINE: Final = "l4-llama8b-fp8"
+
+
+def find_engine(engine: str | Mapping[str, float]) -> EngineCosts:
+    """Returns the costs of a name in `ENGINES`, or those that are given. Raises `ValueError` for another name."""
+    if not isinstance(engine, str):
+        return EngineCosts(**engine)  # type: ignore[arg-type]  # an int among floats
+    if engine not in ENGINES:
+        raise ValueError(f"{engine!r} is no engine: choose from {', '.join(ENGINES)}")
+    return ENGINES[engine]
 
 
 class EngineModel(ReadsSignals):

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from msgspec import Struct
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.chain import Blocks, Chain
@@ -37,7 +37,9 @@ from extproc.router.routing.strategies.prefix_cache.engine import (
     BYTES_PER_TOKEN,
     DEFAULT_ENGINE,
     ENGINES,
+    EngineCosts,
     EngineModel,
+    find_engine,
 )
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.index import Holding, PrefixIndex, Taken
@@ -83,14 +85,30 @@ class _Start(Struct, frozen=True):
 _NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0, 0)
 
 
+class OwnEngine(BaseModel):
+    """An engine that no name stands for. `extproc calibrate URL` measures one and prints this section."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+    prefill_ms_per_token: float = Field(gt=0, le=1_000)
+    """Milliseconds for a token of a prompt."""
+    step_ms: float = Field(gt=0, le=10_000)
+    """Milliseconds between two tokens of an answer in an almost empty engine."""
+    kv_tokens: int = Field(ge=1_024, le=100_000_000)
+    """Tokens in the KV cache."""
+
+
 class PrefixCacheSettings(StrategySettings):
     """The endpoint where a prompt costs least, by what each one holds of it and how long it waits there."""
 
     reads_signals = True
 
     name: Literal["prefix_cache"] = "prefix_cache"
-    engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
-    """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter."""
+    engine: Literal[tuple(ENGINES)] | OwnEngine = DEFAULT_ENGINE  # type: ignore[valid-type]
+    """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter. Or own
+    figures, which `extproc calibrate` measures."""
     learn: bool = False
     """Learn the costs from the time to the first token, beginning with those of `engine`. The times come from
     the access log (see docs/how-to/plain-envoy.md), else from `signals`. This finds slow endpoints,
@@ -105,11 +123,16 @@ class PrefixCacheSettings(StrategySettings):
     """If the open conversations outgrow the caches, answer as many new ones as necessary with 429. Else none
     finds its prefix cached. For one gateway, or several that share their picks (`share`)."""
 
+    @property
+    def costs(self) -> EngineCosts:
+        """The constants of `engine`."""
+        return find_engine(self.options()["engine"])
+
 
 class PrefixCache(Strategy):
     """The endpoint where a prompt costs least, by an index of what each one holds.
 
-    `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache,
+    `engine` names the constants, see `ENGINES`, or has them; `kv_tokens` is the size of an endpoint's KV cache,
     if other than the engine's. With several `gateways`, each with an index of its own, prompts have
     homes; their number is configured or estimated. `shed_cold` refuses new conversations where
     those that go on outgrow the caches; for one gateway, or several that share their picks. `rule`
@@ -126,16 +149,14 @@ class PrefixCache(Strategy):
         self,
         outside: ClockAndRandom,
         *,
-        engine: str = DEFAULT_ENGINE,
+        engine: str | Mapping[str, float] = DEFAULT_ENGINE,
         learn: bool = False,
         kv_tokens: int | None = None,
         gateways: int | None = None,
         shed_cold: bool = False,
         rule: Rule = THE_RULE,
     ) -> None:
-        if engine not in ENGINES:
-            raise ValueError(f"{engine!r} is no engine: choose from {', '.join(ENGINES)}")
-        profile = ENGINES[engine]
+        profile = find_engine(engine)
         kv_tokens = kv_tokens or profile.kv_tokens
         self._clock, self._rng = outside.clock, outside.rng
         self._without_prompt = LeastLoad(outside, NO_PREFIX)
