@@ -14,7 +14,7 @@ from extproc.calibrate.fit import USUAL_PROMPT, Capacity, FittedCosts, fit
 from extproc.calibrate.measure import (
     Measured,
     VllmOverHttp,
-    find_model,
+    find_served_model,
     measure_engine,
     read_cache_size,
 )
@@ -72,7 +72,7 @@ async def _measure(
     async with aiohttp.ClientSession(
         headers=headers, timeout=timeout, connector=connector
     ) as session:
-        name, longest = await find_model(session, url, model)
+        name, longest = await find_served_model(session, url, model)
         kv_tokens, block_size = await read_cache_size(session, url)
         capacity = Capacity(kv_tokens, block_size, longest, batched_tokens, seqs)
         engine = VllmOverHttp(session, url, name)

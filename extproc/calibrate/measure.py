@@ -141,7 +141,7 @@ class VllmOverHttp:
         return await asyncio.gather(*(self.ask(prompt, tokens) for prompt in prompts))
 
 
-async def find_model(
+async def find_served_model(
     session: aiohttp.ClientSession, url: str, model: str | None
 ) -> tuple[str, int]:
     """Returns a model's name and its longest context; without a name, the first that the server lists."""

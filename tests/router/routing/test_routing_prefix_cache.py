@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.calibrate.fit import USUAL_PROMPT
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
@@ -612,7 +613,10 @@ def test_the_engines_are_the_simulators_profiles() -> None:
 
     for name, costs in ENGINES.items():
         profile = profiles[name]
-        assert costs.prefill_ms_per_token == profile["prefill_ms_per_token"]
+        attention_ms = profile.get("attention_ns", 0) * USUAL_PROMPT / 2 / 1e6
+        assert costs.prefill_ms_per_token == pytest.approx(
+            profile["prefill_ms_per_token"] + attention_ms, rel=0.005
+        )
         assert (costs.step_ms, costs.kv_tokens) == (profile["base_ms"], profile["kv_tokens"])
 
 
