@@ -59,7 +59,11 @@ def calibrate(
         output.mkdir(parents=True, exist_ok=True)
         (output / "engine.yaml").write_text(section)
         (output / "profile.yaml").write_text(profile)
-        figures = {"capacity": asdict(capacity), "costs": asdict(costs), **asdict(measured)}
+        figures = {
+            "capacity": asdict(capacity),
+            "costs": asdict(costs) | {"usual_prefill_ms": costs.usual_prefill_ms},
+            **asdict(measured),
+        }
         (output / "measured.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -164,10 +164,16 @@ def write_spec(
     windows: Windows,
     *,
     arms: Sequence[str],
+    costs: Mapping[str, float],
     rate: float,
     settings: Path,
 ) -> dict[str, Any]:
-    """The spec of `extproc bench ab`."""
+    """The spec of `extproc bench ab`; `prefix_cache` is told what was measured."""
+    own = {
+        "prefill_ms_per_token": costs["usual_prefill_ms"],
+        "step_ms": costs["base_ms"],
+        "kv_tokens": engines.kv_tokens,
+    }
     return {
         "name": f"{engines.count} engines",
         "endpoint": f"127.0.0.1:{ENVOY}",
@@ -198,7 +204,9 @@ def write_spec(
             "slo": {"ttft-ms": load.slo_ms},
         },
         "ab": {
-            "arms": [*arms],
+            "arms": [
+                {"name": arm, "engine": own} if arm == "prefix_cache" else arm for arm in arms
+            ],
             "settings-file": str(settings),
             "admin": f"127.0.0.1:{ADMIN}",
             "repeats": windows.repeats,

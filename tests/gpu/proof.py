@@ -316,7 +316,7 @@ class Proof:
             spec.write_text(
                 json.dumps(
                     plan.write_spec(
-                        load, engines, windows, arms=arms, rate=rate, settings=settings
+                        load, engines, windows, arms=arms, costs=costs, rate=rate, settings=settings
                     ),
                     indent=1,
                 )

@@ -11,7 +11,13 @@ from tests.gpu import plan
 from tests.tables import table
 
 FOUR = plan.Engines("vllm", "3b", 4, 60_000, 16_384, 4_096)
-COSTS = {"base_ms": 5.0, "prefill_ms_per_token": 0.02, "attention_ns": 1.0, "floor_ms": 0.0}
+COSTS = {
+    "base_ms": 5.0,
+    "usual_prefill_ms": 0.022,
+    "prefill_ms_per_token": 0.02,
+    "attention_ns": 1.0,
+    "floor_ms": 0.0,
+}
 KIT = Path("/kit")
 
 
@@ -63,6 +69,7 @@ def test_spec_and_settings_are_what_the_product_reads(tmp_path: Path) -> None:
         FOUR,
         windows,
         arms=["round_robin", "prefix_cache"],
+        costs=COSTS,
         rate=20.0,
         settings=settings,
     )
