@@ -1,4 +1,4 @@
-"""`make chart-schema`: writes into values.schema.json what a pool and a whole extproc.yaml may say.
+"""`make reference`: writes into values.schema.json what a pool and a whole extproc.yaml may say.
 
 Helm then refuses a misspelt strategy, engine or field before anything is installed. Nobody edits these parts:
 a test compares them with the settings.

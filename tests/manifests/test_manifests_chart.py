@@ -288,7 +288,7 @@ def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, named: s
 
 
 def test_the_schema_of_values_is_that_of_the_settings() -> None:
-    """`make chart-schema` writes it."""
+    """`make reference` writes it."""
     text = SCHEMA.read_text()
 
     assert build_values_schema(json.loads(text)) == json.loads(text)
