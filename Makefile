@@ -162,8 +162,9 @@ monitoring-check: $(READY)
 CRD = manifests/components/operator/crd.yaml
 
 .PHONY: reference
-reference: $(READY)  ## Make docs/reference/ from the settings, the commands, the metrics and the spec
+reference: $(READY)  ## Make docs/reference/ and the chart's schema of values from settings, commands, metrics and spec
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m charts.generate
 
 # What `make docs` needs, and nothing else does.
 DOCS := .venv-docs

@@ -443,7 +443,7 @@ _DATASET = """\
 # Datasets, shapes, APIs
 
 What `dataset`, `shape`, `target.api` and `preset` of a [spec](benchmark-spec.md) may be. Options stand
-beside the name: `dataset: {name: random, input-tokens: 300}`. `input-length` and `output-length` belong to
+beside the name: `dataset: {name: random, input-tokens: 300}`. `input-length` and `max-output-length` belong to
 the traffic shape, for every dataset."""
 _RESOURCE = """\
 # The resource Benchmark

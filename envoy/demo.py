@@ -73,12 +73,16 @@ def _play(stack: ExitStack) -> None:
     started = start_all(stack, [STAYING], CONFIG)
     demo = _Demo(stack, strategies)
     print(TOLD, flush=True)
-    threading.Thread(target=_tell, daemon=True).start()
-    with _keys() as read:
-        while True:
-            check(started)
-            demo.tend()
-            demo.press(read(0.5))
+    is_over = threading.Event()
+    threading.Thread(target=_tell, args=(is_over,), daemon=True).start()
+    try:
+        with _keys() as read:
+            while True:
+                check(started)
+                demo.tend()
+                demo.press(read(0.5))
+    finally:
+        is_over.set()
 
 
 class _Demo:
@@ -118,6 +122,8 @@ class _Demo:
             print(f"\r\x1b[K{TOLD}", flush=True)
         elif key == "q":
             signal.raise_signal(signal.SIGTERM)
+        elif key.isalnum():
+            _say(f"no key {key}: there are s, k, ? and q")
 
     def _start_load(self) -> subprocess.Popen[bytes]:
         words = [
@@ -146,16 +152,17 @@ def _say(text: str) -> None:
     print(f"\r\x1b[K  {text}", flush=True)
 
 
-def _tell() -> None:
+def _tell(is_over: threading.Event) -> None:
     """One line that says how it goes, from the same stream as the page's."""
-    while True:
+    while not is_over.is_set():
         with (
             suppress(OSError, ValueError),
             urllib.request.urlopen(f"{PAGE}live", timeout=10) as live,  # noqa: S310  # our own
         ):
             told_s = 0.0
             for line in live:
-                if line.startswith(b"data: {") and time.monotonic() - told_s > LINE_S:
+                is_due = time.monotonic() - told_s > LINE_S and not is_over.is_set()
+                if is_due and line.startswith(b"data: {"):
                     told_s = time.monotonic()
                     print(f"\r\x1b[K  {_line(json.loads(line[6:]))}", end="", flush=True)
         time.sleep(1)

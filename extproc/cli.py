@@ -153,12 +153,14 @@ def check(file: Path | None, config: Path | None) -> None:
 
     Exits with 0 if it can be used. If not, it prints every fault with its line, and exits with 2.
     """
-    from extproc.router.service.check import check_file  # noqa: PLC0415
+    from extproc.router.service.check import check_file, list_absent  # noqa: PLC0415
 
     path = _one_file(file, config)
     if path is None:
         raise click.UsageError("give a configuration FILE")
     settings = check_file(path, os.environ)
+    for name in list_absent(settings.share, os.environ):
+        click.echo(f"{path}: there is no variable {name} here: `serve` needs it", err=True)
     click.echo(f"{path}: ok, {len(settings.pools)} pool(s)")
 
 
@@ -204,6 +206,7 @@ class _ServicePort(click.IntRange):
     "--namespace", default="default", show_default=True, help="The namespace of these Pods."
 )
 @click.option("--image", metavar="IMAGE", help="The image of this service, with its tag.")
+@click.option("--pull-secret", metavar="NAME", help="The Secret by which nodes may pull it.")
 @click.option(
     "--gateway",
     default="envoy",

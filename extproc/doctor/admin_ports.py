@@ -1,6 +1,7 @@
 """What admin ports show: an Envoy's of its filters that ask a service, the service's of its pools. Pure."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,18 @@ class EnvoySeen:
     hosts: Mapping[str, bool] = field(default_factory=dict)
     clock: ClockOffset | None = None
     silence: tuple[str, str] | None = None
+    version: tuple[int, int, int] | None = None
+
+
+def read_version(server_info: str) -> tuple[int, int, int] | None:
+    """Reads the release in Envoy's `/server_info`; of another text, a build of one's own or a `-dev` one `None`."""
+    release = re.search(
+        r'"version": *"[^"/]*/(\d{1,4})\.(\d{1,4})\.(\d{1,4})/', server_info, re.ASCII
+    )
+    if release is None:
+        return None
+    major, minor, patch = map(int, release.groups())
+    return major, minor, patch
 
 
 def read_offset(date: str, before_s: float, after_s: float) -> ClockOffset | None:

@@ -32,6 +32,9 @@ _NEAR, _REFILLED = 0.25, 3.0
 # Clocks differ by so much for certain; Envoy has to wait for so much longer than a request is held.
 _SKEW_S, _SPARE_S = 1.0, 2.0
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "unix"})
+# Of each branch of Envoy the first patch with ext_proc's lifetimes mended (27 August 2026); later branches
+# have it from the start.
+_SAFE_ENVOYS: Final = {(1, 36): 10, (1, 37): 6, (1, 38): 4, (1, 39): 1}
 # The worst first.
 _SEVERITIES: Final = ("critical", "warning", "note")
 _LEFT_OUT: Final = frozenset({"cooling", "busy", "unhealthy", "unknown"})
@@ -165,11 +168,20 @@ def _stray_models(evidence: Evidence) -> set[str]:
     return {name for name in served if not any(fnmatch.fnmatchcase(name, one) for one in named)}
 
 
+def _safe_envoy(version: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The first mended release of its branch; of an older branch, that of the oldest mended one."""
+    branch = max(version[:2], min(_SAFE_ENVOYS))
+    return (*branch, _SAFE_ENVOYS.get(branch, 0))
+
+
 def envoy(evidence: Evidence) -> Iterator[Finding]:
     seen, count = evidence.envoy, evidence.envoy.counters.get
     if seen.silence:
         url, fault = seen.silence
         yield found("envoy_silent", url=url, fault=fault)
+    if seen.version and seen.version < (safe := _safe_envoy(seen.version)):
+        version, least = (".".join(map(str, each)) for each in (seen.version, safe))
+        yield found("envoy_old", version=version, safe=least)
     if seen.is_seen and not seen.filters:
         yield found("not_asked")
     for each in seen.filters:

@@ -20,6 +20,7 @@ from extproc.doctor.admin_ports import (
     read_envoy,
     read_offset,
     read_pools,
+    read_version,
 )
 from extproc.errors import ExtprocError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
@@ -48,6 +49,7 @@ _OF_ENVOY: Final = (
     "config_dump",
     "stats?format=json&filter=[.]ext_proc[.]",
     "clusters?format=json",
+    "server_info",
 )
 
 
@@ -184,14 +186,14 @@ class _Look:
             return EnvoySeen()
         replies = await self.all(url, _OF_ENVOY)
         try:
-            dump, stats, clusters = (reply.text for reply in replies)
+            dump, stats, clusters, info = (reply.text for reply in replies)
             found = read_envoy(dump, stats, clusters, settings.server.listen.rpartition(":")[2])
         except _FOREIGN:
             fault = replies[0].fault or "that is not its admin port"
             self.unseen.append(f"Envoy {url}: {fault}")
             return EnvoySeen(silence=(url, fault))
         self.looked.append(f"Envoy {url}")
-        return replace(found, clock=replies[0].clock)
+        return replace(found, clock=replies[0].clock, version=read_version(info))
 
     async def cluster(self, settings: Settings, namespace: str | None) -> seen.ClusterSeen:
         inside = (

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,11 @@ pools:
   strategy:
     name: prefix_cache
     engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` measures yours
-    gateways: 2  # replicas that share no picks; with an autoscaler its minReplicas
+    gateways: 2  # replicas; with an autoscaler its minReplicas
+share:  # the replicas tell each other what they picked; a change needs a restart
+  cluster: extproc
+  secret: {{env: SHARE_SECRET}}  # the file share-secret, as the Pods get it
+  mesh: {{peers: {{kubernetes: {{service: extproc-peers, port: share}}}}}}
 """
 _READ: Final = (
     "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
@@ -65,7 +70,13 @@ configMapGenerator:
 - name: extproc
   behavior: replace
   files: [extproc.yaml]
-  options: {{disableNameSuffixHash: true{route_port}}}
+  options: {{disableNameSuffixHash: true{route_port}}}  # the running service takes a change, without a restart
+# What the replicas encrypt their messages with. Where this folder is kept in Git without the file, make a Secret
+# `extproc-share` with the key `secret` yourself, and take these three lines out.
+secretGenerator:
+- name: extproc-share
+  files: [secret={secret}]
+# The next pages add some of these: components: [manifests/components/operator]
 patches:
 # The service and Envoy may reach every Pod of this namespace: the labels of your vLLM Pods are not known.
 # Name them in `podSelector: {{matchLabels: {{…}}}}` to allow less.
@@ -73,9 +84,32 @@ patches:
   patch: |-
     - {{op: replace, path: /spec/egress/2, value: {{to: [{{podSelector: {{}}}}]}}}}
 """
+# `kubectl delete -k` of one namespace must not take what another one's Gateway needs.
+_CLASS: Final = """\
+- target: {{kind: GatewayClass}}
+  options: {{allowNameChange: true}}
+  patch: |-
+    - {{op: replace, path: /metadata/name, value: llm-{namespace}}}
+- target: {{kind: Gateway}}
+  patch: |-
+    - {{op: replace, path: /spec/gatewayClassName, value: llm-{namespace}}}
+"""
+# Beside the copied base, for the pages that come after the first one.
+_OPTIONAL: Final = ("monitoring", "operator", "operator-monitoring", "vllm-monitoring")
+_SECRET: Final = "share-secret"  # noqa: S105  # a file's name
+_PULLING: Final = """\
+- target: {{kind: Deployment}}
+  patch: |-
+    - {{op: add, path: /spec/template/spec/imagePullSecrets, value: [{{name: {pull_secret}}}]}}
+"""
 _COMPONENTS: Final = """\
 # With your Gateway's name in gateway/*.yaml (it is `llm` there), uncomment:
 # components: [gateway]
+"""
+_ROLLED: Final = """\
+# To have each change roll the Pods, so that a refused file stops the rollout, uncomment:
+# replacements:
+# - path: manifests/replacements/rolled.yaml
 """
 # For gateways that read a Service's endpoints themselves: yours takes the place of the manifests'
 # own.
@@ -85,6 +119,8 @@ _ROUTED: Final = """\
     {{apiVersion: v1, kind: Service, metadata: {{name: vllm}}, $patch: delete}}
 # Routes lead to the Service that extproc.yaml names: its line `kubernetes: {{service: …, port: …}}` is read.
 replacements:
+# Each change rolls the Pods, so that a refused file stops the rollout, if you uncomment this:
+# - path: manifests/replacements/rolled.yaml
 - path: manifests/replacements/service.yaml
 {port}- path: manifests/replacements/routes.yaml
 """
@@ -94,16 +130,19 @@ _WRITTEN: Final = """Written: {output}/
   extproc.yaml        the pool: Service {service}, port {target_port}
   kustomization.yaml  namespace {namespace}, image {image}
   manifests/          our manifests, which these two change
+  share-secret        what the replicas encrypt their messages with: for your eyes, not for Git
 {joining}
 Run:
-{image_steps}  kubectl apply -k {output}
+{image_steps}  extproc check {output}/extproc.yaml
+  kubectl apply -k {output}
   kubectl -n {namespace} rollout status deployment/extproc
-  kubectl {forward}
+{envoy}  kubectl {forward}
 
 Check:
   kubectl -n {namespace} get pods
   curl -i {request}
 """
+_ENVOY: Final = "  kubectl -n {namespace} rollout status deployment/envoy\n"
 # Nothing is published: without these steps the Pods could not start.
 _BUILDING: Final = """\
   make image IMAGE={image}  # in the checkout; your cluster has to be able to pull it
@@ -140,12 +179,14 @@ class KubernetesFolder:
     model: str
     namespace: str
     image: str | None
+    pull_secret: str | None
     gateway: str
     output: Path
 
     def write(self) -> None:
         """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
-        for name in (self.service, self.namespace, str(self.target_port)):
+        given = (self.service, self.namespace, str(self.target_port), self.pull_secret or "secret")
+        for name in given:
             if not re.fullmatch(_NAME, name):
                 raise SettingsError(f"{name!r} is no name that Kubernetes takes")
         for text in (self.service, self.target_port):  # kustomize reads them where no quotes may be
@@ -163,9 +204,16 @@ class KubernetesFolder:
             raise SettingsError(f"{self.output} is there already: give another --output") from None
         (self.output / "extproc.yaml").write_text(configuration)
         (self.output / "kustomization.yaml").write_text(self._customize())
+        secret = self.output / _SECRET
+        secret.touch(mode=0o600)
+        secret.write_text(secrets.token_urlsafe(32))
+        (self.output / ".gitignore").write_text(f"{_SECRET}\n")
         _copy(_BASES[self.gateway], self.output / "manifests")
-        if self.gateway != "envoy":
-            shutil.copytree(_MANIFESTS / "replacements", self.output / "manifests/replacements")
+        for name in _OPTIONAL:
+            shutil.copytree(
+                _MANIFESTS / "components" / name, self.output / "manifests/components" / name
+            )
+        shutil.copytree(_MANIFESTS / "replacements", self.output / "manifests/replacements")
         if self.gateway == "existing":
             shutil.copytree(_MANIFESTS / "components/envoy-gateway", self.output / "gateway")
 
@@ -183,6 +231,7 @@ class KubernetesFolder:
             namespace=self.namespace,
             image=self.image or "extproc-router, without a registry: none was given (--image)",
             image_steps=building + naming,
+            envoy=_ENVOY.format(namespace=self.namespace) if self.gateway == "envoy" else "",
             joining=_JOINING if is_joint else "",
             forward=_FORWARD[self.gateway].format(namespace=self.namespace),
             request="http://127.0.0.1:9090/readyz"
@@ -203,17 +252,26 @@ class KubernetesFolder:
     def _customize(self) -> str:
         is_same = self.target_port == self.port
         is_routed = self.gateway != "envoy"
-        text = _KUSTOMIZATION.format(
-            gateway=self.gateway,
-            namespace=self.namespace,
-            base=_BASES[self.gateway],
-            components=_COMPONENTS if self.gateway == "existing" else "",
-            image=_write_image(self.image),
-            route_port=f', annotations: {{vllm-port: "{self.port}"}}'
-            if is_routed and not is_same
-            else "",
-        )
-        return text + _ROUTED.format(port=_ROUTED_PORT if is_same else "") if is_routed else text
+        parts = [
+            _KUSTOMIZATION.format(
+                gateway=self.gateway,
+                namespace=self.namespace,
+                base=_BASES[self.gateway],
+                components=_COMPONENTS if self.gateway == "existing" else "",
+                image=_write_image(self.image),
+                route_port=f', annotations: {{vllm-port: "{self.port}"}}'
+                if is_routed and not is_same
+                else "",
+                secret=_SECRET,
+            )
+        ]
+        if self.pull_secret:
+            parts.append(_PULLING.format(pull_secret=self.pull_secret))
+        if self.gateway == "envoy-gateway":
+            parts.append(_CLASS.format(namespace=self.namespace))
+        port = _ROUTED_PORT if is_same else ""
+        parts.append(_ROUTED.format(port=port) if is_routed else _ROLLED)
+        return "".join(parts)
 
 
 def _copy(place: str, output: Path) -> None:

@@ -209,7 +209,9 @@ def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": _GRACE_S,
-            **({"nodeSelector": dict(options.node_selector)} if options.node_selector else {}),
+            "nodeSelector": dict(options.node_selector),
+            "tolerations": [each.model_dump(exclude_none=True) for each in options.tolerations],
+            "imagePullSecrets": [{"name": options.pull_secret}] if options.pull_secret else [],
             "securityContext": {
                 **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
                 "runAsNonRoot": True,

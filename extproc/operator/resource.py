@@ -27,18 +27,30 @@ class SpecRefused(ExtprocError):
     """A Benchmark cannot be run; the message lists every fault."""
 
 
+class Toleration(SpecSection):
+    """A taint of nodes that the Pods may run on all the same, in Kubernetes' words."""
+
+    key: str | None = None
+    operator: Literal["Equal", "Exists"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
 class PodOptions(SpecSection):
     """What the Pods of a run get. The image is the operator's own.
 
     `cpu` and `memory` are requested for each Pod: a client that waits for CPU measures itself.
     `env_secret` names a Secret whose keys become environment variables, for `target.api-key-env`.
-    `node_selector` keeps load off the nodes that serve.
+    `pull_secret` names the Secret by which nodes may pull the image. `node_selector` keeps load off
+    the nodes that serve, `tolerations` let it onto nodes with taints.
     """
 
     cpu: str = Field(default="1", pattern=r"^[0-9]+(\.[0-9]+)?m?$")
     memory: str = Field(default="1Gi", pattern=r"^[0-9]+(\.[0-9]+)?(Mi|Gi|M|G)$")
     env_secret: str | None = None
+    pull_secret: str | None = None
     node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: list[Toleration] = Field(default_factory=list)
 
 
 class MountedFiles(SpecSection):

@@ -34,6 +34,7 @@ PAGES = {
     "/v1/models": json.dumps({"data": [{"id": "a", "parent": None}]}),
     "/config_dump": json.dumps(load("standalone.yaml")),
     "/stats": json.dumps({"stats": [STAT]}),
+    "/server_info": json.dumps({"version": "9e55/1.40.0/Clean/RELEASE/BoringSSL", "state": "LIVE"}),
     "/clusters": json.dumps(
         {"cluster_statuses": [{"name": "extproc", "host_statuses": [HOST, HOST]}]}
     ),

@@ -1,6 +1,7 @@
 """What is found in what was seen; and what is near a fault, and is none."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 from msgspec import convert
 
-from extproc.doctor.admin_ports import EnvoySeen, ExtProcFilter, PoolSeen
+from extproc.doctor.admin_ports import EnvoySeen, ExtProcFilter, PoolSeen, read_version
 from extproc.doctor.evidence import ClusterSeen, EngineSeen, Evidence, MetricsPage
 from tests.doctor.looking import doctor_settings, rules
 from tests.tables import table
@@ -104,6 +105,10 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield seen(envoy=EnvoySeen(True, [OFF])), {"not_asked_on_routes"}
     yield seen(envoy=EnvoySeen(True, [OFF, FILTER])), set()
     yield seen(envoy=EnvoySeen(silence=("http://a", "no answer"))), {"envoy_silent"}
+    for old in ((1, 30, 12), (1, 36, 9), (1, 38, 3), (1, 39, 0)):
+        yield seen(envoy=replace(EnvoySeen(True, [FILTER]), version=old)), {"envoy_old"}
+    for new in ((1, 36, 10), (1, 39, 1), (1, 40, 0), (2, 0, 0), None):
+        yield seen(envoy=replace(EnvoySeen(True, [FILTER]), version=new)), set()
     yield seen(silence=("http://a", "no answer")), {"not_running"}
     yield seen(engines=[EngineSeen("tiny", A, A, "", "no answer")]), {"engine_silent"}
     yield seen(engines=[EngineSeen("tiny", A, A, "", "503")]), set()
@@ -171,6 +176,20 @@ def test_a_fault_is_found_and_what_is_near_one_is_not(
     evidence: Evidence, expected: set[str]
 ) -> None:
     assert rules(evidence).keys() == expected
+
+
+@table(
+    ("version", "read"),
+    [
+        ("9e5580933739775e/1.40.0/Clean/RELEASE/BoringSSL", (1, 40, 0)),
+        ("9e5580933739775e/1.38.2-dev/Clean/RELEASE/BoringSSL", None),  # may have been mended
+        ("my own", None),
+        ("a/1.40/b/c", None),
+        ("a/99999.1.1/b", None),
+    ],
+)
+def test_only_a_release_has_a_version(version: str, read: object) -> None:
+    assert read_version(json.dumps({"state": "LIVE", "version": version}, indent=1)) == read
 
 
 def test_every_rule_has_its_words_and_its_line_in_the_docs() -> None:

@@ -12,7 +12,7 @@ GIVEN = {
     ("Secret", "hf-token"),
     ("ConfigMap", "kube-root-ca.crt"),
 }
-CLUSTER_WIDE = {"GatewayClass", "PriorityClass"}
+CLUSTER_WIDE = {"GatewayClass"}
 
 
 def strings(tree: Any) -> Iterator[str]:

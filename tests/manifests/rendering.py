@@ -115,7 +115,7 @@ def service_environment(overlay: str) -> dict[str, str]:
     [source] = container["envFrom"]
     variables = dict(reference_names(overlay, "ConfigMap", source["configMapRef"]["name"])["data"])
     return variables | {
-        variable["name"]: variable["value"] for variable in container.get("env", [])
+        variable["name"]: variable.get("value", "of a Secret") for variable in container["env"]
     }
 
 

@@ -1,5 +1,6 @@
 """The Helm chart is what the manifests are: rendered by a real helm and compared object by object."""
 
+import base64
 import itertools
 import json
 import platform
@@ -15,11 +16,20 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from charts.generate import SCHEMA, build_values_schema
 from extproc import __version__
 from extproc.cli import cli
 from extproc.router.settings.reading import parse_settings
 from tests.manifests.references import count_references
-from tests.manifests.rendering import MANIFESTS, Object, containers, render, render_folder
+from tests.manifests.rendering import (
+    MANIFESTS,
+    Object,
+    containers,
+    pick_object,
+    render,
+    render_folder,
+    selects,
+)
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
 from tests.stack.gateway import find_envoy
 from tests.tables import table
@@ -37,11 +47,13 @@ else:
 json.dump(result, sys.stdout)
 """
 CHART = MANIFESTS.parent / "charts" / "extproc-router"
-# The overlays scale by CPU and name a class. `gateways` follows the autoscaler's least number.
-SAME = ("autoscaling.enabled=true", "priorityClassName=llm-gateway")
-AS_OVERLAYS = "".join(f",router.epp.{value}" for value in SAME)
+# The overlays scale by CPU. `gateways` follows the autoscaler's least number.
+AS_OVERLAYS = ",router.epp.autoscaling.enabled=true"
 LABELS = r"router.modelServers.matchLabels.app\.kubernetes\.io/name=vllm"
 STANDALONE = "modelServers.service=vllm"
+POOL = f"{STANDALONE},router.epp.pool"
+SOURCE = "endpoints.kubernetes.service=a,router.epp.config.pools[0].endpoints.kubernetes.port=1"
+TWO_POOLS = f"router.epp.config.pools[0].name=a,router.epp.config.pools[0].{SOURCE}"
 # What a provider wants besides, and the overlay that its release has to be like.
 PROVIDERS = {
     "istio": ("", "overlays/istio/inference-pool"),
@@ -66,7 +78,8 @@ ODD = f"{GATEWAY}{WORDS},router.epp.priorityClassName=no,router.epp.image.tag=5:
 LEFT_OUT = {
     "Gateway",
     "GatewayClass",
-    "PriorityClass",
+    "Secret",
+    "Job",
     "EnvoyProxy",
     "ConfigMap",
 }  # yours, or read as files
@@ -91,6 +104,7 @@ def install_chart(values: str, release: str = "vllm") -> list[Object]:
 def comparable(objects: list[Object]) -> dict[str, Object]:
     """Returns objects by kind without what a release adds: its name, its labels, its way to say variables."""
     text = re.sub(r"\b(vllm|llm-gateway)-epp\b", "extproc", json.dumps(objects))
+    text = re.sub(r'("app.kubernetes.io/name": "extproc)-router"', r'\1"', text)
     text = re.sub(
         r'"(app.kubernetes.io/(instance|managed-by|version)|helm.sh/chart)": "[^"]*",? ?', "", text
     )
@@ -109,15 +123,20 @@ def comparable(objects: list[Object]) -> dict[str, Object]:
                 given = [
                     maps[each["configMapRef"]["name"]] for each in container.pop("envFrom", [])
                 ]
-                own = {each["name"]: each["value"] for each in container.pop("env", [])}
+                own = {
+                    each["name"]: each.get("value", "of a Secret")
+                    for each in container.pop("env", [])
+                }
                 container["env"] = (given[0] if given else {}) | own
                 container.pop("imagePullPolicy", None)
-        found[f"{kind} {name}" if kind == "Service" else kind] = item
+        is_one = kind not in {"Service", "NetworkPolicy"}
+        found[kind if is_one else f"{kind} {name}"] = item
     return found
 
 
 def file(objects: list[Object], name: str) -> str:
-    [text] = [item["data"][name] for item in objects if name in item.get("data", {})]
+    """The text of a file in the ConfigMaps; the one that a hook tries is the same."""
+    [text] = {item["data"][name] for item in objects if name in item.get("data", {})}
     return str(text)
 
 
@@ -135,7 +154,8 @@ def test_gateway_mode_is_the_providers_overlay(provider: str) -> None:
         "Deployment",
         "Role",
         "HTTPRoute",
-        "NetworkPolicy",
+        "NetworkPolicy extproc",
+        "NetworkPolicy extproc-share",
         "HorizontalPodAutoscaler",
     } <= theirs.keys()
     assert pool == their_pool
@@ -172,15 +192,15 @@ def test_standalone_mode_is_the_sidecar_overlay_with_the_envoy_that_init_writes(
     pod["containers"] = envoy["Deployment"]["spec"]["template"]["spec"]["containers"]
     names = {each["name"] for each in pod.pop("volumes")} - {"socket"}
     assert {each["name"] for each in our_pod.pop("volumes")} == names
-    sidecar["NetworkPolicy"]["spec"]["egress"][2] = written["NetworkPolicy"]["spec"]["egress"][2]
+    policy = "NetworkPolicy extproc"
+    sidecar[policy]["spec"]["egress"][2] = written[policy]["spec"]["egress"][2]
     gateway = "Service llm-gateway"
     sidecar[gateway]["spec"] |= {"ports": written[gateway]["spec"]["ports"], "type": "ClusterIP"}
 
     assert ours == sidecar
     assert ours["Role"] == written["Role"]
-    assert yaml.safe_load(file(objects, "extproc.yaml")) == yaml.safe_load(
-        file(folder, "extproc.yaml")
-    )
+    text = file(objects, "extproc.yaml").replace("llm-gateway-epp", "extproc")
+    assert yaml.safe_load(text) == yaml.safe_load(file(folder, "extproc.yaml"))
     assert file(objects, "drain.sh").strip() == file(folder, "drain.sh").strip()
     alone = file(folder, "envoy.yaml").replace("{address: extproc,", "{address: 127.0.0.1,")
     assert alone != file(folder, "envoy.yaml")
@@ -223,8 +243,8 @@ def test_names_stay_names_whatever_they_are() -> None:
 
 
 def test_the_values_of_llm_ds_charts_are_taken() -> None:
-    """Labels instead of a Service, two ports a Pod, an image with its registry, flags; a ServiceMonitor."""
-    epp = ("replicas=3", "image.registry=images.example/team", "image.tag=v9", "flags.v=4")
+    """Labels instead of a Service, two ports a Pod, an image with its registry; a ServiceMonitor."""
+    epp = ("replicas=3", "image.registry=images.example/team", "image.tag=v9")
     models = ("matchLabels.app=qwen", "targetPorts[0].number=8000", "targetPorts[1].number=8001")
     values = [f"router.epp.{each}" for each in epp] + [
         f"router.modelServers.{each}" for each in models
@@ -237,10 +257,7 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
 
     check(found["ServiceMonitor", "vllm-epp"], KUBERNETES[0])
     assert deployment["replicas"] == pool["strategy"]["gateways"] == 3
-    assert (router["image"], router["args"][-1]) == (
-        "images.example/team/extproc-router:v9",
-        "--v=4",
-    )
+    assert router["image"] == "images.example/team/extproc-router:v9"
     assert found["Service", "vllm-endpoints"]["spec"]["selector"] == {"app": "qwen"}
     assert pool["endpoints"] == {"kubernetes": {"service": "vllm-endpoints", "port": [8000, 8001]}}
 
@@ -256,11 +273,82 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
         (f"mode=gateway,gateway.name=llm,{STANDALONE}", "set router.modelServers.matchLabels"),
         (f"{GATEWAY}gke", "set provider.gke.proxySubnet"),
         (f"{GATEWAY}envoy-gateway", "set modelServers.service"),
+        (f"{POOL}.strategy.name=prefix_cash", "must be one of 'least_load', 'prefix_cache'"),
+        (f"{POOL}.strategy.engine=h100", "/strategy/engine': value must be one of"),
+        (f"{POOL}.max_inflight=3", "'max_inflight' not allowed"),
+        (f"{STANDALONE},router.epp.config.pool=3", "'pool' not allowed"),
+        (f"{STANDALONE},router.epp.flags.v=4", "'flags' not allowed"),
+        (f"{POOL}.fallbacks=1,{TWO_POOLS}", "write router.epp.pool into its `pools`"),
+        (f"{STANDALONE}{AS_OVERLAYS},router.epp.autoscaling.minReplicas=9", "is above maxReplicas"),
     ],
 )
 def test_values_that_cannot_work_are_refused_in_a_sentence(values: str, named: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(named)):
         install_chart(values)
+
+
+def test_the_schema_of_values_is_that_of_the_settings() -> None:
+    """`make reference` writes it."""
+    text = SCHEMA.read_text()
+
+    assert build_values_schema(json.loads(text)) == json.loads(text)
+
+
+def test_a_file_that_the_router_refuses_ends_an_upgrade_before_it_changes_anything() -> None:
+    """A hook tries the very file that the release would have, with the image and variables of its Pods."""
+    values = f"{STANDALONE},imagePullSecrets[0].name=registry,router.epp.tolerations[0].key=gpu"
+    found = {(each["kind"], each["metadata"]["name"]): each for each in install_chart(values)}
+    job, tried = found["Job", "vllm-epp-check"], found["ConfigMap", "vllm-epp-check"]
+    pod, router = (
+        each["spec"]["template"]["spec"] for each in (job, found["Deployment", "vllm-epp"])
+    )
+    [check_], [running] = pod["containers"], router["initContainers"]
+
+    hooks = [each["metadata"]["annotations"]["helm.sh/hook"] for each in (job, tried)]
+    assert hooks == ["pre-install,pre-upgrade"] * 2
+    assert tried["data"] == found["ConfigMap", "vllm-epp"]["data"]
+    assert check_["command"] == ["extproc", "check", "/etc/extproc/extproc.yaml"]
+    assert [each for each in running["env"] if each["name"] != "SHARE_SECRET"] == check_["env"]
+    assert check_["image"] == running["image"]
+    assert (pod["imagePullSecrets"], pod["tolerations"]) == (
+        [{"name": "registry"}],
+        router["tolerations"],
+    )
+    # It counts as none of the router's Pods.
+    selector = found["Service", "vllm"]["spec"]["selector"]
+    assert not selects(selector, job["spec"]["template"]["metadata"]["labels"])
+
+
+def test_replicas_share_by_a_secret_that_is_made_or_named() -> None:
+    made = install_chart(STANDALONE)
+    secret = pick_object(made, "Secret", "vllm-epp-share")["data"]["secret"]
+    others = install_chart(f"{STANDALONE},router.epp.share.existingSecret=mine")
+    alone = install_chart(f"{STANDALONE},router.epp.share.enabled=false")
+
+    assert len(base64.b64decode(secret)) == 43
+    assert "lookup" in (CHART / "templates/share.yaml").read_text()  # no cluster is here to look in
+    assert "Secret" not in {each["kind"] for each in others}
+    assert "name: mine" in yaml.safe_dump(others)
+    assert "9004" not in yaml.safe_dump(alone)
+    assert "share" not in yaml.safe_load(file(alone, "extproc.yaml"))
+
+
+def test_pods_of_the_chart_and_of_the_manifests_in_one_namespace_leave_each_other_alone() -> None:
+    """Two budgets on one Pod make its node impossible to drain."""
+    both = [install_chart(f"{STANDALONE}{AS_OVERLAYS}"), render("overlays/gateway")]
+    labels = [pick_labels(each) for each in both]
+
+    for objects, others in zip(both, reversed(labels), strict=True):
+        for item in objects:
+            spec = item.get("spec", {})
+            wanted = spec.get("podSelector", spec.get("selector", {})) or {}
+            wanted = wanted.get("matchLabels", wanted)
+            assert not wanted or not any(selects(wanted, each) for each in others), item
+
+
+def pick_labels(objects: list[Object]) -> list[dict[str, str]]:
+    templates = [each["spec"]["template"] for each in objects if each["kind"] == "Deployment"]
+    return [each["metadata"]["labels"] for each in templates]
 
 
 def test_the_package_has_the_manifests_files_and_the_projects_version(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else
     [binding] = of_kind(overlay, "RoleBinding")
     account = pods(overlay)["extproc"]["serviceAccountName"]
 
-    assert role["rules"] == (POOL_AND_PODS if overlay in PICKERS else SLICES)
+    assert role["rules"] == (SLICES + POOL_AND_PODS if overlay in PICKERS else SLICES)
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account, "namespace": "default"}
@@ -188,17 +188,6 @@ def _pause_s(container: Object) -> int:
     return int(hook.get("sleep", {}).get("seconds", 0))
 
 
-@each(SERVING)
-def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
-    [priority] = of_kind(overlay, "PriorityClass")
-    classes = {name: pod.get("priorityClassName") for name, pod in pods(overlay).items()}
-
-    assert priority["value"] > 0
-    assert priority["preemptionPolicy"] == "Never"  # a rollout evicts no model server
-    assert classes.pop("vllm", None) is None
-    assert set(classes.values()) == {priority["metadata"]["name"]}
-
-
 @pytest.mark.parametrize("overlay", ["overlays/sidecar", "overlays/gateway", "overlays/istio"])
 def test_a_change_of_the_server_section_rolls_the_pods_one_of_pools_not(
     overlay: str, tmp_path: Path
@@ -261,15 +250,19 @@ class TestNetwork:
     ) -> None:
         names, api_server = {53}, {443, 6443}
         out = {"extproc": names | api_server | {8000}, "envoy": names | {9002, 8000}}
+        out["extproc-share"] = {9004}
+        reached = dict.fromkeys(pod_labels(overlay), frozenset[int]())
         for policy in of_kind(overlay, "NetworkPolicy"):
             spec = policy["spec"]
             wanted = spec["podSelector"]["matchLabels"]
             [name] = [
                 name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)
             ]
-            assert set().union(*map(_allowed, spec["ingress"])) == _ports(pods(overlay)[name])
+            reached[name] = reached[name].union(*map(_allowed, spec["ingress"]))
             assert spec["policyTypes"] == ["Ingress", "Egress"]
             assert set().union(*map(_allowed, spec["egress"])) == out[policy["metadata"]["name"]]
+        reached.pop("vllm", None)
+        assert reached == {name: _ports(pods(overlay)[name]) for name in reached}
 
 
 # Gateways that are no Pods: let in by address.

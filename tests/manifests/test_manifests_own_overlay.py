@@ -13,13 +13,25 @@ from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import (
     MANIFESTS,
+    SERVING,
     Object,
+    config_files,
     containers,
+    each,
+    of_kind,
     pick_object,
+    pod_labels,
+    pods,
+    reference_names,
     render,
     render_folder,
     render_own,
+    selects,
 )
+from tests.manifests.types_of_kubernetes import KUBERNETES, check
+
+# What a user's own overlay may add to any of ours.
+OPTIONAL = ["monitoring", "operator", "operator-monitoring", "vllm-monitoring", "vllm-network"]
 
 
 @pytest.fixture(scope="module", params=["sidecar", "gateway"])
@@ -48,29 +60,49 @@ def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
     assert "PodMonitor" not in {item["kind"] for item in render("overlays/example-vllm")}
 
 
-def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
-    """Its headless Service finds the Pods; port and secret are where its comment's `share` looks."""
-    rendered = render_own(tmp_path, ["overlays/gateway"], ["share"])
-    peers = pick_object(rendered, "Service", "extproc-peers")["spec"]
-    policy = pick_object(rendered, "NetworkPolicy", "extproc-share")["spec"]
-    template = pick_object(rendered, "Deployment", "extproc")["spec"]["template"]
-    [container] = [each for each in template["spec"]["containers"] if each["name"] == "extproc"]
-    comment = (MANIFESTS / "components" / "share" / "kustomization.yaml").read_text()
-    block = "\n".join(
-        line.removeprefix("# ") for line in comment.splitlines() if line.startswith("#   ")
-    )
-    share = ShareSettings.model_validate(yaml.safe_load(block)["share"])
+@each(SERVING)
+def test_replicas_share_their_picks(overlay: str) -> None:
+    """A headless Service finds the Pods; port and secret are where the settings' `share` looks."""
+    [text] = [text for _, text in config_files(overlay, "extproc.yaml")]
+    share = ShareSettings.model_validate(yaml.safe_load(text)["share"])
+    peers = reference_names(overlay, "Service", "extproc-peers")["spec"]
+    policy = reference_names(overlay, "NetworkPolicy", "extproc-share")["spec"]
+    [container] = [
+        each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"
+    ]
 
     assert share.mesh
     assert share.mesh.listen.endswith(":9004")
+    assert share.mesh.peers.kubernetes
+    assert share.mesh.peers.kubernetes.service == "extproc-peers"
     assert {"name": "share", "containerPort": 9004} in container["ports"]
     assert share.secret.env in {variable["name"] for variable in container["env"]}
+    # One that everybody can read is none.
+    assert not of_kind(overlay, "Secret")
     assert peers["clusterIP"] == "None"
     assert peers["publishNotReadyAddresses"]
-    assert peers["selector"].items() <= template["metadata"]["labels"].items()
+    assert selects(peers["selector"], pod_labels(overlay)["extproc"])
     assert [[{"port": 9004}]] * 2 == [
         rule["ports"] for rule in (*policy["ingress"], *policy["egress"])
     ]
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_with_every_optional_component_containers_have_names_of_their_own_and_images(
+    overlay: str, tmp_path: Path
+) -> None:
+    """A patch that meets no container of its name makes an empty one, and kustomize says nothing."""
+    objects = render_own(tmp_path, [overlay], OPTIONAL)
+    templates = [
+        item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"
+    ]
+
+    for pod in templates:
+        found = containers(pod)
+        assert len({each["name"] for each in found}) == len(found)
+        assert all(each.get("image") and each.get("command") for each in found)
+    for item in objects:
+        check(item, KUBERNETES[-1])
 
 
 def test_the_rules_and_the_dashboards_come_with_it(rendered_overlay: list[Object]) -> None:

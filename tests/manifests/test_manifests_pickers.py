@@ -45,7 +45,7 @@ def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -
     assert source is not None
     assert source.namespace is None  # the Pod's own
     assert picker_spec(overlay, "InferencePool", source.name)
-    assert role["rules"][0]["resourceNames"] == [source.name]
+    assert role["rules"][1]["resourceNames"] == [source.name]
 
 
 def overlay_of_picker(

@@ -1,5 +1,6 @@
 """The folder that `extproc init kubernetes` writes, and the walks of the docs."""
 
+import base64
 import json
 import re
 import shlex
@@ -100,7 +101,11 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
     for item in objects:
         check(item, "1.37")
     # The service and Envoy reach the Pods whatever their labels.
-    policies = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
+    policies = [
+        item["spec"]
+        for item in objects
+        if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] != "extproc-share"
+    ]
     assert len(policies) == (2 if gateway == "envoy" else 1)
     assert all({"to": [{"podSelector": {}}]} in policy["egress"] for policy in policies)
 
@@ -148,6 +153,60 @@ def test_a_change_of_the_service_in_extproc_yaml_is_all_that_a_route_needs(tmp_p
     )
 
     assert routed_services(render_folder(folder)) == {("llama", 9000)}
+
+
+def test_the_folder_brings_a_secret_of_its_own_that_only_its_owner_reads(tmp_path: Path) -> None:
+    objects, secrets = [], set()
+    for name in ("one", "other"):
+        write_folder(tmp_path / name, "envoy")
+        path = tmp_path / name / "share-secret"
+        objects = render_folder(path.parent)
+        secrets.add(path.read_text())
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert (path.parent / ".gitignore").read_text() == "share-secret\n"
+    made = pick_object(objects, "Secret")
+    [container] = pick_object(objects, "Deployment", "extproc")["spec"]["template"]["spec"][
+        "containers"
+    ]
+
+    assert len(secrets) == 2
+    assert all(len(each) >= 40 for each in secrets)
+    assert base64.b64decode(made["data"]["secret"]).decode() in secrets
+    [variable] = container["env"]
+    assert variable["valueFrom"]["secretKeyRef"]["name"] == made["metadata"]["name"]
+
+
+def test_two_folders_share_nothing_that_one_of_them_could_take_away(tmp_path: Path) -> None:
+    """`kubectl delete -k` of one namespace deletes what is in its folder, cluster-wide objects too."""
+    wide = []
+    for namespace in ("a", "b"):
+        write_folder(tmp_path / namespace, "envoy-gateway", "--namespace", namespace)
+        objects = render_folder(tmp_path / namespace)
+        wide += [item["metadata"]["name"] for item in objects if item["kind"] in CLUSTER_WIDE]
+        assert pick_object(objects, "Gateway")["spec"]["gatewayClassName"] == f"llm-{namespace}"
+
+    assert wide == ["llm-a", "llm-b"]
+
+
+def test_what_the_next_pages_add_is_in_the_folder(tmp_path: Path) -> None:
+    """Components, a pull secret, and a change of extproc.yaml that rolls the Pods where this is wanted."""
+    folder = tmp_path / "folder"
+    write_folder(folder, "envoy", "--pull-secret", "registry")
+    path = folder / "kustomization.yaml"
+    components = [f"manifests/components/{each}" for each in ("operator", "monitoring")]
+    text = path.read_text().replace("# replacements:\n# -", "replacements:\n-")
+    path.write_text(f"{text}components: {json.dumps(components)}\n")
+    before = render_folder(folder)
+    pods = [item["spec"]["template"]["spec"] for item in before if item["kind"] == "Deployment"]
+    (folder / "extproc.yaml").write_text("pools: []")
+    old, new = (
+        pick_object(each, "Deployment", "extproc")["spec"]["template"]
+        for each in (before, render_folder(folder))
+    )
+
+    assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "registry"}]] * 3
+    assert new != old
+    assert {"PrometheusRule", "CustomResourceDefinition"} <= {item["kind"] for item in before}
 
 
 @table(

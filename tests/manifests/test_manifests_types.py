@@ -152,9 +152,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Any:
             [overlay] if overlay == "overlays/simulated" else [overlay, "overlays/example-vllm"]
         )
         folder = tmp_path_factory.mktemp("overlay")
-        return rendering.render_own(
-            folder, resources, ["share", "vllm-network"], namespace=NAMESPACE
-        )
+        return rendering.render_own(folder, resources, ["vllm-network"], namespace=NAMESPACE)
 
     return moved
 
@@ -241,13 +239,3 @@ def test_no_overlay_restricts_vllm_unasked(overlay: str) -> None:
     """Applying a gateway cuts off no other client of these Pods: the policy is a component."""
     for item in rendering.of_kind(overlay, "NetworkPolicy"):
         assert not rendering.selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM)
-
-
-def test_who_shares_may_read_peers_whatever_the_pool_is_found_by(moved: Any) -> None:
-    roles = [
-        item["rules"] for item in moved("overlays/istio/inference-pool") if item["kind"] == "Role"
-    ]
-    [rule] = [rule for rules in roles for rule in rules if "endpointslices" in rule["resources"]]
-
-    assert (rule["apiGroups"], rule["verbs"]) == (["discovery.k8s.io"], ["list", "watch"])
-    assert rule["resources"] == ["endpointslices"]

@@ -10,9 +10,15 @@ def objects_of(**spec: object) -> list[Object]:
     return list(list_objects(Run(benchmark, f"b-{benchmark.digest}", NOON), "image:1", NOON))
 
 
-EVERYTHING = {
+EVERYTHING: Object = {
     "workers": 2,
     "files": {"claim": "data"},
     "results": {"size": "2Gi", "storage-class": "fast"},
-    "pods": {"cpu": "2", "env-secret": "keys", "node-selector": {"pool": "load"}},
+    "pods": {
+        "cpu": "2",
+        "env-secret": "keys",
+        "pull-secret": "registry",
+        "node-selector": {"pool": "load"},
+        "tolerations": [{"key": "load", "operator": "Exists", "effect": "NoSchedule"}],
+    },
 }

@@ -126,7 +126,9 @@ def test_only_the_operator_reaches_the_pods_of_runs_and_they_the_router(
         {"from": [{"podSelector": {"matchLabels": OPERATOR}}], "ports": to_runs}
     ]
     assert {"to": [{"podSelector": runs}], "ports": to_runs} in operator["egress"]
-    assert router["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "extproc"}
+    [chosen] = router["podSelector"]["matchExpressions"]
+    assert (chosen["key"], chosen["operator"]) == ("app.kubernetes.io/name", "In")
+    assert chosen["values"] == ["extproc", "extproc-router"]  # the manifests' Pods, the chart's
     assert router["ingress"] == [{"from": [{"podSelector": runs}], "ports": to_router}]
 
 

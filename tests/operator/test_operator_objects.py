@@ -61,6 +61,18 @@ def test_merging_needs_the_results_alone_and_a_spec_file_is_the_resources_own() 
     assert set(yaml.safe_load(text)) == {"name", *SPEC}
 
 
+def test_pods_of_runs_are_pulled_and_placed_as_the_benchmark_says() -> None:
+    [pod] = [
+        made["spec"]["template"]["spec"]
+        for made in objects_of(**EVERYTHING)
+        if made["kind"] == "Job"
+    ]
+
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["tolerations"] == EVERYTHING["pods"]["tolerations"]
+    assert pod["nodeSelector"] == {"pool": "load"}
+
+
 def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
     (kept,) = [
         made

@@ -7,7 +7,8 @@
 {{- end }}
 
 {{- define "extproc.selector" -}}
-app.kubernetes.io/name: extproc
+{{- /* Not the manifests' `extproc`: both may be in one namespace, while one moves to the other. */ -}}
+app.kubernetes.io/name: extproc-router
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
@@ -42,6 +43,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- /* What values.schema.json cannot say. */ -}}
 {{- define "extproc.check" -}}
 {{- $models := include "extproc.models" . | fromYaml -}}
+{{- $epp := .Values.router.epp -}}
+{{- if and $epp.config $epp.pool }}{{ fail "router.epp.config is the whole of extproc.yaml: write router.epp.pool into its `pools`" }}{{ end -}}
+{{- with $epp.autoscaling }}{{ if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}{{ fail "router.epp.autoscaling: minReplicas is above maxReplicas" }}{{ end }}{{ end -}}
 {{- if eq .Values.mode "gateway" -}}
 {{- if not .Values.gateway.name }}{{ fail "mode gateway: name your Gateway with --set gateway.name=NAME" }}{{ end -}}
 {{- if include "extproc.picks" . -}}
@@ -55,7 +59,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "extproc.configuration" -}}
 {{- $models := include "extproc.models" . | fromYaml -}}
 {{- $epp := .Values.router.epp -}}
-{{- if $epp.config }}{{ toYaml $epp.config }}{{ else -}}
+{{- $share := dict "cluster" "extproc" "secret" (dict "env" "SHARE_SECRET") -}}
+{{- $_ := set $share "mesh" (dict "peers" (dict "kubernetes" (dict "service" (printf "%s-peers" (include "extproc.epp" .)) "port" "share"))) -}}
+{{- $shared := ternary (dict "share" $share) dict $epp.share.enabled -}}
+{{- if $epp.config }}{{ toYaml (merge (deepCopy $epp.config) $shared) }}{{ else -}}
 {{- $numbers := list -}}
 {{- range $models.targetPorts }}{{ $numbers = append $numbers (int .number) }}{{ end -}}
 {{- $port := $models.port | default (eq (len $numbers) 1 | ternary (first $numbers) $numbers) -}}
@@ -73,8 +80,26 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $strategy = merge $strategy (dict "engine" "l4-llama8b-fp8") -}}
 {{- $strategy = merge $strategy (dict "gateways" (int (ternary $epp.autoscaling.minReplicas $epp.replicas $epp.autoscaling.enabled))) -}}
 {{- end }}{{ $_ := set $pool "strategy" $strategy }}{{ end -}}
-{{ toYaml (dict "pools" (list $pool)) }}
+{{ toYaml (merge (dict "pools" (list $pool)) $shared) }}
 {{- end -}}
+{{- end }}
+
+{{- /* The Secret with what the replicas encrypt their messages with. */ -}}
+{{- define "extproc.shareSecret" -}}
+{{- .Values.router.epp.share.existingSecret | default (printf "%s-share" (include "extproc.epp" .)) -}}
+{{- end }}
+
+{{- /* What a Pod needs of values to be started on the right node, by whom the registry knows. */ -}}
+{{- define "extproc.placement" -}}
+{{- with .Values.router.epp.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.router.epp.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.router.epp.tolerations }}
+tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
 {{- end }}
 
 {{- /* The section `server` of the settings, as variables. */ -}}

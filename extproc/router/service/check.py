@@ -46,6 +46,15 @@ def check_file(path: Path, environment: Mapping[str, str]) -> Settings:
     return settings
 
 
+def list_absent(share: ShareSettings | None, environment: Mapping[str, str]) -> list[str]:
+    """Returns the variables with secrets that are not here: a file is checked far from its Pods, too."""
+    if share is None:
+        return []
+    secrets = [share.secret, share.nats.password if share.nats else None]
+    names = [secret.env for secret in secrets if secret is not None and secret.env is not None]
+    return [name for name in names if name not in environment]
+
+
 def _parts(
     tree: Any, base: Path, environment: Mapping[str, str]
 ) -> Iterator[tuple[Place, Callable[[], object]]]:
@@ -58,7 +67,8 @@ def _parts(
             yield ("server", "tls", name), partial(read_file, Path(files[name]))
         if not missing:
             yield ("server", "tls"), build_certificates(tls).context
-    if share := _section(ShareSettings, tree.get("share")):
+    share = _section(ShareSettings, tree.get("share"))
+    if share and not list_absent(share, environment):
         secret = next(iter(share.secret.model_fields_set))
         yield ("share", "secret", secret), partial(build_courier, share, base, environment, outside)
     for number, each in enumerate(pools if isinstance(pools, list) else ()):

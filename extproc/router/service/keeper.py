@@ -140,6 +140,7 @@ class PoolKeeper:
             return
         self.synced.set()
         states = Counter(state for _, state in self.pool.states())
-        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        words = {"unknown": "not probed yet"}
+        counts = ", ".join(f"{count} {words.get(state, state)}" for state, count in states.items())
         log.info("pool %s: %s", self.pool.name, counts or "no endpoints")
         self._on_change(self.pool.name, endpoints)

@@ -99,10 +99,18 @@ class Pools:
             each.name in (self._first or ()) and not each.keeper.synced.is_set() for each in self
         )
         has_route = any(each.fault is None for each in self)
-        return [] if has_route and not is_waiting else self.remarks() or ["no pool yet"]
+        return [] if has_route and not is_waiting else self._list_faults() or ["no pool yet"]
 
     def remarks(self) -> list[str]:
         """What is wrong with single pools, whether the service is ready or not."""
+        unproven = [
+            f"pool {each.name}: no endpoint has answered a probe yet; all get requests"
+            for each in self
+            if {state for _, state in each.keeper.pool.states()} == {"unknown"}
+        ]
+        return [*self._list_faults(), *unproven]
+
+    def _list_faults(self) -> list[str]:
         lines = []
         for each in self:
             fault, source = each.fault, each.keeper.fault

@@ -49,7 +49,11 @@ class Stage:
         self.feedback = PoolFeedback(self.pool, cooling)
         keeper = SimpleNamespace(pool=self.pool, age_s=3.0, fault=None)
         running = SimpleNamespace(
-            pool=self.pool, keeper=keeper, feedback=self.feedback, name="llama"
+            pool=self.pool,
+            keeper=keeper,
+            feedback=self.feedback,
+            name="llama",
+            settings=SETTINGS.pools[0],
         )
         running.describe_events = lambda: {"e1": {"state": "degraded", "why": "7 lost"}}
         self.pools = RunningPools([running])

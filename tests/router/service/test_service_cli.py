@@ -117,7 +117,6 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
         f"{path}:8: pools.0.name is given twice (line 6)",
         f"{path}:9: pools.1: no model leads to qwen: llama stands before it and takes any; {hint}",
         f"{path}:11: pools.1.endpoints.file: {empty}:1: top level: expected a list",
-        f"{path}:18: share.secret.env: there is no variable NO_SUCH_SECRET",
     ]
 
     path.write_text(
@@ -125,7 +124,21 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
     )  # every section that is valid by itself
     faults = run_extproc("check", str(path)).stderr.splitlines()
     lines = [int(fault.partition("f.yaml:")[2].split(":")[0]) for fault in faults]
-    assert lines == [3, 4, 7, 8, 11, 14, 14, 14, 18]
+    assert lines == [3, 4, 7, 8, 11, 14, 14, 14]
+
+
+def test_check_takes_a_file_whose_secret_is_in_the_cluster_and_serve_does_not(
+    config: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "shared.yaml"
+    share = EVERYTHING_WRONG.partition("share:")[2]
+    path.write_text(f"{CONFIG}share:{share}")
+    checked, served = (run_extproc(word, str(path)) for word in ("check", "serve"))
+
+    assert (checked.returncode, checked.stdout) == (0, f"{path}: ok, 2 pool(s)\n")
+    assert checked.stderr == f"{path}: there is no variable NO_SUCH_SECRET here: `serve` needs it\n"
+    assert served.returncode == 2
+    assert "share.secret.env: there is no variable NO_SUCH_SECRET" in served.stderr
 
 
 def test_check_reads_certificates(tmp_path: Path) -> None:

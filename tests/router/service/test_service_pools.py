@@ -120,9 +120,21 @@ async def test_saturation_is_of_the_limit_or_what_the_engines_report_and_llmds_n
     assert {name: shown.get(name) for name in expected} == expected
 
 
-A = "{name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}}"
+A = "{name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}, probe: false}"
 B = "{name: b, models: [b], endpoints: {file: missing.yaml}}"
 NO_B = "pool b: no list of endpoints yet: file_unreadable: "
+
+
+async def test_a_service_says_when_it_is_ready_by_endpoints_that_nobody_has_seen_alive() -> None:
+    """A sole endpoint on a closed port gets requests, since nobody else could; that is worth a line."""
+    async with running_pools(f"pools: [{A.replace(', probe: false', '')}]") as pools:
+        await synced(pools)
+        pool = pools["a"]
+
+        assert pools.faults() == []
+        assert pools.remarks() == ["pool a: no endpoint has answered a probe yet; all get requests"]
+        pool.feedback.cooling.set_health("10.0.0.1:80", is_healthy=True)
+        assert pools.remarks() == []
 
 
 async def test_an_old_list_makes_a_service_of_one_pool_unready_not_one_of_several(

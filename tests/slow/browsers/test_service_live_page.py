@@ -225,6 +225,8 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
         await visit.until(DECIDED, 2)
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
         facts = " ".join((await visit.text("#pools .facts")).split())
+        tiles = " ".join((await visit.text("#tiles")).split())
+        estimate = await visit.text("#estimate")
         await visit.page.fill("#body", chat_about(text).decode())
         await visit.page.focus("#explain button")
         await visit.page.keyboard.press("Enter")
@@ -246,8 +248,37 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
     assert rows == {
         name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows
     }
-    assert "50 % of prompts predicted" in facts
-    assert "20 % of tokens found" in facts
+    # Of a single pool the tiles say it, and its line does not say it again.
+    assert "50 % of prompts predicted to be cached" in tiles
+    assert "20 % of prompt tokens found in caches" in tiles
+    assert "predicted" not in facts
+    assert re.search(r"of the last \d+ seconds?, prefix_cache: .* 50 % were predicted", estimate)
+
+
+async def test_the_explain_box_begins_with_a_model_that_is_served_and_says_first_what_is_broken(
+    tmp_path: Path, browser: Browser
+) -> None:
+    pools = [pool(["127.0.0.1:1"], {"name": "prefix_cache"}, models=["llama"], probe=False)]
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        example = await visit.page.input_value("#body")
+        broken = await explain(visit, b"{", "#told h3.bad")
+
+    assert '"model": "llama"' in example
+    assert "would get it: the body cannot be read: " in broken
+
+
+async def test_an_endpoint_that_gets_nothing_has_no_bars_of_the_past(
+    tmp_path: Path, browser: Browser
+) -> None:
+    pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
+    bar = "wanted => document.querySelector('#pools .gauge.warm i').dataset.v === wanted"
+    async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        [feedback] = [each.feedback for each in live.app.pools]
+        endpoint = next(iter(feedback.pool.snapshot.ready.values()))
+        feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
+        await visit.until(bar, "0.500")
+        live.fail(feedback.pool.name, endpoint.address)
+        await visit.until(bar, "0.000")
 
 
 async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
@@ -359,6 +390,7 @@ async def test_a_pause_holds_the_page_still_and_a_hidden_page_does_not_look(
         # The script has heard of the request, and shows nothing of it.
         await visit.until("() => Object.keys(history.at(-1) || {}).length === 1")
         assert await visit.page.locator("#decisions tr").count() == 0
+        assert await visit.text("#pause") == "Resume"
         await visit.page.click("#pause")
         await visit.page.wait_for_selector("#decisions tr")
         recorder = live.app.processor.observer

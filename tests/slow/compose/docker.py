@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PROJECT = f"extproc-router-test-{os.getpid()}"  # two runs may be beside each other
-IMAGES = {"BASE_IMAGE": "python:3.11-slim", "ENVOY_IMAGE": "envoyproxy/envoy:v1.40.0"}
+IMAGES = {"BASE_IMAGE": "python:3.11-slim", "ENVOY_IMAGE": "envoyproxy/envoy:v1.40.2"}
 NETWORK = f"{PROJECT}_default"
 
 

@@ -17,7 +17,7 @@ from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
-from extproc.router.service.live.least_load import LeastLoadEstimate
+from extproc.router.service.live.least_load import CacheShares
 from extproc.router.service.live.recorder import RecordedDecision, Recording
 from extproc.router.service.live.service_state import (
     ConfigurationState,
@@ -89,7 +89,7 @@ class StateBuilder:
                 each,
                 counts[each.name],
                 then.get(each.name, _NO_COUNTS),
-                self._recording.least_load[each.name],
+                self._recording.least_load[each.name].shares(each.keeper.pool.strategy, now_s),
             )
             for each in service.pools
         ]
@@ -159,7 +159,7 @@ class _PoolMoment(Struct, frozen=True):
 
 
 def _read_pool(
-    running: RunningPool, now: EndpointCounts, then: EndpointCounts, estimate: LeastLoadEstimate
+    running: RunningPool, now: EndpointCounts, then: EndpointCounts, estimate: CacheShares | None
 ) -> _PoolMoment:
     keeper, feedback = running.keeper, running.feedback
     pool = keeper.pool
@@ -171,6 +171,7 @@ def _read_pool(
         for endpoint, state in states
         if state == "cooling"
     }
+    named = [*(running.settings.models or ()), *sorted(pool.snapshot.models)]
     state = PoolState(
         name=pool.name,
         strategy=pool.strategy.name,
@@ -185,7 +186,8 @@ def _read_pool(
         saved_s=None
         if cache is None
         else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
-        estimate=estimate.shares(),
+        estimate=estimate,
+        model=next((name for name in named if "*" not in name), None),
     )
     events = {
         name: ": ".join(filter(None, (said["state"], said["why"])))

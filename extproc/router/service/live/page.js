@@ -41,6 +41,10 @@ function age(value) {
   if (value < 3600) return `${Math.floor(value / 60)} min`;
   return value < 172800 ? `${Math.floor(value / 3600)} h` : `${Math.floor(value / 86400)} d`;
 }
+function lasting(value) {
+  const [many, unit] = value < 90 ? [Math.round(value), "second"] : value < 5400 ? [Math.round(value / 60), "minute"] : [Math.round(value / 3600), "hour"];
+  return `${many} ${unit}${many === 1 ? "" : "s"}`;
+}
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 // A list's nodes, made and taken away as there are values; `change` fills the one at its place.
 function each(parent, values, make, change) {
@@ -232,13 +236,14 @@ function latest(pool, field) {
   return values.length ? values.at(-1) : null;
 }
 
-// One line for the pools that are shown: shares weighed by picks, as the charts do.
+// A line for each pool that is shown: it speaks for the strategy in force, and begins anew with the next one.
 function drawEstimate(pool) {
   const told = picture.pools.filter((one) => (!pool || one.name === pool) && one.estimate);
-  const weights = told.map((one) => Math.max(1, one.picks));
-  const share = (place) => percent(sum(told.map((one, at) => one.estimate[place] * weights[at])) / sum(weights));
   byId("estimate").hidden = !told.length;
-  if (told.length) put(byId("estimate"), `Estimate: of the prompts of conversations that began since this page was opened, ${share(0)} were predicted in caches; least load would have found ${share(1)}.`);
+  each(byId("estimate"), told, () => element("p"), (line, { name, strategy, estimate: [predicted, leastLoad, age_s] }) => {
+    const whose = picture.pools.length > 1 ? `pool ${name}, ` : "";
+    put(line, `Estimate, ${whose}of the last ${lasting(age_s)}, ${strategy}: of the prompts of conversations that began in that time, ${percent(predicted)} were predicted in caches; least load would have found ${percent(leastLoad)}.`);
+  });
 }
 
 function drawPays() {
@@ -254,7 +259,7 @@ function drawPays() {
   if (!isKnown) return;
   // As much as was seen, two minutes at least, so that a page just opened is not empty.
   const span = Math.min(TREND_S, Math.max(2 * MINUTE_S, end - trend[0].at));
-  put(byId("pays-from"), span < 2 * MINUTE_S + 1 ? "2 minutes ago" : `${Math.round(span / 60)} minutes ago`);
+  for (const from of document.querySelectorAll(".pays-from")) put(from, `${Math.round(span / 60)} minutes ago`);
   const x = (at) => 600 * (1 - (end - at) / span);
   const shown = marks.filter((one) => (!pool || one.name === pool) && one.at >= end - span).slice(-MARKS);
   const high = roundUp(Math.max(4, ...series.saved.filter(known)));
@@ -358,16 +363,18 @@ function drawPool(section, pool) {
   put(head.children[0], `pool ${pool.name}`); put(head.children[1], pool.strategy);
   card.firstElementChild.setAttribute("aria-label", `Endpoints of ${pool.name}`);
   const states = Object.entries(pool.states).map(([state, many]) => `${count(many)} ${state}`).join(", ");
+  // What the tiles say of a single pool is not said again.
+  const isAlone = picture.pools.length === 1;
   const told = [
-    [states || "no endpoints", ""],
-    [count(pool.in_flight), " in flight"],
+    ...(isAlone && states === `${pool.endpoints.length} ready` ? [] : [[states || "no endpoints", ""]]),
+    ...(isAlone ? [] : [[count(pool.in_flight), " in flight"]]),
     ...(known(pool.balance) ? [[pool.balance.toFixed(1), " × as many on the busiest endpoint as on average"]] : []),
     ...(known(pool.bound) ? [[`at most ${count(pool.bound)}`, " in flight on an endpoint"]] : []),
     ...(known(pool.max_in_flight) ? [[`full at ${count(pool.max_in_flight)}`, " in flight for each endpoint"]] : []),
     ...(known(pool.bound) || known(pool.max_in_flight) || !pool.endpoints.length ? [] : [["no limit", " on the requests of an endpoint"]]),
-    ...(known(pool.predicted) ? [[percent(pool.predicted), " of prompts predicted to be cached"]] : []),
-    ...(known(pool.found) ? [[percent(pool.found), " of tokens found in caches"]] : []),
-    ...(known(pool.first_token_s) ? [[seconds(pool.first_token_s), " to the first token"]] : []),
+    ...(!isAlone && known(pool.predicted) ? [[percent(pool.predicted), " of prompts predicted to be cached"]] : []),
+    ...(!isAlone && known(pool.found) ? [[percent(pool.found), " of tokens found in caches"]] : []),
+    ...(!isAlone && known(pool.first_token_s) ? [[seconds(pool.first_token_s), " to the first token"]] : []),
     ...(known(pool.age_s) ? [[age(pool.age_s), " since its list of endpoints was confirmed"]] : [["no list", " of endpoints yet"]]),
     ...(pool.fault ? [[pool.fault, ""]] : []),
   ];
@@ -437,8 +444,10 @@ function drawRow(tr, row, pool, most, share) {
   cells[1].firstElementChild.classList.toggle("full", known(bound) && inFlight >= bound);
   gauge(cells[2], (part || 0) / share, percent(part));
   put(cells[3].firstElementChild, seconds(firstToken));
-  gauge(cells[4], predicted, percent(predicted));
-  gauge(cells[5], found, percent(found));
+  // Of one that gets nothing the figures are of the past: no bar beside those of now.
+  const isOut = OUT.includes(state);
+  gauge(cells[4], isOut ? 0 : predicted, percent(predicted));
+  gauge(cells[5], isOut ? 0 : found, percent(found));
 }
 
 // ---- decisions
@@ -493,6 +502,14 @@ async function showConfig(number) {
 
 // ---- explain
 
+// A body to begin with, with a model of the first pool that names one; what was typed stays.
+let example = "";
+function showExample(model) {
+  const text = JSON.stringify({ model, messages: [{ role: "user", content: "Tell me about prefix caches." }] }, null, 2);
+  if (byId("body").value === example) byId("body").value = text;
+  example = text;
+}
+
 async function explain(event) {
   event.preventDefault();
   const query = new URLSearchParams({ path: byId("path").value });
@@ -518,9 +535,10 @@ function tell(verdict, ...grounds) {
 const refusalOf = (found) => `It would be refused: ${(found.error && found.error.message) || JSON.stringify(found)}`;
 
 function explained(found) {
-  const { endpoint, address, reason, pool, strategy, ...rest } = found;
+  const { endpoint, address, reason, pool, strategy, body_fault: fault, ...rest } = found;
   const why = (REASONS[reason] || ["", reason])[1];
-  const nodes = [element("h3", "", `${endpoint} would get it: ${why}`)];
+  const grounds = fault ? `the body cannot be read: ${fault}` : why;
+  const nodes = [element("h3", fault ? "bad" : "", `${endpoint} would get it: ${grounds}`)];
   const facts = element("dl"), tables = [];
   const fact = (name, value) => facts.append(element("dt", "", name.replaceAll("_", " ")), element("dd", "", value));
   fact("reason", reason); fact("pool", `${pool} (${strategy})`);
@@ -571,6 +589,8 @@ function open() {
     history.push(told.reasons);
     history.splice(0, history.length - HISTORY - 1);
     remember(told);
+    const model = told.pools.map((pool) => pool.model).find(known);
+    if (!picture && model) showExample(model);
     if (!paused || !picture) picture = told;
     draw();
   });
@@ -585,11 +605,11 @@ function close() { if (source) source.close(); source = null; }
 document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
 byId("pause").addEventListener("click", () => {
   paused = !paused;
-  byId("pause").setAttribute("aria-pressed", String(paused));
+  put(byId("pause"), paused ? "Resume" : "Pause");
   if (picture) draw();
 });
 byId("which").addEventListener("change", () => { if (picture) { drawChart(); drawPays(); } });
 byId("config").addEventListener("toggle", () => picture && drawConfiguration());
 byId("explain").addEventListener("submit", explain);
-byId("body").value = JSON.stringify({ model: "your-model", messages: [{ role: "user", content: "Tell me about prefix caches." }] }, null, 2);
+showExample("your-model");
 open();

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from extproc.router.service.live.least_load import CacheShares
+
 
 class EndpointRow(Struct, frozen=True, array_like=True):
     """One endpoint. Shares are between 0 and 1, `None` without a figure.
@@ -47,8 +49,8 @@ class PoolState(Struct, frozen=True):
 
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
     engines' time for tokens believed to be cached, of all requests. `estimate`: the shares that
-    were predicted in caches, and that least load would have found, of chats that began since
-    somebody looks.
+    were predicted in caches, and that least load would have found, of chats that began under this
+    strategy while somebody looked. `model`: one that it serves.
     """
 
     name: str
@@ -62,7 +64,8 @@ class PoolState(Struct, frozen=True):
     picks: int
     states: Mapping[str, int]
     saved_s: float | None
-    estimate: tuple[float, float] | None = None
+    estimate: CacheShares | None = None
+    model: str | None = None
     first_token_s: float | None = None
     predicted: float | None = None
     found: float | None = None
