@@ -220,7 +220,18 @@ bench-terms: $(READY)  ## What each term of the rule is worth: the table of docs
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM with a real one, set up in .vllm/ (4 GB)
 	$(BIN)/python tests/slow/real/install.py .vllm
-	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/slow/real
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/slow/real tests/slow/gpu
+
+.PHONY: gpu-proof
+gpu-proof: $(READY)  ## Measure and compare on this machine's GPU, with vLLM in .gpu/ (10 minutes)
+	python3.12 -m venv .gpu/venv && .gpu/venv/bin/pip install -q vllm==0.26.0
+	.gpu/venv/bin/python tests/gpu/models.py .gpu/models 3b 8b
+	cp envoy/standalone.yaml .gpu/
+	$(BIN)/python tests/gpu/proof.py --kit .gpu --engine-python .gpu/venv/bin/python --out .gpu/out
+
+.PHONY: gpu-kit
+gpu-kit:  ## Pack what a machine with a GPU and no network needs, into .gpu/work/parts
+	bash tests/gpu/prepare.sh .gpu/work
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently
@@ -246,4 +257,4 @@ soak: $(READY)  ## Gateways that share picks, under load and faults for MINUTES
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(RUN) $(DOCS) .cache .envoys .vllm build
+	rm -rf $(VENV) $(RUN) $(DOCS) .cache .envoys .vllm .gpu build
