@@ -7,20 +7,10 @@ from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
 from extproc.router.events.zmtp import Sign, ZmtpConnection
+from tests.router.events.zmtp_frames import GREETING, READY, frame, frames
 from tests.tables import table
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)
-READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
 MOST = 1_000
-
-
-def frame(body: bytes = b"", flags: int = 0) -> bytes:
-    long = len(body) > 255
-    return bytes((flags | 2 * long,)) + len(body).to_bytes(8 if long else 1) + body
-
-
-def frames(*parts: bytes) -> bytes:
-    return b"".join(frame(part, 1) for part in parts[:-1]) + frame(parts[-1])
 
 
 def drain(connection: ZmtpConnection) -> list[object]:
