@@ -15,10 +15,11 @@ ANSWER_S: Final = 2.0
 _MESSAGE_BYTES: Final = MAX_BYTES + 1_024
 _READ_BYTES: Final = 65_536
 # Seconds of our time that an endpoint may take in a second, and at once. A read, and each thing in
-# what was read, takes so much at least.
+# what was read, takes so much at least, and a byte so much.
 _WORK: Final = 0.1
 _BURST_S: Final = 0.1
 _STEP_S: Final = 25e-6
+_BYTE_S: Final = 1.5e-9
 # A host that is gone without a word is noticed by then.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -89,7 +90,9 @@ class EventSocket:
             if not data:
                 raise ConnectionResetError
             self._connection.feed(data)
-        await self._ration.spend(_STEP_S)
+            await self._ration.spend(_STEP_S + len(data) * _BYTE_S)
+        else:
+            await self._ration.spend(_STEP_S)
         return event
 
     async def _send(self) -> None:

@@ -7,12 +7,12 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.feedback.pool_feedback import FIRST_BYTE_BOUNDS_S, PoolFeedback
+from extproc.router.feedback.pool_feedback import FIRST_BYTE_BOUNDS_S, FirstByteTimes, PoolFeedback
 from extproc.router.histogram import Histogram
-from extproc.router.telemetry import buckets, counters, histograms
+from extproc.router.telemetry import buckets, counters, gauges, histograms, summaries
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
-EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
+EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken", "aborted")
 
 
 class FeedbackCollector(Collector):
@@ -34,6 +34,18 @@ class FeedbackCollector(Collector):
             "pool",
             "zone",
             "class",
+        )
+        by_endpoint = summaries(
+            "extproc_endpoint_first_byte_seconds",
+            "The same of its answers without a fault.",
+            "pool",
+            "endpoint",
+        )
+        silent = gauges(
+            "extproc_endpoint_silent_seconds",
+            "Since when requests go there and it answers none; 0: it does.",
+            "pool",
+            "endpoint",
         )
         predicted = counters(
             "extproc_predicted_tokens",
@@ -73,10 +85,14 @@ class FeedbackCollector(Collector):
             answered = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | counted.answers
             for (name, class_), count in answered.items():
                 answers.add_metric([pool, name, class_], count)
+            for name in names:
+                times = counted.endpoint_times.get(name, FirstByteTimes())
+                by_endpoint.add_metric([pool, name], times.count, times.sum_s)
+                silent.add_metric([pool, name], feedback.silent_for_s(name))
             for name, count in (dict.fromkeys(names, 0) | counted.coolings).items():
                 coolings.add_metric([pool, name], count)
             zones = {endpoint.zone or "" for endpoint in feedback.pool.snapshot.ready.values()}
             expected = {(zone, "2xx"): Histogram(FIRST_BYTE_BOUNDS_S) for zone in zones}
-            for labels, times in (expected | counted.first_bytes).items():
-                first_byte.add_metric([pool, *labels], buckets(times), times.sum_s)
-        yield from (answers, coolings, first_byte, predicted, saved, measured)
+            for labels, all_times in (expected | counted.first_bytes).items():
+                first_byte.add_metric([pool, *labels], buckets(all_times), all_times.sum_s)
+        yield from (answers, coolings, first_byte, by_endpoint, silent, predicted, saved, measured)
