@@ -120,6 +120,8 @@ class _Case:
 # Of an endpoint that was not picked for so long nothing is expected. Envoy lets a request live no
 # longer, as we ship it.
 _UNASKED_S: Final = 300.0
+# And one that was not picked in the last minute is silent because nobody asks.
+_LATELY_S: Final = 60.0
 # Fewer requests without an answer are long answers, which a log has only when they end.
 _FEW_ASKED: Final = 5
 
@@ -202,10 +204,9 @@ class Cooling:
     def silent_for_s(self, name: str) -> float:
         """Since when it was asked for answers and gave none, seconds; 0: it gave one, or hardly anybody asked."""
         now_s, asked = self._clock(), self._asked.get(name)
-        is_asked = (
-            asked is not None and asked.count >= _FEW_ASKED and now_s - asked.last_s <= _UNASKED_S
-        )
-        return now_s - asked.since_s if asked is not None and is_asked else 0.0
+        if asked is None or asked.count < _FEW_ASKED or now_s - asked.last_s > _LATELY_S:
+            return 0.0
+        return now_s - asked.since_s
 
     def observe(self, name: str, outcome: Outcome) -> Change | None:
         if outcome.verdict is Verdict.ANSWERED:

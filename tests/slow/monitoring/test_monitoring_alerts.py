@@ -172,6 +172,7 @@ async def crowd(scene: AlertScene) -> None:
 
 async def wait_in_vain(scene: AlertScene) -> None:
     """Asks for answers that take longer than the alert waits."""
+    await scene.chat("silent", "quick", max_tokens=1)
     async with asyncio.TaskGroup() as group:
         for _ in range(6):
             group.create_task(scene.chat("silent", "x", max_tokens=20_000, ignore_eos=True))
