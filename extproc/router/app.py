@@ -218,7 +218,9 @@ async def serve_until_signal(start: Start) -> int:
     signals = catch_signals()
     prepare_for_long_bodies()
     async with AsyncExitStack() as stack:
-        transport = await bind_transport(settings, app.routes(), app.budget, shares.grpc)
+        transport = await bind_transport(
+            settings, app.routes(), app.budget, shares.grpc, start.base
+        )
         if settings.health is not None:  # answers to the end, through draining, too
             health = await bind_health(settings.health, app.health.routes())
             await health.start()

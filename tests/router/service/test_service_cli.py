@@ -128,6 +128,16 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
     assert lines == [3, 4, 7, 8, 11, 14, 14, 14, 18]
 
 
+def test_certificates_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "extproc.yaml").write_text(
+        f"server:\n  tls: {{certificate: tls, key: tls}}\n{CONFIG}"
+    )
+    (tmp_path / "tls").write_text("no certificate")
+    result = CliRunner().invoke(cli, ["check", str(tmp_path / "extproc.yaml")])
+
+    assert "cannot be used" in str(result.exception)
+
+
 def test_check_reads_certificates(tmp_path: Path) -> None:
     (tmp_path / "tls").write_text("no certificate")
     path = tmp_path / "f.yaml"
