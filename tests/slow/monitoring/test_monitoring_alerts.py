@@ -175,7 +175,7 @@ async def wait_in_vain(scene: AlertScene) -> None:
     await scene.chat("silent", "quick", max_tokens=1)
     async with asyncio.TaskGroup() as group:
         for _ in range(6):
-            group.create_task(scene.chat("silent", "x", max_tokens=20_000, ignore_eos=True))
+            group.create_task(scene.chat("silent", "x", max_tokens=16_000, ignore_eos=True))
 
 
 async def wake(scene: AlertScene) -> None:
