@@ -14,7 +14,6 @@ _QUICKER: Final[Sequence[tuple[str, str]]] = (
     (r"\[\d+m\]", "[10s]"),
     (r"for: \d+m", "for: 2s"),
     (r"age_seconds > 300\b", "age_seconds > 12"),
-    (r"> 0\) > 120\b", "> 0) > 5"),
     (r"0\.8 \* 512 \*", "0.8 * 256 *"),
 )
 

@@ -63,6 +63,10 @@ class ZmtpConnection:
         self._skip_bytes = 0
         self._goes_on = False
 
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._bytes) + sum(map(len, self._parts))
+
     def feed(self, data: bytes) -> None:
         self._bytes += data
 

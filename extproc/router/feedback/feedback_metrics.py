@@ -35,18 +35,6 @@ class FeedbackCollector(Collector):
             "zone",
             "class",
         )
-        by_endpoint = summaries(
-            "extproc_endpoint_first_byte_seconds",
-            "The same of its answers without a fault.",
-            "pool",
-            "endpoint",
-        )
-        silent = gauges(
-            "extproc_endpoint_silent_seconds",
-            "Since when requests go there and it answers none; 0: it does.",
-            "pool",
-            "endpoint",
-        )
         predicted = counters(
             "extproc_predicted_tokens",
             "Prompts' tokens, believed cached or not.",
@@ -85,14 +73,32 @@ class FeedbackCollector(Collector):
             answered = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | counted.answers
             for (name, class_), count in answered.items():
                 answers.add_metric([pool, name, class_], count)
-            for name in names:
-                times = counted.endpoint_times.get(name, FirstByteTimes())
-                by_endpoint.add_metric([pool, name], times.count, times.sum_s)
-                silent.add_metric([pool, name], feedback.silent_for_s(name))
             for name, count in (dict.fromkeys(names, 0) | counted.coolings).items():
                 coolings.add_metric([pool, name], count)
             zones = {endpoint.zone or "" for endpoint in feedback.pool.snapshot.ready.values()}
             expected = {(zone, "2xx"): Histogram(FIRST_BYTE_BOUNDS_S) for zone in zones}
-            for labels, all_times in (expected | counted.first_bytes).items():
-                first_byte.add_metric([pool, *labels], buckets(all_times), all_times.sum_s)
-        yield from (answers, coolings, first_byte, by_endpoint, silent, predicted, saved, measured)
+            for labels, times in (expected | counted.first_bytes).items():
+                first_byte.add_metric([pool, *labels], buckets(times), times.sum_s)
+        yield from (answers, coolings, first_byte, predicted, saved, measured)
+        yield from self._collect_speeds()
+
+    def _collect_speeds(self) -> Iterable[Metric]:
+        by_endpoint = summaries(
+            "extproc_endpoint_first_byte_seconds",
+            "The same of its answers without a fault.",
+            "pool",
+            "endpoint",
+        )
+        silent = gauges(
+            "extproc_endpoint_silent_seconds",
+            "Since when requests go there and it answers none; 0: it does.",
+            "pool",
+            "endpoint",
+        )
+        for feedback in self._feedbacks():
+            for name in feedback.pool.snapshot.names:
+                labels = [feedback.pool.name, name]
+                times = feedback.counters.endpoint_times.get(name, FirstByteTimes())
+                by_endpoint.add_metric(labels, times.count, times.sum_s)
+                silent.add_metric(labels, feedback.silent_for_s(name))
+        return by_endpoint, silent

@@ -188,6 +188,7 @@ async def test_who_never_answers_is_cooled_down_by_clients_that_waited_and_gave_
         assert states(stack)[bad(stack)] == "ready"
         await asyncio.gather(*(ask(number, 12) for number in range(100, 124)))
         await until(lambda: asyncio.to_thread(lambda: states(stack)[bad(stack)] == "cooling"))
+        silent_s = stack.service.metric("extproc_endpoint_silent_seconds", endpoint=bad(stack))
     aborted = stack.service.metric("extproc_answers_total", pool="deaf", **{"class": "aborted"})
 
-    assert aborted >= 6
+    assert (aborted >= 6, silent_s >= 12) == (True, True)

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +15,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from tests.router.events.publishing import payload, stored
 from tests.router.events.zmtp_frames import GREETING, READY, frame, frames
 from tests.stack.ports import free_ports
-from tests.stack.process import descriptors, memory_bytes
+from tests.stack.process import cpu_s, descriptors, memory_bytes
 from tests.stack.service import Service, pool
 
 log = logging.getLogger(__name__)
@@ -104,11 +103,6 @@ async def longest_answer_ms(url: str) -> float:
             longest_s = max(longest_s, time.monotonic() - began_s)
             await asyncio.sleep(0.005)
     return longest_s * 1_000
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_no_attack_of_an_engine_takes_more_than_its_ration(tmp_path: Path) -> None:
