@@ -42,7 +42,7 @@ ATTACKS: Final[Mapping[str, tuple[int, Callable[[], Iterator[bytes]]]]] = {
     "messages of 4.1 MB": (1, lambda: numbered(bytes(4_100_000))),
     "messages of nothing": (1, lambda: repeat(frame() * 30_000)),
     "pings": (1, lambda: repeat(frame(b"\x04PING\0\0", 4) * 5_000)),
-    "64 publishers of messages of 220 kB": (64, lambda: numbered(MESSAGE)),
+    "64 publishers of messages of 225 kB": (64, lambda: numbered(MESSAGE)),
     "64 publishers of 8 blocks": (64, lambda: numbered(SMALL)),
     "64 publishers of 4,096 events": (
         64,
