@@ -13,7 +13,7 @@ RUN_READY := $(RUN)/.ready
 
 $(READY): pyproject.toml constraints.txt install.sh
 	@echo "setting up $(VENV): a few minutes, once"
-	@PYTHON=$(PYTHON) ./install.sh $(VENV) bench,simulator,operator,kubernetes,otel,nats,events,envoy,tokenizers dev
+	@PYTHON=$(PYTHON) ./install.sh $(VENV) bench,simulator,operator,kubernetes,otel,nats,envoy,tokenizers dev
 	@touch $@
 
 $(RUN_READY): pyproject.toml constraints.txt install.sh
@@ -46,7 +46,7 @@ IMAGE ?= extproc-router:local
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' extproc/__init__.py)
 IMAGE_ARGS = $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 
-# The operator's image has more: EXTRAS=kubernetes,otel,nats,events,operator,tokenizers
+# The operator's image has more: EXTRAS=kubernetes,otel,nats,operator,tokenizers
 .PHONY: image
 image:  ## Build IMAGE; needs Docker. The operator's wants more EXTRAS (docs/how-to/kubernetes.md)
 	docker build $(IMAGE_ARGS) --tag $(IMAGE) .
@@ -89,7 +89,7 @@ sign-image:  ## Sign the image that `make image-push` pushed as IMAGE; needs cos
 .PHONY: sbom
 sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment
 	@rm -rf build/sbom build/cyclonedx && mkdir -p build
-	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),kubernetes,otel,nats,events)
+	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),kubernetes,otel,nats)
 	@$(PYTHON) -m venv build/cyclonedx && build/cyclonedx/bin/python -m pip install -qq --upgrade pip && build/cyclonedx/bin/python -m pip install -qq --constraint constraints.txt --group tools
 	@build/cyclonedx/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json build/sbom/bin/python
 	@rm -rf build/sbom build/cyclonedx && echo build/sbom.json

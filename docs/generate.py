@@ -67,6 +67,7 @@ _MAKERS: Final = {
     "Gauge": ("gauge", "", ""),
     "GaugeMetricFamily": ("gauge", "", ""),
     "histograms": ("histogram", "", ""),
+    "summaries": ("summary", "", ""),
     "HistogramMetricFamily": ("histogram", "", ""),
     "Info": ("gauge", "", "_info"),
 }

@@ -194,6 +194,8 @@ class ListedEndpoint(msgspec.Struct, frozen=True):
     address: str
     state: str
     events: EventsSeen | None = None
+    first_byte_s: float | None = None
+    silent_s: float = 0.0
 
 
 class SharedPicks(msgspec.Struct, frozen=True):

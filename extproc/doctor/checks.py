@@ -6,10 +6,12 @@ advice.yaml. None may cry wolf: what may be meant so is a note, and what was not
 
 import fnmatch
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from statistics import median
 from typing import Final
 
 import yaml
@@ -29,6 +31,8 @@ _FEW_REQUESTS, _TOKENS = 20, 10_000
 _FASTER, _SLOWER, _LONG_PROMPT = 3.0, 4.0, 500
 # A cache's size may be wrong by a quarter. Filled so often, it has evicted all that it had.
 _NEAR, _REFILLED = 0.25, 3.0
+# An endpoint is late with so many times what is usual in its pool, and by a second.
+_LATE, _LATE_S, _SILENT_S = 4.0, 1.0, 60.0
 # Clocks differ by so much for certain; Envoy has to wait for so much longer than a request is held.
 _SKEW_S, _SPARE_S = 1.0, 2.0
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "unix"})
@@ -109,6 +113,31 @@ def _left_out(evidence: Evidence, engine: EngineSeen) -> Iterator[Finding]:
             answers=answers,
             address=engine.address,
         )
+
+
+def slow_engines(evidence: Evidence) -> Iterator[Finding]:
+    for pool in evidence.pools:
+        times = [each.first_byte_s for each in pool.endpoints if each.first_byte_s is not None]
+        usual_s = median(times) if len(times) > 2 else math.inf
+        most_s = max(_LATE * usual_s, usual_s + _LATE_S)
+        for each in pool.endpoints:
+            if each.silent_s >= _SILENT_S:
+                yield found(
+                    "endpoint_hangs",
+                    pool=pool.name,
+                    engine=each.name,
+                    for_s=each.silent_s,
+                    address=each.address,
+                )
+            elif (each.first_byte_s or 0.0) > most_s:
+                yield found(
+                    "endpoint_slow",
+                    pool=pool.name,
+                    engine=each.name,
+                    first_s=each.first_byte_s,
+                    usual_s=usual_s,
+                    address=each.address,
+                )
 
 
 def prefix_caching(evidence: Evidence) -> Iterator[Finding]:
@@ -395,6 +424,7 @@ def clocks(evidence: Evidence) -> Iterator[Finding]:
 CHECKS: Final[Sequence[Callable[[Evidence], Iterator[Finding]]]] = (
     service,
     endpoints,
+    slow_engines,
     prefix_caching,
     models,
     envoy,

@@ -32,7 +32,8 @@ class WireLimits(Struct, frozen=True):
     preface_s: float = 10.0
     """From the connection, through its TLS handshake, to the client's preface and SETTINGS."""
     handshakes_per_s: float = 50.0
-    """TLS handshakes that begin in a second, 5.4 ms of the loop each: a quarter of its time at most."""
+    """TLS handshakes that begin in a second, 5.4 ms of the loop each: a quarter of its time at most. Who says
+    nothing begins none."""
     handshakes: int = 100
     """That may begin at once: a gateway opens a connection per worker thread when we start."""
     stalled_s: float = 30.0

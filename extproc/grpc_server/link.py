@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -173,6 +173,15 @@ class Link(asyncio.BufferedProtocol):
 
     # Called by the listener.
 
+    def await_hello(self, on_hello: Callable[[], None]) -> None:
+        """Calls once, when the peer begins its handshake. Until then it costs nothing but its descriptor."""
+
+        def hear() -> None:
+            self._loop.remove_reader(self._accepted)
+            on_hello()
+
+        self._loop.add_reader(self._accepted, hear)
+
     def greet(self, tls: ssl.SSLContext | None) -> None:
         self._greeting = asyncio.create_task(self._greet(tls))
         self._greeting.add_done_callback(self._end_greeting)
@@ -232,6 +241,7 @@ class Link(asyncio.BufferedProtocol):
         elif self._greeting is not None:
             self._greeting.cancel()
         else:
+            self._loop.remove_reader(self._accepted)
             self._accepted.close()
             self._listener.discard(self)
 

@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from extproc.grpc_server.accepting import Acceptor, find_oldest_idle
 from extproc.grpc_server.budget import Budget, StreamPlaces, TokenBucket
@@ -52,9 +53,12 @@ class Listener:
         elif self._tls is None:
             link.greet(None)
         else:
-            self._ungreeted[link] = None
-            if self._greeting is None:
-                self._greet()
+            link.await_hello(partial(self._hear, link))
+
+    def _hear(self, link: Link) -> None:
+        self._ungreeted[link] = None
+        if self._greeting is None:
+            self._greet()
 
     def _greet(self) -> None:
         """Begins the handshakes that there is time for, first those of the address of which fewest wait."""
@@ -92,7 +96,7 @@ class Listener:
 
     @property
     def waiting(self) -> int:
-        """Connections whose TLS handshake is yet to begin."""
+        """Connections whose TLS handshake they have begun, and we have not."""
         return len(self._ungreeted)
 
     def add(self, link: Link) -> None:

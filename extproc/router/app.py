@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 # Before a drain is over, requests that still wait are refused: the answer has to get out.
 _LAST_WORD_S: Final = 1.0
+# So many more than before, and the garbage collector looks at them.
+YOUNG_OBJECTS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,9 @@ async def serve_until_signal(start: Start) -> int:
     signals = catch_signals()
     prepare_for_long_bodies()
     async with AsyncExitStack() as stack:
-        transport = await bind_transport(settings, app.routes(), app.budget, shares.grpc)
+        transport = await bind_transport(
+            settings, app.routes(), app.budget, shares.grpc, start.base
+        )
         if settings.health is not None:  # answers to the end, through draining, too
             health = await bind_health(settings.health, app.health.routes())
             await health.start()
@@ -236,9 +240,9 @@ async def serve_until_signal(start: Start) -> int:
         await transport.start()
         # Objects of the start-up stay: collections need not scan them again while requests wait.
         # What a request makes goes with it, by count of references: every 700 objects a collection
-        # looks in vain.
+        # looks in vain. And every 20,000 it holds up requests for as long as ten of them.
         gc.freeze()
-        gc.set_threshold(20_000)
+        gc.set_threshold(YOUNG_OBJECTS)
         pools = [
             f"{pool.name} ({pool.strategy.name}, {pool.endpoints.describe()})"
             for pool in start.settings.pools

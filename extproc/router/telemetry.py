@@ -12,6 +12,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -224,6 +225,10 @@ def gauges(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 def histograms(name: str, text: str, *labels: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, text, labels=labels)
+
+
+def summaries(name: str, text: str, *labels: str) -> SummaryMetricFamily:
+    return SummaryMetricFamily(name, text, labels=labels)
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:

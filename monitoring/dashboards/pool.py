@@ -130,6 +130,18 @@ ONE_POOL: Final = Board(
                     width=6,
                 ),
                 Panel(
+                    "Time to first byte by endpoint, mean",
+                    "The mean of each endpoint's good answers.",
+                    (
+                        Query(
+                            f"pool_endpoint:extproc_first_byte_seconds:mean_rate5m{{{POOLS}}}",
+                            "{{endpoint}}",
+                        ),
+                    ),
+                    "s",
+                    width=6,
+                ),
+                Panel(
                     "Time to first byte by class, p95",
                     "The same by the answer's class, p95: refusals that are quick, failures that are slow.",
                     (
@@ -147,7 +159,7 @@ ONE_POOL: Final = Board(
                     (Query(rate("extproc_first_byte_seconds_bucket", POOLS, "le"), "{{le}}"),),
                     "s",
                     "heat",
-                    12,
+                    6,
                 ),
             ),
         ),

@@ -22,10 +22,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.bench_gateway import Arm, beside, build_gateway, cpu_s, under
+from tests.benchmarks.bench_gateway import Arm, beside, build_gateway, under
 from tests.stack.client import chat_body
 from tests.stack.ports import free_ports
-from tests.stack.process import memory_bytes
+from tests.stack.process import cpu_s, memory_bytes
 from tests.stack.service import Service
 
 PAGE: Final = (Path(__file__).parents[1] / "simulator/data/metrics-0.32.0.txt").read_bytes()

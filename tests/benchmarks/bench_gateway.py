@@ -28,7 +28,7 @@ from tests.benchmarks.report import Row, report
 from tests.stack.client import chat_body
 from tests.stack.gateway import Edit, Gateway, Tree, edited, find, load, set_addresses
 from tests.stack.ports import free_ports, is_taken
-from tests.stack.process import Process
+from tests.stack.process import Process, cpu_s
 from tests.stack.service import Service, pool
 from tests.stack.stack import SHIPPED_PORTS
 
@@ -58,12 +58,6 @@ class Round:
     mean_ms: float
     p50_ms: float
     p99_ms: float
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds that all threads of a process were on a CPU, to the nanosecond (first field of schedstat)."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def build_requests() -> list[bytes]:

@@ -6,29 +6,33 @@ Reference in the same run: the same pick with 8 endpoints. `python -m tests.benc
 import gc
 import random
 import resource
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count as clock
 from itertools import cycle
 from operator import truediv
 from pathlib import Path
-from time import monotonic, process_time_ns
+from time import monotonic, process_time_ns, thread_time
 
 import msgspec
+from msgspec.structs import replace
 
+from extproc.router.app import YOUNG_OBJECTS
 from extproc.router.feedback.access_log import METHOD, AccessLogs
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.outcome import Exchange, outcomes
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
-from extproc.router.routing.pool import Pool, Snapshot
+from extproc.router.routing.pool import Pick, Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.routing.tickets import Tickets
 from tests.benchmarks.report import Row, report, time_us
 from tests.router.feedback.access_logs import LogClient, entry, log_message
 
@@ -206,6 +210,39 @@ def hearing_outcomes(feedback: PoolFeedback) -> Callable[[], None]:
     return lambda: stream.on_message(log)
 
 
+def collections_ms(asked: int = 50_000) -> list[float]:
+    """CPU of each collection of garbage while so many prompts are picked for, no two alike, 100 in flight."""
+    picker, tickets, began_ms, took_ms = (
+        build_picker(8, STRATEGIES[0]()),
+        Tickets(monotonic, 1),
+        0.0,
+        [],
+    )
+    open_, [chat] = deque[tuple[Pick, int]](), short_asks()[:1]
+
+    def note(phase: str, _: object) -> None:
+        nonlocal began_ms
+        now_ms = thread_time() * 1e3
+        if phase == "start":
+            began_ms = now_ms
+        else:
+            took_ms.append(now_ms - began_ms)
+
+    gc.freeze()  # as the service does
+    gc.set_threshold(YOUNG_OBJECTS)
+    gc.callbacks.append(note)
+    for number in range(asked):
+        body = (chat.body or b"").replace(b'"0 ', b'"%d ' % number)
+        pick = picker.pick(replace(chat, body=body)).pick
+        open_.append((pick, tickets.give(pick)))
+        if len(open_) > 100:
+            pick, ticket = open_.popleft()
+            pick.release()
+            tickets.end(ticket)
+    gc.callbacks.remove(note)
+    return took_ms
+
+
 def main() -> None:
     # First: what has been freed once is not asked for again.
     memory = [
@@ -223,6 +260,8 @@ def main() -> None:
     rows.append(
         Row(f"hear of one request ({METHOD.rpartition('/')[2]}, {BATCH} a message)", heard, "µs")
     )
+    took_ms = collections_ms()
+    rows.append(Row(f"longest of {len(took_ms)} collections, 50,000 prompts", [max(took_ms)], "ms"))
     rows += [row for size, turns in CHATS for row in time_decisions(size, turns)]
     report("pick", rows + memory, reference=rows[0].name)
 

@@ -1,10 +1,12 @@
 """Whatever its sources say, of any shape: the doctor ends with a report, or with one sentence."""
 
 import asyncio
+import gzip
 import json
 import re
 from contextlib import suppress
 
+import pytest
 from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -50,6 +52,34 @@ def altered_text(page: str) -> st.SearchStrategy[tuple[str, str, str]]:
     return st.tuples(
         st.just(page), st.sampled_from(parts), st.sampled_from(OTHERS) | st.text(max_size=3)
     )
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-encoding": "gzip"}], ids=["plain", "packed"])
+async def test_what_an_engine_sends_without_end_is_not_kept(headers: dict[str, str]) -> None:
+    piece, sent = b"vllm:num_requests_running 1\n" * 4_000, 0
+    said = gzip.compress(piece * 1_000) if headers else piece
+
+    async def send(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        answer = web.StreamResponse(headers=headers)
+        await answer.prepare(request)
+        with suppress(OSError):
+            while sent < 300_000_000:
+                await answer.write(said)
+                sent += len(said)
+        return answer
+
+    async with hosting({"/{path:.*}": send}) as engine:
+
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text=PAGES.get(request.path, "").replace("ADDRESS", engine))
+
+        async with hosting({"/{path:.*}": answer}) as address:
+            evidence = await look_around(f"http://{address}", None, None, None, 0.0)
+
+    assert [dict(seen.last.samples) for seen in evidence.engines] == [{}]
+    assert evidence.engines[0].health == "answers with more than 2 MB"
+    assert sent < 40_000_000  # what the kernel's buffers hold beside it
 
 
 async def diagnose_pages(pages: dict[str, str]) -> None:

@@ -150,6 +150,17 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
             "events": {"state": "degraded", "why": why},
         }
         yield seen(pools=[RUNNING | {"endpoints": [metrics]}]), found
+    for times, silent_s, slow in (
+        ((0.3, 0.3, 3.0), 0.0, {"endpoint_slow"}),
+        ((0.3, 0.3, 1.1), 0.0, set[str]()),
+        ((3.0, 3.0, 9.0), 0.0, set[str]()),
+        ((0.3, 3.0), 0.0, set[str]()),  # of two, neither is usual
+        ((None, 0.3, 0.3), 59.9, set[str]()),
+        ((None,), 60.0, {"endpoint_hangs"}),
+    ):
+        answers = [{"first_byte_s": first_s, "silent_s": silent_s} for first_s in times]
+        listed = [{"name": A, "address": A, "state": "ready", **each} for each in answers]
+        yield seen(pools=[RUNNING | {"endpoints": listed}]), slow
     yield cache_seen(1_000_000, 100_000, sessions=50), {"working_set"}
     yield cache_seen(1_000_000, 100_000, sessions=0), set()  # nobody repeats a prompt
     yield seen("", "vllm:num_preemptions_total 21"), {"preemptions"}

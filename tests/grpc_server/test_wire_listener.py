@@ -239,12 +239,24 @@ async def test_a_flood_of_handshakes_delays_those_of_its_own_address() -> None:
     """
     async with serving_listener(WireLimits(handshakes=4, handshakes_per_s=2), tls=TLS) as served:
         for _ in range(40):
-            await served.connect(local_addr=("127.0.0.2", 0))
+            _, writer = await served.connect(local_addr=("127.0.0.2", 0))
+            writer.write(b"\x16")
         await until(lambda: len(served.listener.links) >= 40)
         waiting = served.listener.waiting
         await asyncio.wait_for(served.connect(ssl=trusting()), 10)
 
         assert waiting - served.listener.waiting < 30 <= waiting
+
+
+async def test_silent_connections_delay_no_handshake_not_even_of_their_own_address() -> None:
+    limits = WireLimits(handshakes=4, handshakes_per_s=0.01)
+    async with serving_listener(limits, tls=TLS) as served:
+        for _ in range(40):
+            await served.connect()
+        await until(lambda: len(served.listener.links) >= 40)
+        await asyncio.wait_for(served.connect(ssl=trusting()), 10)
+
+        assert served.listener.waiting == 0
 
 
 async def test_nothing_is_logged_of_ordinary_calls(caplog: pytest.LogCaptureFixture) -> None:

@@ -129,3 +129,9 @@ def memory_bytes(pid: int, field: str = "VmRSS") -> int:
     """A field of its status: what it has in memory, `VmHWM` the most it ever had, `RssAnon` of its own."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition(f"{field}:")[2].split()[0]) * 1_024
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that all threads of a process were on a CPU, to the nanosecond (first field of schedstat)."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9

@@ -6,6 +6,7 @@ So an answer without addresses is a failure, and the last good list stays.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from random import Random
 
 from dns.asyncresolver import Resolver
@@ -66,16 +67,26 @@ class DnsSource:
         # Opened anew, since resolv.conf may have changed.
         resolver = self._open_resolver()
         try:
-            return await resolver.resolve(self._host, A, search=True)
+            answer = await resolver.resolve(self._host, A, search=True)
         except NoAnswer:
-            return await resolver.resolve(self._host, AAAA, search=True)
+            answer = await resolver.resolve(self._host, AAAA, search=True)
+        if not any(_is_one_host(record.address) for record in answer):
+            raise NXDOMAIN
+        return answer
 
     def _accept(self, answer: Answer, sink: Sink) -> float:
         self._backoff.reset()
-        addresses = sorted(join_address(record.address, self._port) for record in answer)
+        found = [record.address for record in answer if _is_one_host(record.address)]
+        addresses = sorted(join_address(address, self._port) for address in found)
         sink.replace([Endpoint(address, address) for address in addresses])
         ttl_s = min(self._most_s, max(self._least_s, answer.chaining_result.minimum_ttl))
         return ttl_s * self._rng.uniform(1.0, 1.2)
+
+
+def _is_one_host(text: str) -> bool:
+    """Not 0.0.0.0, which is this machine, or an address of many. Blocking resolvers answer with the first."""
+    address = ip_address(text)
+    return not (address.is_unspecified or address.is_multicast or text == "255.255.255.255")
 
 
 def _word(error: Exception) -> str:

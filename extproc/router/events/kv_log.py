@@ -14,10 +14,10 @@
 #   something is missed. Memory of the GPU counts, and of several attention groups the first.
 # - Nobody notices that the last message of all is missing. So a fault lasts until nothing was wrong
 #   for a minute; an engine that says nothing while requests go there is the alert's business.
-# - Reading a message holds up every request for as long: long ones, and those of many events, stay
-#   unread.
+# - Reading a message holds up every request for as long: it is read in pieces, and long ones, and
+#   those of many events, stay unread.
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -26,6 +26,8 @@ from msgspec import Meta, MsgspecError, Raw, Struct, msgpack
 MAX_BYTES: Final = 262_144
 """Of one message, which a prefill of 32,000 tokens fills."""
 _MOST_EVENTS: Final = 4_096
+# Events that are read at once: under a millisecond.
+_PIECE: Final = 128
 _CALM_S: Final = 60.0
 # No engine counts further in its life; what does is made up, and would not fit into JSON's numbers.
 _LAST_NUMBER: Final = 1 << 53
@@ -64,37 +66,47 @@ class _ClearedRow(Struct, array_like=True, tag=_CLEARED):
     medium: str | None = None
 
 
-class _Maps(Struct, array_like=True):
+class _Message(Struct, array_like=True):
     ts: float
-    events: list[KvEvent]
+    events: list[Raw]
 
 
-class _Rows(Struct, array_like=True):
-    ts: float
-    events: list[_StoredRow | _RemovedRow | _ClearedRow]
+_read_message: Final = msgpack.Decoder(_Message).decode
+_read_maps: Final = msgpack.Decoder(list[KvEvent]).decode
+_read_rows: Final = msgpack.Decoder(list[_StoredRow | _RemovedRow | _ClearedRow]).decode
 
 
-_read_maps: Final = msgpack.Decoder(_Maps).decode
-_read_rows: Final = msgpack.Decoder(_Rows).decode
+def read_events(payload: bytes) -> Iterator[Sequence[KvEvent] | None]:
+    """Reads a message piece by piece, of maps or, as older releases write it, arrays.
 
-
-def read_events(payload: bytes) -> Sequence[KvEvent] | None:
-    """Reads a message, of maps or, as older releases write it, arrays; `None`: not vLLM's, or too much."""
+    `None`, which is the last: not vLLM's, or too much.
+    """
     # Behind an array's head of one byte and a time of nine come the events.
     if (
         len(payload) > MAX_BYTES
         or payload[1:2] != b"\xcb"
         or not 0 <= _length(payload[10:]) <= _MOST_EVENTS
     ):
-        return None
+        yield None
+        return
     try:
-        events: Sequence[KvEvent] = _read_maps(payload).events
+        raws = _read_message(payload).events
+        for at in range(0, len(raws), _PIECE):
+            piece = raws[at : at + _PIECE]
+            yield _read_piece(b"\xdc" + len(piece).to_bytes(2) + b"".join(piece))
     except (MsgspecError, ValueError, RecursionError):
-        try:
-            events = [_as_event(row) for row in _read_rows(payload).events]
-        except (MsgspecError, ValueError, RecursionError):
-            return None
-    return events if all(_length(event.block_hashes) >= 0 for event in events) else None
+        yield None
+
+
+def _read_piece(array: bytes) -> Sequence[KvEvent]:
+    """Raises `MsgspecError`, `ValueError` or `RecursionError`."""
+    try:
+        events: Sequence[KvEvent] = _read_maps(array)
+    except (MsgspecError, ValueError, RecursionError):
+        events = [_as_event(row) for row in _read_rows(array)]
+    if any(_length(event.block_hashes) < 0 for event in events):
+        raise ValueError
+    return events
 
 
 def _as_event(row: _StoredRow | _RemovedRow | _ClearedRow) -> KvEvent:
@@ -144,13 +156,13 @@ class EventLog:
         first = 0 if number < self.next else self.next
         return max(0, first - 1) if first < number else None
 
-    def receive(self, number: int, payload: bytes, now: float) -> bool:
-        """Takes the next message that there is; returns whether the cache was empty since the last one."""
+    def receive(self, number: int, payload: bytes, now: float) -> Iterator[bool]:
+        """Takes the next message that there is, piece by piece; says of each whether it emptied the cache."""
         if not 0 <= number <= _LAST_NUMBER:
             self.fail("garbled", now)
-            return False
+            return
         if number + 1 == self.next and hash(payload) == self._last:
-            return False
+            return
         self._last = hash(payload)
         is_new = self.next is not None and number < self.next
         if is_new or self.next is None:
@@ -159,25 +171,35 @@ class EventLog:
             self.missed += number - self.next
             self.fail("gap", now)
         self.next = number + 1
-        events = read_events(payload)
-        if events is None:
-            self.fail("garbled", now)
-        elif self.why and now - self._fault_s >= _CALM_S:
-            self.why, self.since_s = "", now
+        self.emptied += is_new
+        yield is_new
         is_cleared = False
-        for event in events or ():
-            if event.type == _CLEARED:
-                is_cleared, self._held = True, 0
-            elif event.medium in _MEDIA and not event.group_idx:
-                self._count(event)
-        self.emptied += is_new or is_cleared
-        return is_new or is_cleared
+        for events in read_events(payload):
+            if events is None:
+                self.fail("garbled", now)
+                return
+            is_first = self._count_all(events) and not is_cleared
+            is_cleared = is_cleared or is_first
+            self.emptied += is_first and not is_new
+            yield is_first
+        if self.why and now - self._fault_s >= _CALM_S:
+            self.why, self.since_s = "", now
 
     def fail(self, why: str, now: float) -> None:
         """Notes that something of it was not heard."""
         if self.why != why:
             self.why, self.since_s = why, now
         self._fault_s, self._held = now, None
+
+    def _count_all(self, events: Sequence[KvEvent]) -> bool:
+        """Returns whether the cache was cleared."""
+        is_cleared = False
+        for event in events:
+            if event.type == _CLEARED:
+                is_cleared, self._held = True, 0
+            elif event.medium in _MEDIA and not event.group_idx:
+                self._count(event)
+        return is_cleared
 
     def _count(self, event: KvEvent) -> None:
         blocks = _length(event.block_hashes)

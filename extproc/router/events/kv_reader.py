@@ -1,17 +1,17 @@
-"""Reads the KV events of a pool's engines: one connection to each of their publishers (extra `events`)."""
+"""Reads the KV events of a pool's engines: one connection to each of their publishers."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from time import thread_time
-from typing import Any, Final
+from typing import Final
 
-import zmq
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 from msgspec import MsgspecError, Struct, field, json
 
-from extproc.grpc_server.budget import TokenBucket
+from extproc.errors import ProtocolError
+from extproc.router.events.event_socket import ANSWER_S, EventFlood, Ration, connect
 from extproc.router.events.kv_log import EventLog, EventLogs
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
@@ -21,27 +21,13 @@ log = logging.getLogger(__name__)
 _OK: Final = 200
 # An engine may have started again with other flags.
 _FIND_S: Final = 30.0
-_ANSWER_S: Final = 2.0
-_SOURCES_BYTES: Final = 65_536
-_MOST_SOURCES: Final = 64
-# What of one publisher may wait here, in messages: what is dropped is a gap. One that is longer
-# than we read is let in, so that it is noticed.
-_QUEUED: Final = 64
-_LET_IN_BYTES: Final = 4_194_304
+_SOURCES_BYTES: Final = 16_384
+# Each holds a message and a descriptor here.
+_MOST_SOURCES: Final = 16
 _REPLAYED: Final = 1_000
-# Seconds of our time that a publisher may take in a second, and at once; a message takes so much at
-# least. One that takes more is left alone for a while.
-_WORK: Final = 0.1
-_BURST_S: Final = 0.1
-_MESSAGE_S: Final = 50e-6
-_FLOOD_S: Final = 30.0
-
-_OPTIONS: Final = (
-    *((zmq.RCVHWM, _QUEUED), (zmq.MAXMSGSIZE, _LET_IN_BYTES), (zmq.LINGER, 0), (zmq.IPV6, 1)),
-    *((zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 500), (zmq.HEARTBEAT_IVL, 10_000)),
-)
-
-Frames = list[bytes]
+_RECONNECT_S: Final = 0.5
+# For so long a publisher that floods us, or does not speak ZMTP, is left alone.
+_LEFT_ALONE_S: Final = 30.0
 
 
 class EventSource(Struct, frozen=True):
@@ -67,34 +53,26 @@ class EventReader(Struct):
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
-        limit, jar = ClientTimeout(total=_ANSWER_S), DummyCookieJar()
+        limit, jar = ClientTimeout(total=ANSWER_S), DummyCookieJar()
         following: dict[tuple[str, str], asyncio.Task[None]] = {}
-        context = zmq.Context[Any]()
-        context.set(zmq.MAX_SOCKETS, 8_192)
-        try:
-            async with (
-                ClientSession(timeout=limit, cookie_jar=jar) as session,
-                asyncio.TaskGroup() as tasks,
-            ):
-                while True:
-                    self._has_changed.clear()
-                    endpoints = self._pool.snapshot.ready.values()
-                    ready = {(one.name, one.address): one for one in endpoints}
-                    for gone in following.keys() - ready.keys():
-                        following.pop(gone).cancel()
-                        self._heard.pop(gone[0], None)
-                    for key in ready.keys() - following.keys():
-                        following[key] = tasks.create_task(
-                            self._follow(context, session, ready[key])
-                        )
-                    await self._has_changed.wait()
-        finally:
-            context.destroy(linger=0)
+        async with (
+            ClientSession(timeout=limit, cookie_jar=jar, auto_decompress=False) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            while True:
+                self._has_changed.clear()
+                endpoints = self._pool.snapshot.ready.values()
+                ready = {(one.name, one.address): one for one in endpoints}
+                for gone in following.keys() - ready.keys():
+                    following.pop(gone).cancel()
+                    self._heard.pop(gone[0], None)
+                for key in ready.keys() - following.keys():
+                    following[key] = tasks.create_task(self._follow(session, ready[key]))
+                await self._has_changed.wait()
 
-    async def _follow(
-        self, context: zmq.Context[Any], session: ClientSession, endpoint: Endpoint
-    ) -> None:
+    async def _follow(self, session: ClientSession, endpoint: Endpoint) -> None:
         sources, lines = None, list[asyncio.Task[None]]()
+        ration, replays = Ration(self._clock), asyncio.Lock()
         self._heard[endpoint.name] = []
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -109,115 +87,111 @@ class EventReader(Struct):
                     sources, logs = found, [EventLog(self._clock()) for _ in found]
                     self._heard[endpoint.name] = logs
                     lines = [
-                        tasks.create_task(self._listen(_Line(context, endpoint, source), one))
+                        tasks.create_task(
+                            self._listen(_Line(endpoint, source, ration, replays), one)
+                        )
                         for source, one in zip(found, logs, strict=True)
                     ]
-                await asyncio.sleep(_ANSWER_S if found is None else _FIND_S)
+                await asyncio.sleep(ANSWER_S if found is None else _FIND_S)
 
     async def _listen(self, line: "_Line", one: EventLog) -> None:
-        work = TokenBucket(_WORK, _BURST_S)
+        name = line.endpoint.name
         while True:
+            before, why = one.why, ""
             try:
                 async with aclosing(line.messages(one.due)) as messages:
                     async for number, payload in messages:
                         async with self._turn:
-                            began_s = thread_time()
-                            self._take(line.endpoint.name, one, number, payload)
-                            work.spend(thread_time() - began_s + _MESSAGE_S)
-                            await asyncio.sleep(0)
-                        if work.wait_s(self._clock()):
-                            break
+                            await self._take(line, one, number, payload)
+            except OSError:
+                # What is missed meanwhile, the next number tells.
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            except EventFlood:
                 why = "flood"
-            except zmq.ZMQError as error:
-                why = "silent"
-                log.warning(
-                    "pool %s: no KV events of %s: %s", self._pool.name, line.endpoint.name, error
-                )
+            except ProtocolError as error:
+                why = "garbled"
+                log.warning("pool %s: KV events of %s: %s", self._pool.name, name, error)
             one.fail(why, self._clock())
             one.next = None
-            await asyncio.sleep(_FLOOD_S)
+            self._warn_of(name, one, before)
+            await asyncio.sleep(_LEFT_ALONE_S)
 
-    def _take(self, name: str, one: EventLog, number: int, payload: bytes) -> None:
-        before, is_empty = one.why, one.receive(number, payload, self._clock())
-        if is_empty and self._pool.strategy.signals is not None:
-            self._pool.strategy.signals.forget_cache(name, keeps_open=True)
-            log.info("pool %s: %s has emptied its cache", self._pool.name, name)
+    async def _take(self, line: "_Line", one: EventLog, number: int, payload: bytes) -> None:
+        name, before = line.endpoint.name, one.why
+        steps = one.receive(number, payload, self._clock())
+        while True:
+            began_s = thread_time()
+            is_empty = next(steps, None)
+            if is_empty is None:
+                break
+            if is_empty and self._pool.strategy.signals is not None:
+                self._pool.strategy.signals.forget_cache(name, keeps_open=True)
+                log.info("pool %s: %s has emptied its cache", self._pool.name, name)
+            await line.ration.spend(thread_time() - began_s)
+        self._warn_of(name, one, before)
+
+    def _warn_of(self, name: str, one: EventLog, before: str) -> None:
         if one.why not in {before, ""}:
             log.warning("pool %s: KV events of %s: %s", self._pool.name, name, one.why)
 
 
 class _Line(Struct):
-    """What one publisher sends, and sends again; raises `ZMQError` where no socket can be had."""
+    """What one publisher sends, and sends again: one replay at a time for all of an endpoint's."""
 
-    _context: zmq.Context[Any]
     endpoint: Endpoint
     _source: EventSource
+    ration: Ration
+    _replays: asyncio.Lock
 
     async def messages(self, due: Callable[[int], int | None]) -> AsyncGenerator[tuple[int, bytes]]:
         """Yields numbers and payloads; before one that comes too early those that its replay has."""
-        with self._open(zmq.SUB, self._source.endpoint) as (_, receive):
+        host, again = self.endpoint.address.rpartition(":")[0], self._source.replay_endpoint
+        async with connect("SUB", host, _port_of(self._source.endpoint), self.ration) as publisher:
             while True:
-                number, payload = _split(await receive())
+                number, payload = _split(await publisher.receive())
                 first = due(number)
-                if (
-                    first is not None
-                    and number - first <= _REPLAYED
-                    and self._source.replay_endpoint
-                ):
-                    for each in await self._replay(self._source.replay_endpoint, first, number):
-                        yield each
+                if first is not None and number - first <= _REPLAYED and again:
+                    async with (
+                        self._replays,
+                        aclosing(self._replay(host, again, first, number)) as all_of_it,
+                    ):
+                        async for each in all_of_it:
+                            yield each
                 yield number, payload
 
-    async def _replay(self, endpoint: str, first: int, stop: int) -> Sequence[tuple[int, bytes]]:
-        found = list[tuple[int, bytes]]()
-        with self._open(zmq.DEALER, endpoint) as (socket, receive), suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_S):
-                socket.send_multipart((b"", first.to_bytes(8)))
-                while len(found) < stop - first:
-                    number, payload = _split((await receive())[1:])
+    async def _replay(
+        self, host: str, endpoint: str, first: int, stop: int
+    ) -> AsyncGenerator[tuple[int, bytes]]:
+        by_s = asyncio.get_running_loop().time() + ANSWER_S
+        with suppress(OSError):
+            async with connect("DEALER", host, _port_of(endpoint), self.ration) as replayer:
+                await replayer.ask(b"", first.to_bytes(8))
+                for _ in range(first, stop):
+                    async with asyncio.timeout_at(by_s):
+                        parts = await replayer.receive()
+                    number, payload = _split(parts[1:])
                     if not first <= number < stop:
                         break
-                    found.append((number, payload))
-                    await asyncio.sleep(
-                        0
-                    )  # what is there already is had without a turn of the loop
-        return found
-
-    @contextmanager
-    def _open(
-        self, kind: int, endpoint: str
-    ) -> Iterator[tuple[Any, Callable[[], Awaitable[Frames]]]]:
-        """Yields a socket and what receives of it: half the work of the library's own for asyncio."""
-        loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
-        with self._context.socket(kind) as socket:
-
-            async def receive() -> Frames:
-                while True:
-                    is_ready.clear()
-                    with suppress(zmq.Again):
-                        frames: Frames = socket.recv_multipart(zmq.NOBLOCK)
-                        return frames
-                    await is_ready.wait()
-
-            for option, value in _OPTIONS:
-                socket.set(option, value)
-            if kind == zmq.SUB:
-                socket.subscribe(b"")
-            host = self.endpoint.address.rpartition(":")[0]
-            socket.connect(f"tcp://{host}:{endpoint.rpartition(':')[2]}")
-            loop.add_reader(socket.fileno(), is_ready.set)
-            try:
-                yield socket, receive
-            finally:
-                loop.remove_reader(socket.fileno())
+                    yield number, payload
 
 
-def _split(frames: Frames) -> tuple[int, bytes]:
-    """Number and payload of topic, number, payload; the number is -1 where the frames are others."""
+def _split(parts: list[bytes]) -> tuple[int, bytes]:
+    """Number and payload of topic, number, payload; the number is -1 where the parts are others."""
     return (
-        (int.from_bytes(frames[1]), frames[2])
-        if len(frames) == 3 and len(frames[1]) == 8
+        (int.from_bytes(parts[1]), parts[2])
+        if len(parts) == 3 and len(parts[1]) == 8
         else (-1, b"")
+    )
+
+
+def _port_of(endpoint: str) -> int:
+    """The port of `tcp://*:5557`; 0, where nobody listens, if it names none."""
+    port = endpoint.rpartition(":")[2]
+    return (
+        int(port)
+        if port.isascii() and port.isdigit() and 0 < len(port) < 6 and int(port) < 65_536
+        else 0
     )
 
 
@@ -225,10 +199,17 @@ async def find_sources(session: ClientSession, address: str) -> list[EventSource
     """Asks an engine for its publishers; empty where it has none, or is none; `None` without an answer."""
     try:
         async with session.get(
-            f"http://{address}/kv_event_sources", allow_redirects=False
+            f"http://{address}/kv_event_sources",
+            allow_redirects=False,
+            headers={"accept-encoding": "identity"},
         ) as answer:
-            is_told = answer.status == _OK and 0 < (answer.content_length or 0) <= _SOURCES_BYTES
-            found = json.decode(await answer.read(), type=dict[str, EventSource]) if is_told else {}
+            page = bytearray()
+            async for piece in answer.content.iter_any():
+                page += piece
+                if len(page) > _SOURCES_BYTES:
+                    return []
+            is_told = answer.status == _OK
+            found = json.decode(page, type=dict[str, EventSource]) if is_told else {}
     except (ClientError, OSError, TimeoutError):
         return None
     except (MsgspecError, ValueError):

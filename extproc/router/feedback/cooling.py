@@ -12,6 +12,10 @@ The rules, and whose they are:
   window says nothing for a minute; a row of three is wrong once in 8,000 answers where one in
   twenty fails. An answer ends it unless its first byte is older than the last failure: streams that
   began well before the endpoint broke, and end well after, prove nothing of it now.
+- **Silence.** An endpoint that takes requests and never answers fails nobody: clients leave, and who
+  leaves early says nothing of it. So a request that its client gave up is a failure only if it
+  waited `silence_s` without a byte, and no other request had an answer meanwhile either. Impatient
+  clients of an endpoint that serves others change nothing.
 - **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule;
   the jitter is gRPC's (`connection-backoff.md`), so that several gateways do not come back in step.
   The cap is far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s
@@ -68,6 +72,7 @@ class Rules:
     patience_s: float = 10.0
     retry_after_cap_s: float = 30.0
     slack_s: float = 1.0
+    silence_s: float = 10.0
     order_s: float = 0.1
 
 
@@ -112,6 +117,24 @@ class _Case:
         return Why.BUSY if now_s < self.busy_until_s else None
 
 
+# Of an endpoint that was not picked for so long nothing is expected. Envoy lets a request live no
+# longer, as we ship it.
+_UNASKED_S: Final = 300.0
+# And one that was not picked in the last minute is silent because nobody asks.
+_LATELY_S: Final = 60.0
+# Fewer requests without an answer are long answers, which a log has only when they end.
+_FEW_ASKED: Final = 5
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The picks of an endpoint since its last answer: the first, the last, how many."""
+
+    since_s: float
+    last_s: float
+    count: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Which endpoints may not be picked, until `until_s` or the next outcome."""
@@ -133,6 +156,7 @@ class Cooling:
         self._rng = rng
         self._members: frozenset[str] = frozenset()
         self._cases: dict[str, _Case] = {}
+        self._asked: dict[str, _Asked] = {}
         self._away: dict[str, _Case] = {}  # those that are away, in the order in which they went
         self._unproved: frozenset[str] | None = None  # `None`: nobody probes
         self._view: View | None = _ALL
@@ -145,6 +169,7 @@ class Cooling:
             self._unproved = members & self._unproved | (members - before)
         self._cases = {name: case for name, case in self._cases.items() if name in members}
         self._away = {name: case for name, case in self._away.items() if name in members}
+        self._asked = {name: asked for name, asked in self._asked.items() if name in members}
         self._view = None
 
     def closed(self) -> frozenset[str]:
@@ -153,12 +178,15 @@ class Cooling:
 
     def picked(self, name: str) -> None:
         """Notes that `name` got a request; an endpoint on trial gets only this one for now."""
+        now_s, asked = self._clock(), self._asked.get(name)
+        if asked is None or now_s - asked.last_s > _UNASKED_S:
+            asked = self._asked[name] = _Asked(now_s, now_s)
+        asked.last_s = now_s
+        asked.count += 1
         case = self._away.get(name)
-        if case is not None and case.cooled_s is not None:
-            now_s = self._clock()
-            if not self._is_closed(case, now_s):
-                case.trial_s = now_s
-                self._view = None
+        if case is not None and case.cooled_s is not None and not self._is_closed(case, now_s):
+            case.trial_s = now_s
+            self._view = None
 
     def shut(self) -> Mapping[str, Why]:
         """Every endpoint that gets no picks now, is on trial, or is unhealthy, and why."""
@@ -173,16 +201,27 @@ class Cooling:
         case = self._away.get(name)
         return 0.0 if case is None else max(0.0, case.until_s - self._clock())
 
+    def silent_for_s(self, name: str) -> float:
+        """Since when it was asked for answers and gave none, seconds; 0: it gave one, or hardly anybody asked."""
+        now_s, asked = self._clock(), self._asked.get(name)
+        if asked is None or asked.count < _FEW_ASKED or now_s - asked.last_s > _LATELY_S:
+            return 0.0
+        return now_s - asked.since_s
+
     def observe(self, name: str, outcome: Outcome) -> Change | None:
         if outcome.verdict is Verdict.ANSWERED:
             self._prove(name)
+        now_s, verdict = self._clock(), outcome.verdict
+        if verdict is not Verdict.UNKNOWN:
+            self._asked.pop(name, None)
+        elif outcome.is_aborted and self._was_silent(name, outcome.duration_s, now_s):
+            verdict = Verdict.FAILED
         case = self._cases.get(name)
         if case is None:
-            if outcome.verdict not in _AGAINST or name not in self._members:
+            if verdict not in _AGAINST or name not in self._members:
                 return None
             case = self._cases[name] = _Case()
-        now_s = self._clock()
-        match outcome.verdict:
+        match verdict:
             case Verdict.FAILED | Verdict.BROKEN:
                 return self._fail(name, case, now_s - outcome.duration_s, now_s)
             case Verdict.ANSWERED:
@@ -197,6 +236,12 @@ class Cooling:
             case.trial_s = None
             self._view = None
         return None
+
+    def _was_silent(self, name: str, duration_s: float, now_s: float) -> bool:
+        """Whether an endpoint answered nobody while a request waited there, which was long enough."""
+        asked = self._asked.get(name)
+        is_long = duration_s >= self.rules.silence_s
+        return is_long and asked is not None and asked.since_s <= now_s - duration_s
 
     def expect_probes(self) -> None:
         """Every endpoint will be probed from now on: until its first answer it is unknown."""

@@ -7,12 +7,12 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.feedback.pool_feedback import FIRST_BYTE_BOUNDS_S, PoolFeedback
+from extproc.router.feedback.pool_feedback import FIRST_BYTE_BOUNDS_S, FirstByteTimes, PoolFeedback
 from extproc.router.histogram import Histogram
-from extproc.router.telemetry import buckets, counters, histograms
+from extproc.router.telemetry import buckets, counters, gauges, histograms, summaries
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
-EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
+EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken", "aborted")
 
 
 class FeedbackCollector(Collector):
@@ -80,3 +80,25 @@ class FeedbackCollector(Collector):
             for labels, times in (expected | counted.first_bytes).items():
                 first_byte.add_metric([pool, *labels], buckets(times), times.sum_s)
         yield from (answers, coolings, first_byte, predicted, saved, measured)
+        yield from self._collect_speeds()
+
+    def _collect_speeds(self) -> Iterable[Metric]:
+        by_endpoint = summaries(
+            "extproc_endpoint_first_byte_seconds",
+            "The same of its answers without a fault.",
+            "pool",
+            "endpoint",
+        )
+        silent = gauges(
+            "extproc_endpoint_silent_seconds",
+            "Since when requests go there and it answers none; 0: it does.",
+            "pool",
+            "endpoint",
+        )
+        for feedback in self._feedbacks():
+            for name in feedback.pool.snapshot.names:
+                labels = [feedback.pool.name, name]
+                times = feedback.counters.endpoint_times.get(name, FirstByteTimes())
+                by_endpoint.add_metric(labels, times.count, times.sum_s)
+                silent.add_metric(labels, feedback.silent_for_s(name))
+        return by_endpoint, silent

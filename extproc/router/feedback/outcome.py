@@ -6,7 +6,8 @@ The rules, and where they come from:
   byte of its answer. That is what Envoy's outlier detection counts (`consecutive_5xx`: "5xx
   responses and locally originated failures"), less what follows.
 - It did not fail where the client did: 4xx is the client's, and so is every exchange that a client
-  broke off. 501 and 505 say that the request wants a feature that the server lacks: vLLM answers
+  broke off (**aborted**). Whether an endpoint was silent that whole
+  time is for the cooling to say. 501 and 505 say that the request wants a feature that the server lacks: vLLM answers
   501 for such options.
 - 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4,
   RFC 6585 §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it),
@@ -74,6 +75,7 @@ class Outcome(Struct, frozen=True):
 
     `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request
     began, `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
+    `is_aborted`: the client left.
     """
 
     address: str
@@ -82,6 +84,7 @@ class Outcome(Struct, frozen=True):
     duration_s: float = 0.0
     first_byte_s: float | None = None
     retry_after_s: float = 0.0
+    is_aborted: bool = False
 
 
 # The request's fault, not the endpoint's.
@@ -110,7 +113,13 @@ def _outcome(exchange: Exchange, verdict: Verdict, status: int, now_s: float) ->
         parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0
     )
     return Outcome(
-        exchange.address, verdict, status, exchange.duration_s, exchange.first_byte_s, retry_after_s
+        exchange.address,
+        verdict,
+        status,
+        exchange.duration_s,
+        exchange.first_byte_s,
+        retry_after_s,
+        exchange.fault is EndpointFault.CLIENT,
     )
 
 
@@ -146,13 +155,16 @@ def _unreached(exchange: Exchange) -> Sequence[str]:
     return destinations[:before] if destinations[before] == exchange.address else ()
 
 
+_UNFAILED: Final = frozenset({Verdict.ANSWERED, Verdict.UNKNOWN})
 CLASSES: Final[Mapping[int, str]] = {hundred: f"{hundred}xx" for hundred in range(1, 6)}
 
 
 def class_of(outcome: Outcome) -> str:
-    """A label for a metric: `2xx` and so on, else `none` (no answer), `broken`, or `unknown`."""
+    """A label for a metric: `2xx` and so on, else `none` (no answer), `broken`, `aborted`, or `unknown`."""
     if outcome.verdict is Verdict.BROKEN:
         return "broken"
+    if outcome.is_aborted and outcome.verdict in _UNFAILED:
+        return "aborted"
     if outcome.status == 0:
         return "none" if outcome.verdict is Verdict.FAILED else "unknown"
     return CLASSES.get(outcome.status // 100, "unknown")

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 from extproc.router.feedback.cooling import Change, Cooling
@@ -34,17 +35,36 @@ FIRST_BYTE_BOUNDS_S: Final = (
 )
 
 
+# So many answers or so are the last ones of an endpoint.
+_RECENT: Final = 16
+
+
+@dataclass(slots=True)
+class FirstByteTimes:
+    """Of one endpoint's good answers: how many, all together, and how long the last ones took, seconds."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    recent_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.sum_s += seconds
+        self.recent_s += (seconds - self.recent_s) / min(self.count, _RECENT)
+
+
 class Counters:
     """What was counted since the pool exists.
 
-    `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone,
-    empty where no source gives one, and the answer's class.
+    `answers` by endpoint and class, `coolings` and `endpoint_times` by endpoint; `first_bytes` by
+    the endpoint's zone, empty where no source gives one, and the answer's class.
     """
 
     def __init__(self) -> None:
         self.answers = Counter[tuple[str, str]]()
         self.coolings = Counter[str]()
         self.first_bytes: dict[tuple[str, str], Histogram] = {}
+        self.endpoint_times: dict[str, FirstByteTimes] = {}
 
     def count(self, name: str, outcome: Outcome, zone: str = "") -> None:
         class_ = class_of(outcome)
@@ -54,6 +74,8 @@ class Counters:
             if times is None:
                 times = self.first_bytes[zone, class_] = Histogram(FIRST_BYTE_BOUNDS_S)
             times.count(outcome.first_byte_s)
+            if class_ == "2xx":
+                self.endpoint_times.setdefault(name, FirstByteTimes()).add(outcome.first_byte_s)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets endpoints that are gone: with pods that come and go the counts would only grow."""
@@ -63,6 +85,9 @@ class Counters:
         self.coolings = Counter(
             {name: count for name, count in self.coolings.items() if name in names}
         )
+        self.endpoint_times = {
+            name: times for name, times in self.endpoint_times.items() if name in names
+        }
 
 
 class PoolFeedback:
@@ -129,6 +154,18 @@ class PoolFeedback:
         if self.pool.strategy.signals is not None:
             for name in self.pool.snapshot.ready:
                 self.pool.strategy.signals.apply_signals(name, None, dict)
+
+    def describe_answers(self, name: str) -> dict[str, float | None]:
+        """How fast an endpoint answers, JSON-ready; `None` where no answer of it is known."""
+        times = self.counters.endpoint_times.get(name)
+        return {
+            "first_byte_s": None if times is None else round(times.recent_s, 3),
+            "silent_s": round(self.silent_for_s(name), 1),
+        }
+
+    def silent_for_s(self, name: str) -> float:
+        """As its cooling has it; 0 where the proxy does not say what became of requests."""
+        return self.cooling.silent_for_s(name) if self.counters.answers else 0.0
 
     def keep(self, names: Collection[str]) -> None:
         self.counters.keep(names)

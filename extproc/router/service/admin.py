@@ -202,6 +202,7 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
                 "in_flight": pool.book.in_flight(endpoint.name),
                 "elsewhere": elsewhere.get(endpoint.name, 0),
                 "events": events.get(endpoint.name),
+                **running.feedback.describe_answers(endpoint.name),
             }
             for endpoint, state in pool.states()
         ],

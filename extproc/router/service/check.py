@@ -62,11 +62,11 @@ def _parts(
     server, pools = tree.get("server"), tree.get("pools")
     if tls := _section(TlsSettings, server.get("tls") if isinstance(server, dict) else None):
         files = {name: getattr(tls, name) for name in ("certificate", "key", "client_ca")}
-        missing = [name for name, path in files.items() if path and not Path(path).is_file()]
+        missing = [name for name, path in files.items() if path and not (base / path).is_file()]
         for name in missing:
-            yield ("server", "tls", name), partial(read_file, Path(files[name]))
+            yield ("server", "tls", name), partial(read_file, base / files[name])
         if not missing:
-            yield ("server", "tls"), build_certificates(tls).context
+            yield ("server", "tls"), build_certificates(tls, base).context
     share = _section(ShareSettings, tree.get("share"))
     if share and not list_absent(share, environment):
         secret = next(iter(share.secret.model_fields_set))

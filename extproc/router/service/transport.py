@@ -46,19 +46,23 @@ class Transport(Protocol):
 
 
 async def bind_transport(
-    settings: ServerSettings, routes: Routes, budget: Budget, connections: int = 1_024
+    settings: ServerSettings,
+    routes: Routes,
+    budget: Budget,
+    connections: int = 1_024,
+    base: Path = Path(),  # immutable
 ) -> Transport:
-    """`connections` is how many there may be at a time; grpcio has no such limit.
+    """`connections` is how many there may be at a time; grpcio has no such limit. Paths are from `base`.
 
     Raises `SettingsError` that names the address where it is taken or cannot be had.
     """
     if settings.transport == "grpcio":
-        return GrpcioTransport(settings, routes)
+        return GrpcioTransport(settings, routes, base)
     limits = WireLimits(
         message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections
     )
     listener = Listener(routes, limits=limits, budget=budget)
-    tls = build_certificates(settings.tls).context() if settings.tls else None
+    tls = build_certificates(settings.tls, base).context() if settings.tls else None
     listener.listen(await bind_address("server.listen", settings.listen), tls)
     return listener
 
@@ -74,7 +78,7 @@ async def bind_health(listen: str, routes: Routes) -> Transport:
 class GrpcioTransport:
     """The official implementation: the reference, and the way back."""
 
-    def __init__(self, settings: ServerSettings, routes: Routes) -> None:
+    def __init__(self, settings: ServerSettings, routes: Routes, base: Path) -> None:
         limit, listen, tls = settings.max_body_bytes + _FRAMING_BYTES, settings.listen, settings.tls
         self._refusing: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
@@ -98,7 +102,7 @@ class GrpcioTransport:
             if tls is None:
                 self.port = self._server.add_insecure_port(listen)
             else:
-                credentials = _credentials(build_certificates(tls), tls)
+                credentials = _credentials(build_certificates(tls, base), tls)
                 self.port = self._server.add_secure_port(listen, credentials)
         except (RuntimeError, OSError) as error:
             raise _cannot_listen("server.listen", listen, error) from error
@@ -117,11 +121,11 @@ class GrpcioTransport:
             await self._refusing
 
 
-def build_certificates(tls: TlsSettings) -> Certificates:
+def build_certificates(tls: TlsSettings, base: Path) -> Certificates:
     if tls.certificate is None or tls.key is None:
         return Certificates(SelfSigned())
-    client_ca = Path(tls.client_ca) if tls.client_ca else None
-    return Certificates(Files(Path(tls.certificate), Path(tls.key), client_ca))
+    client_ca = base / tls.client_ca if tls.client_ca else None
+    return Certificates(Files(base / tls.certificate, base / tls.key, client_ca))
 
 
 def _credentials(certificates: Certificates, tls: TlsSettings) -> grpc.ServerCredentials:

@@ -5,7 +5,6 @@ from asyncio import Event
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -21,6 +20,7 @@ from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source, StaticSource
 from extproc.router.events.kv_log import EventLogs
+from extproc.router.events.kv_reader import EventReader
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
@@ -39,9 +39,6 @@ from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
-
-if TYPE_CHECKING:
-    from extproc.router.events.kv_reader import EventReader
 
 
 class PoolWiring(Struct, frozen=True):
@@ -79,11 +76,7 @@ class PoolWiring(Struct, frozen=True):
 
     def event_reader(
         self, pool: Pool, heard: EventLogs, wanted: bool | int, has_changed: Event
-    ) -> "EventReader":
-        try:
-            from extproc.router.events.kv_reader import EventReader  # noqa: PLC0415  # an extra
-        except ImportError:
-            raise MissingExtra("signals.events", "events") from None
+    ) -> EventReader:
         port = None if wanted is True else wanted
         return EventReader(pool, heard, port, self.outside.clock, has_changed)
 

@@ -29,8 +29,8 @@ class SignalsSettings(Section):
     scrape_s: float = Field(default=15, ge=0.5, le=300)
     """How often each endpoint is asked, seconds. With the default, 100 endpoints take 1 % of a core."""
     events: bool | PortNumber = False
-    """Read the endpoints' KV events, too (extra `events`). Then we know at once that a cache was cleared or
-    an engine restarted. vLLM 0.32 tells us its ports. For older ones write the port here."""
+    """Read the endpoints' KV events, too. Then we know at once that a cache was cleared or an engine
+    restarted. vLLM 0.32 tells us its ports. For older ones write the port here."""
 
 
 class HoldSettings(Section):

@@ -11,7 +11,7 @@ class TlsSettings(Section):
     """Certificates of the gRPC listener: files, read again when they change, or one that we make."""
 
     certificate: str | None = None
-    """PEM file with the server's certificate chain."""
+    """PEM file with the server's certificate chain. Relative paths are from the configuration's folder."""
     key: str | None = None
     """PEM file with its private key."""
     client_ca: str | None = None

@@ -5,6 +5,8 @@
 #   waits for, nobody else does. A full queue, and no connection, drop the letter.
 # - The client library connects again by itself, but gives up for good where the server refuses it,
 #   be it for the moment in which a password changes. Then we begin anew.
+# - The library's parser keeps a message of any length, and a line without end, and reads all that has
+#   come in one turn of the loop. `BoundedParser` ends such a connection, and reads in pieces.
 # - The seal stays: other users of the server must not pass for gateways.
 
 import asyncio
@@ -14,12 +16,16 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import thread_time
 from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error, SlowConsumerError
+from nats.errors import ProtocolError as NatsProtocolError
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
+from extproc.grpc_server.budget import TokenBucket
 from extproc.router.cluster.restarting import is_cancelled
 from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.sealed import MAX_BYTES
@@ -29,6 +35,15 @@ log = logging.getLogger(__name__)
 _QUEUED: Final = 64
 _PENDING_LETTERS: Final = 1_024
 _PENDING_BYTES: Final = 64 * MAX_BYTES
+# What a server lets a client send, if its configuration says nothing else (`max_payload`).
+_MESSAGE_BYTES: Final = 1_048_576
+# INFO names all servers of a cluster.
+_LINE_BYTES: Final = 65_536
+# What is read in one turn, 100 of the shortest messages, and seconds of our time in a second, and
+# at once: what comes faster waits at the server.
+_PIECE_BYTES: Final = 2_048
+_WORK: Final = 0.2
+_BURST_S: Final = 0.1
 _AGAIN_S: Final = 1
 _CLOSE_S: Final = 1.0
 _CANCEL_S: Final = 0.1
@@ -45,6 +60,26 @@ class NatsAccess:
     tls: ssl.SSLContext | None = None
 
 
+class BoundedParser(Parser):
+    """The library's, for a server that need not be trusted with our memory or our time."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._work = TokenBucket(_WORK, _BURST_S)
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Raises the library's `ProtocolError`, upon which it connects again."""
+        for at in range(0, len(data), _PIECE_BYTES):
+            began_s = thread_time()
+            await super().parse(data[at : at + _PIECE_BYTES])
+            is_message = self.state == AWAITING_MSG_PAYLOAD
+            if self.needed > _MESSAGE_BYTES if is_message else len(self.buf) > _LINE_BYTES:
+                self.reset()
+                raise NatsProtocolError
+            self._work.spend(thread_time() - began_s)
+            await asyncio.sleep(self._work.wait_s(asyncio.get_running_loop().time()))
+
+
 class Nats:
     """Publishes to one subject, and receives what others publish there."""
 
@@ -52,7 +87,7 @@ class Nats:
         self._access = access
         self._subject = "extproc.share." + cluster.replace(".", "_")
         self._letter_counts = letter_counts
-        self._client = Client()
+        self._client = _build_client()
         self._queue: deque[bytes] = deque()
         self._filled = asyncio.Event()
 
@@ -66,7 +101,7 @@ class Nats:
             except Exception as error:  # noqa: BLE001  # the library's own, and those of what it is made of
                 log.warning("no connection to NATS: %s", type(error).__name__)
             await self._hang_up()
-            self._client = Client()
+            self._client = _build_client()
             await asyncio.sleep(_AGAIN_S)
 
     async def _serve(self, receiver: Receiver) -> None:
@@ -153,6 +188,12 @@ class Nats:
             await self._client.publish(self._subject, data)
         except (Error, OSError) as error:
             log.warning("a letter is not sent: %s", type(error).__name__)
+
+
+def _build_client() -> Client:
+    client = Client()
+    client._ps = BoundedParser(client)  # noqa: SLF001  # the library takes no parser
+    return client
 
 
 async def _until_done(routine: Coroutine[None, None, None]) -> None:

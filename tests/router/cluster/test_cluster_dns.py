@@ -76,6 +76,13 @@ async def test_changed_addresses_replace_the_list_and_their_order_is_no_change(
         await queried.sink.until(lambda sink: sink.addresses == ["10.0.0.3:8000"])
 
 
+async def test_addresses_of_no_single_host_are_no_endpoints(queried: QueriedServer) -> None:
+    records = ["224.0.0.1", "10.0.0.1", "0.0.0.0", "255.255.255.255"]
+    queried.server.records[NAME, "A"] = records
+    async with queried.running():
+        await queried.sink.until(lambda sink: sink.addresses == ["10.0.0.1:8000"])
+
+
 @pytest.mark.parametrize(("ttl_s", "waits_s"), [(0, 1), (5, 5), (3600, 30)])
 async def test_the_ttl_decides_when_to_ask_again(
     queried: QueriedServer, *, ttl_s: int, waits_s: int
@@ -117,8 +124,9 @@ def fall_silent(server: DnsServer) -> None:
         (lambda server: server.records.update({(NAME, "A"): []}), "dns_no_address"),
         (lambda server: setattr(server, "rcode", dns.rcode.SERVFAIL), "dns_failure"),
         (fall_silent, "dns_timeout"),
+        (lambda server: server.records.update({(NAME, "A"): ["0.0.0.0"]}), "dns_no_address"),
     ],
-    ids=["no such name", "no address", "a failure", "silence"],
+    ids=["no such name", "no address", "a failure", "silence", "a blocked name"],
 )
 async def test_a_failure_keeps_the_list(
     queried: QueriedServer, *, break_: Callable[[DnsServer], None], why: str

@@ -82,6 +82,56 @@ def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(
     assert bench.cooling.cooled_for_s("a") == (pytest.approx(2) if cools else 0)
 
 
+@table(
+    ("story", "cools"),
+    [
+        ("pswswswsw", False),  # they leave after two seconds
+        ("pppp" + "w" * 15 + "sss", True),
+        ("pppp" + "w" * 15 + "as" + "s", False),  # one was answered meanwhile
+        ("pwwwwwwapwwwwwws" * 9, False),
+        (("p" + "w" * 12 + "s") * 3, True),
+        (("p" + "w" * 12 + "s") * 2 + "pa", False),
+    ],
+)
+def test_silence_cools_an_endpoint_and_impatient_clients_do_not(story: str, cools: bool) -> None:
+    """`p` a pick, `w` a second, `a` an answer, `s` a client that leaves, which came with the oldest pick."""
+    bench, began, changes = Bench(), list[float](), list[Change | None]()
+    for event in story:
+        if event == "p":
+            bench.cooling.picked("a")
+            began.append(bench.clock.now_s)
+        elif event == "w":
+            bench.wait(1)
+        else:
+            waited_s = bench.clock.now_s - (began.pop(0) if began else bench.clock.now_s)
+            if event == "a":
+                bench.answer("a", waited_s, waited_s)
+            else:
+                outcome = Outcome("a", Verdict.UNKNOWN, duration_s=waited_s, is_aborted=True)
+                changes.append(bench.cooling.observe("a", outcome))
+
+    assert (Change.COOLED in changes) == cools
+
+
+def test_how_long_an_endpoint_is_silent_counts_from_its_first_pick_without_an_answer() -> None:
+    bench = Bench()
+    for _ in range(5):
+        assert bench.cooling.silent_for_s("a") == 0
+        bench.cooling.picked("a")
+        bench.wait(20)
+    assert bench.cooling.silent_for_s("a") == 100
+
+    bench.wait(300)
+    assert bench.cooling.silent_for_s("a") == 0  # nobody asks it any more
+    for _ in range(5):
+        bench.cooling.picked("a")
+    bench.wait(7)
+    assert bench.cooling.silent_for_s("a") == 7
+
+    bench.answer("a")
+    assert bench.cooling.silent_for_s("a") == 0
+
+
 def test_after_the_time_one_request_at_a_time_until_one_succeeds() -> None:
     bench = Bench()
     bench.fail("a")

@@ -47,7 +47,7 @@ silent = partial(answer_outcome, first_byte_s=None)
         (answer_outcome(429), Verdict.BUSY, "4xx"),
         (answer_outcome(429, retry_after="7"), Verdict.BUSY, "4xx"),
         (answer_outcome(503, retry_after="7"), Verdict.BUSY, "5xx"),
-        (answer_outcome(200, EndpointFault.CLIENT), Verdict.ANSWERED, "2xx"),
+        (answer_outcome(200, EndpointFault.CLIENT), Verdict.ANSWERED, "aborted"),
         (answer_outcome(500, EndpointFault.CLIENT), Verdict.FAILED, "5xx"),
         (answer_outcome(200, EndpointFault.ENDPOINT), Verdict.BROKEN, "broken"),
         (answer_outcome(700), Verdict.FAILED, "unknown"),
@@ -57,7 +57,7 @@ silent = partial(answer_outcome, first_byte_s=None)
             for status in (503, 504)
         ),
         (silent(503, EndpointFault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
-        (silent(0, EndpointFault.CLIENT), Verdict.UNKNOWN, "unknown"),
+        (silent(0, EndpointFault.CLIENT), Verdict.UNKNOWN, "aborted"),
         *((silent(status), Verdict.UNKNOWN, "unknown") for status in (413, 503)),
     ],
 )

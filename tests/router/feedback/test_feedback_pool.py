@@ -97,6 +97,14 @@ def test_outcomes_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> No
         0,
     ]
     assert value("first_byte_seconds_sum", **failed) == pytest.approx(0.15)
+    feedback.observe(reported_outcomes(BAD, Verdict.ANSWERED, 200))
+    assert value("endpoint_first_byte_seconds_sum", endpoint="e1") == pytest.approx(0.05)
+    assert [value("endpoint_first_byte_seconds_count", endpoint=name) for name in ("e1", "e2")] == [
+        1,
+        0,
+    ]
+    assert feedback.describe_answers("e1") == {"first_byte_s": 0.05, "silent_s": 0.0}
+    assert feedback.describe_answers("e2")["first_byte_s"] is None
     logged = [(record.levelname, record.getMessage()) for record in caplog.records]
     cooled_s = logged[0][1].split()[-2]
     assert logged == [

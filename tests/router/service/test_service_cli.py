@@ -141,6 +141,16 @@ def test_check_takes_a_file_whose_secret_is_in_the_cluster_and_serve_does_not(
     assert "share.secret.env: there is no variable NO_SUCH_SECRET" in served.stderr
 
 
+def test_certificates_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "extproc.yaml").write_text(
+        f"server:\n  tls: {{certificate: tls, key: tls}}\n{CONFIG}"
+    )
+    (tmp_path / "tls").write_text("no certificate")
+    result = CliRunner().invoke(cli, ["check", str(tmp_path / "extproc.yaml")])
+
+    assert "cannot be used" in str(result.exception)
+
+
 def test_check_reads_certificates(tmp_path: Path) -> None:
     (tmp_path / "tls").write_text("no certificate")
     path = tmp_path / "f.yaml"

@@ -40,6 +40,8 @@ pools:
 share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}
 """
 
+EMPTY_MESSAGE = b"\x92\xcb%b\x90" % bytes(8)
+
 
 @pytest.fixture
 async def families(tmp_path: Path) -> list[Metric]:
@@ -64,7 +66,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
         feedback = app.pools["mixtral"].feedback
         feedback.apply_signals(feedback.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
         app.pools["mixtral"].heard["10.0.0.3:8000"] = [EventLog(0.0)]
-        app.pools["mixtral"].heard["10.0.0.3:8000"][0].receive(0, b"\x92\xcb%b\x90" % bytes(8), 0.0)
+        [*app.pools["mixtral"].heard["10.0.0.3:8000"][0].receive(0, EMPTY_MESSAGE, 0.0)]
         _meet(app)
         return list(app.metrics.registry.collect())
     finally:

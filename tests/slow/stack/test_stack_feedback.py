@@ -168,3 +168,27 @@ async def test_response_headers_are_enough(stack: Stack) -> None:
     counted = stack.service.metric("extproc_answers_total", pool="headers", **{"class": "5xx"})
 
     assert 3 <= counted == failed <= 30
+
+
+async def test_who_never_answers_is_cooled_down_by_clients_that_waited_and_gave_up(
+    stack: Stack,
+) -> None:
+    stack.use(pool(stack.addresses, name="deaf", probe={"interval_s": 1}))
+    await until(lambda: asyncio.to_thread(lambda: {*states(stack).values()} == {"ready"}))
+    async with failing(stack, delay_s=600), connect(stack.url) as session:
+
+        async def ask(number: int, patience_s: float) -> None:
+            limit = aiohttp.ClientTimeout(total=patience_s)
+            with suppress(TimeoutError):
+                await session.post(
+                    CHAT, data=chat_about(f"question {number}"), headers=JSON, timeout=limit
+                )
+
+        await asyncio.gather(*(ask(number, 1) for number in range(24)))
+        assert states(stack)[bad(stack)] == "ready"
+        await asyncio.gather(*(ask(number, 12) for number in range(100, 124)))
+        await until(lambda: asyncio.to_thread(lambda: states(stack)[bad(stack)] == "cooling"))
+        silent_s = stack.service.metric("extproc_endpoint_silent_seconds", endpoint=bad(stack))
+    aborted = stack.service.metric("extproc_answers_total", pool="deaf", **{"class": "aborted"})
+
+    assert (aborted >= 6, silent_s >= 12) == (True, True)

@@ -47,7 +47,9 @@ class Blocks(Protocol):
         """Bytes of the blocks from `start` to `stop`."""
 
 
-class Chain(Struct, frozen=True):
+# Many thousands stay, and no cycle goes through them. So the garbage collector follows neither them
+# nor, as tuples of numbers, what they hold.
+class Chain(Struct, frozen=True, gc=False):
     """A prompt's blocks, first to last: their hashes, and where each ends, in bytes of the prompt.
 
     `cached_ends` has, for each block, how much of the prompt an endpoint has that served a request
@@ -141,7 +143,7 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
 
 def _cut(
     written: bytes, cuts: Mapping[int, int], seed: int, before: Chain, *, is_open: bool
-) -> tuple[list[int], list[int], list[int]]:
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """Hashes a prompt block by block; returns the hashes, where each block ends, and the `cached_ends`.
 
     `cuts` are where blocks end whatever their length, and where the answers to these end. An open
@@ -168,4 +170,4 @@ def _cut(
         cached_ends += ends[len(cached_ends) :]
         if answer_end > cut and cached_ends:
             cached_ends[-1] = answer_end
-    return hashes, ends, cached_ends
+    return tuple(hashes), tuple(ends), tuple(cached_ends)
