@@ -45,6 +45,10 @@ REMOVED: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
 # By group and command.
 EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
+        "calibrate": (
+            "extproc calibrate http://127.0.0.1:8000",
+            "extproc calibrate http://10.0.0.7:8000 --model qwen --output measured/",
+        ),
         "serve": (
             "extproc serve config.yaml",
             "extproc serve --pool-name llama --max-in-flight 32",
