@@ -11,6 +11,7 @@ from typing import Final
 from extproc.errors import NoEndpoint, Overloaded, SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, RequestResult
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
@@ -118,9 +119,11 @@ class _Fleet:
         ]
         self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
-        self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
+        self._gateways = setup.routing.build_gateways(
+            self._ready, outsides, scrapes, self._read_signals
+        )
         self._strangers = Routing("round_robin").build_gateways(
-            self._ready, outsides[:1], scrapes[:1]
+            self._ready, outsides[:1], scrapes[:1], self._read_signals
         )
         self._foreign = 0.0
         self._numbers = count(setup.endpoints)
@@ -168,6 +171,9 @@ class _Fleet:
         return SignalScraper(
             every_s, rng, self._now, lambda name, at_s: nodes[name].signal_at(at_s)
         )
+
+    def _read_signals(self, name: str) -> EndpointSignals:
+        return self._nodes[name].read_signals()
 
     def _keep_signals(self, seconds: float) -> None:
         self._keep_s = max(self._keep_s or 0.0, seconds)

@@ -1,8 +1,9 @@
 """Gateways: independent pickers in front of one fleet, each with its own idea of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.simulator.fleet.arms import build_arm
 from extproc.simulator.fleet.bus import Sharing
@@ -19,6 +21,9 @@ _PATH: Final = "/v1/chat/completions"
 # As in the shipped Envoy configurations, whose retries the fleet makes.
 _FALLBACKS: Final = 2
 
+
+ReadSignals = Callable[[str], EndpointSignals]
+"""What an endpoint's metrics say now, by its name."""
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -37,24 +42,66 @@ class Routing:
         endpoints: Sequence[Endpoint],
         outsides: Sequence[ClockAndRandom],
         scrapes: Sequence[Scrape],
+        read: ReadSignals,
     ) -> "Gateways":
         """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
         builds = [
             partial(build_arm, self.strategy, self.options, outside, scrape)
             for outside, scrape in zip(outsides, scrapes, strict=True)
         ]
-        gateways = Gateways(builds)
+        gateways = Gateways(builds, outsides, read)
         gateways.replace(endpoints)
         return gateways
+
+
+# As the service's default; no two endpoints at one moment.
+_SCRAPE_S: Final = 15.0
+
+
+class MetricRounds:
+    """Hands a pool's strategy the metrics of each endpoint every 15 s, as the service does.
+
+    It looks when a request is picked for: what nobody waits for costs nothing.
+    """
+
+    def __init__(self, pool: Pool, outside: ClockAndRandom, read: ReadSignals) -> None:
+        self._pool, self._read = pool, read
+        self._clock, self._rng = outside.clock, Random(str(outside.rng.getstate()[1][0]))  # noqa: S311  # no secret
+        self._due: list[tuple[float, str]] = []
+
+    def follow(self, names: Iterable[str]) -> None:
+        known = {name for _, name in self._due}
+        now, fresh = self._clock(), [name for name in names if name not in known]
+        for name in fresh:
+            heappush(self._due, (now + self._rng.random() * _SCRAPE_S, name))
+
+    def hand_over(self) -> None:
+        """Gives the strategy what has come due."""
+        signals, now = self._pool.strategy.signals, self._clock()
+        while signals is not None and self._due and self._due[0][0] <= now:
+            _, name = heappop(self._due)
+            if name not in self._pool.snapshot.ready:
+                continue
+            signals.apply_signals(name, self._read(name), self._pool.book.counts)
+            heappush(self._due, (now + _SCRAPE_S, name))
 
 
 class Gateways:
     """One picker and one pool for each strategy that is built; all pools have the same endpoints."""
 
-    def __init__(self, builds: Sequence[Callable[[], Strategy]]) -> None:
+    def __init__(
+        self,
+        builds: Sequence[Callable[[], Strategy]],
+        outsides: Sequence[ClockAndRandom],
+        read: ReadSignals,
+    ) -> None:
         self._builds = builds
         self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
         self._pickers = [Picker([Route(pool)]) for pool in self.pools]
+        self._rounds = [
+            MetricRounds(pool, outside, read)
+            for pool, outside in zip(self.pools, outsides, strict=True)
+        ]
         # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
         self.needs_body = self._pickers[0].plan(Query("POST", _PATH, {})).needs_body
 
@@ -62,8 +109,9 @@ class Gateways:
         """Routes to these endpoints; strategies of one kind place them alike, so once is enough."""
         first = self.pools[0]
         snapshot = Snapshot.build(endpoints, first.strategy, first.snapshot.placement)
-        for pool in self.pools:
+        for pool, rounds in zip(self.pools, self._rounds, strict=True):
             pool.install(snapshot)
+            rounds.follow(snapshot.ready)
 
     def restart(self, gateway: int) -> None:
         """Restarts with a strategy without memory; requests in flight are still counted."""
@@ -72,6 +120,7 @@ class Gateways:
 
     def pick(self, gateway: int, body: bytes | None) -> Pick:
         """Picks for a chat, by its body if `needs_body`; raises `NoEndpoint`."""
+        self._rounds[gateway].hand_over()
         return self._pickers[gateway].pick(Query("POST", _PATH, {}, body)).pick
 
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from math import sqrt
 
+from extproc.router.routing.signals import EndpointSignals
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.engine.records import StepResult
@@ -89,6 +90,7 @@ class Node:
         self._keep_s = 0.0
         self._queued: dict[str, int] = {}
         self._missing: dict[str, int] = {}
+        self._started_s, self._prefills, self._prefill_s = timeline.now, 0, 0.0
 
     def __repr__(self) -> str:
         return f"<Node {self.name}: {self._engine!r}>"
@@ -165,6 +167,25 @@ class Node:
         text = flight.plan.text_share(cached and cached + self._healthy.block_size)
         return Signal(
             self.in_flight - waiting, waiting, used, prompt, cached, pending, active, text
+        )
+
+    def read_signals(self) -> EndpointSignals:
+        """What the service's scraper would read now, of an endpoint that is up."""
+        elapsed_s = self._timeline.now - self._quiet_from
+        steps = self._steps_within(elapsed_s) - 1 if self._quiet_steps and elapsed_s > 0 else 0
+        counters = self._engine.counters_after(steps)
+        return EndpointSignals(
+            running=counters.running,
+            waiting=counters.waiting,
+            kv_tokens=self._healthy.kv_tokens,
+            queried_tokens=counters.prefix_queries_total,
+            hit_tokens=counters.prefix_hits_total,
+            prompt_tokens=counters.prompt_tokens_total,
+            prefills=self._prefills,
+            prefill_s=self._prefill_s,
+            started_s=self._started_s + 1,
+            block_tokens=self._healthy.block_size,
+            kv_usage=counters.kv_usage,
         )
 
     def slow_down(self, factor: float) -> None:
@@ -285,6 +306,8 @@ class Node:
             flight = self._flights[name]
             if flight.first_at < 0:
                 flight.first_at = seen_at
+                self._prefills += 1
+                self._prefill_s += now - flight.admitted_at
                 del self._missing[name]
             else:
                 self._gaps.add(now - flight.stalled_at, 1)
