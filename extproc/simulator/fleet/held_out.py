@@ -26,6 +26,8 @@ from extproc.simulator.fleet.chats import (
 )
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
+_LONG_QUESTION: Final = lognormal(250, 0.8, 8)
+_LONG_ANSWER: Final = lognormal(3_000, 0.6, 100, 8_000)
 _QUESTION: Final = lognormal(150, 0.6, 4)
 _REPLY: Final = lognormal(200, 0.6, 8, 800)
 _SHORT: Final = lognormal(90, 0.8, 4, 400)
@@ -133,6 +135,15 @@ def _reason(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
         script = script.then("assistant", f"{name}.said {turn}", said)
 
 
+def _think_long(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
+    """Answers ten times as long as prompts, nearly all of them thoughts, which the next prompt does not contain."""
+    script = blank.then("system", "head", 500)
+    for turn in range(rng.randint(1, 4)):
+        script, said = script.then("user", f"{name}.q{turn}", _LONG_QUESTION(rng)), _SHORT(rng)
+        yield script.ask(f"{name}.thoughts {turn}", _LONG_ANSWER(rng), _pause(think_s, turn, rng))
+        script = script.then("assistant", f"{name}.said {turn}", said)
+
+
 def _behind(heads: Iterable[Transcript], name: str, think_s: float, rng: Random) -> Turns:
     """A chat whose head is another one in each turn."""
     said: Said = []
@@ -228,6 +239,7 @@ TALKS: Final[Mapping[str, Talk]] = MappingProxyType(
         "idle": _idle,
         "small": _small,
         "reason": _reason,
+        "longout": _think_long,
         "mixed": _mix,
         "hetero": _plain,
         "churn": _plain,

@@ -318,6 +318,7 @@ class EngineModel(ReadsSignals):
         self._waited, self._least = 0, _NO_ENDPOINT
         self.slow: dict[str, float] = {}
         self.others_ms: dict[str, float] = {}
+        self.unseen: dict[str, float] = {}
         self._engine, self._kv_tokens = engine, kv_tokens
         self._index, self._gateways = index, gateways
         self._forget_backlogs = forget_backlogs
@@ -334,6 +335,7 @@ class EngineModel(ReadsSignals):
         self.slow = {name: factor for name, factor in self.slow.items() if name in ready}
         self._histories = {name: self._histories.get(name) or SignalHistory() for name in ready}
         self.others_ms = {name: ms for name, ms in self.others_ms.items() if name in ready}
+        self.unseen = {name: share for name, share in self.unseen.items() if name in ready}
 
     def tokens(self, size: float) -> int:
         """How many so many bytes of a prompt are, about."""
@@ -352,8 +354,13 @@ class EngineModel(ReadsSignals):
             return
         if signals is None:
             history.miss()
+            self.unseen.pop(endpoint, None)
         else:
             self._apply_change(endpoint, history, history.add(signals))
+            holding = self._index.holding(endpoint)
+            if holding is not None:
+                known = holding.pinned_bytes / max(1, holding.capacity)
+                self.unseen[endpoint] = signals.kv_usage - known
         if not history.waiting and not self.others_ms:
             return  # the other endpoints' figures do not depend on it
         histories = self._histories.items()

@@ -235,14 +235,6 @@ class PrefixIndex:
             self._measure()
             self._make_room(holding)
 
-    def crowding(self, name: str) -> float:
-        """The mean of 1 / (1 - x) for x from 0 to the share that open requests use, at most 0.9."""
-        holding = self._holdings.get(name)
-        used = (
-            0.0 if holding is None else min(_FULL, holding.pinned_bytes / max(1, holding.capacity))
-        )
-        return -log1p(-used) / used if used else 1.0
-
     def matched(self, hashes: Sequence[int]) -> int:
         """How many blocks of a chain any endpoint holds. O(log n)."""
         blocks = self._blocks

@@ -48,7 +48,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import exp, inf
+from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -72,18 +72,10 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     An arm of the simulator changes one (`--arm prefix_cache:evicted=0`); no operator does.
     """
 
-    keep: float = 3.0
-    """How often what is prefilled counts: what it evicts is prefilled again."""
-    own: float = 2 / 3
-    """A of a prompt's own part: takes `keep` to 2."""
     shared: float = 1.0
     """Weight of a shared part's uses; 0: each copy is as dear as the first, A is 1."""
-    newness: float = 2 / 3
-    """How much less a shared part counts that came this moment: takes `keep` back to 1."""
-    newness_s: float = 2.0
-    """Seconds in which newness falls to a third."""
-    busy: float = 0.02
-    """What a prefill costs more for each request in flight, on average over the endpoints."""
+    hold_up: float = 0.1
+    """What a prefill costs more for each request in flight there, which it holds up."""
     evicted: float = 1.0
     """Weight of what a prefill evicts, beside what the request lacks."""
     evicted_s: float = 10.0
@@ -96,8 +88,8 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """Steps that a request in flight costs the next one."""
     prefill: float = 0.05
     """Mean prefills that it costs at least."""
-    crowding: bool = True
-    """Whether a request in flight costs more, the less of the cache is free."""
+    memory: float = 1.0
+    """Weight of the KV cache in use."""
 
 
 THE_RULE: Final = Rule()
@@ -151,6 +143,10 @@ class Stretch(Struct, frozen=True):
         return self.weight * (self.stop - start) if self.stop > start else 0.0
 
 
+# Of a cache: more than all of it is in use where requests wait for memory.
+_OVERFULL: Final = 1.2
+
+
 class _Request(Struct, frozen=True):
     """One request at one moment: `matched` of its blocks are in some cache.
 
@@ -164,12 +160,12 @@ class _Request(Struct, frozen=True):
     matched: int
     stretches: Sequence[Stretch]
     homes: Homes
-    busy: float
     waits: dict[str, float]
 
 
-def _uncrowded(_name: str) -> float:
-    return 1.0
+def _missing(reach: int, request: _Request) -> float:
+    """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
+    return sum(stretch.missing(reach) for stretch in request.stretches)
 
 
 class CostModel:
@@ -189,8 +185,6 @@ class CostModel:
         self._index, self._backlogs = index, backlogs
         self._engine, self._gateways = engine, gateways
         self._rule = rule
-        weighs_crowding = rule.crowding and engine.learner is None
-        self._crowding = index.crowding if weighs_crowding else _uncrowded
 
     @property
     def ms_per_request(self) -> float:
@@ -222,8 +216,7 @@ class CostModel:
             self._stretches(chain, matched, now),
             self._homes(chain, matched, candidates),
         )
-        busy = 1 + self._rule.busy * candidates.total / len(candidates)
-        return _Request(chain, candidates, now, matched, stretches, homes, busy, {})
+        return _Request(chain, candidates, now, matched, stretches, homes, {})
 
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
         gateways = self._gateways
@@ -248,11 +241,9 @@ class CostModel:
         for blocks in forks:
             stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
             uses = rule.shared * index.uses(fork, now) * life_s
-            weight = 1 / (1 + uses / (index.copies(fork) + 1))
-            newness = exp(min(0.0, index.since(fork) - now) / rule.newness_s)
-            stretches.append(Stretch(start, stop, weight * (1 - rule.newness * newness)))
+            stretches.append(Stretch(start, stop, 1 / (1 + uses / (index.copies(fork) + 1))))
             start = stop
-        stretches.append(Stretch(start, chain.size, rule.own))
+        stretches.append(Stretch(start, chain.size, 1.0))
         return stretches
 
     def _sure(self, request: _Request) -> CostRow | None:
@@ -264,23 +255,13 @@ class CostModel:
             return None
         row = self._row(holders[0].name, request, blocks)
         elsewhere, _ = next(levels, (0, ()))
-        lacking_ms = (
-            self._missing(chain.cached_bytes(elsewhere), self._rule.keep, request)
-            * engine.ms_per_byte
-        )
+        lacking_ms = _missing(chain.cached_bytes(elsewhere), request) * engine.ms_per_byte
         if row.cost_ms > lacking_ms and len(request.candidates) <= _LOOKED_AT:
             self._weigh(request.candidates.names, request)
             lacking_ms += min(request.waits.values())
         return (
             row if row.cost_ms <= lacking_ms and request.candidates.allows(row.endpoint) else None
         )
-
-    def _missing(self, reach: int, keep: float, request: _Request) -> float:
-        """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
-        missing = keep * request.stretches[-1].missing(reach)
-        for stretch in request.stretches[:-1]:
-            missing += self._rule.keep * stretch.missing(reach)
-        return missing * request.busy
 
     def _row(self, name: str, request: _Request, blocks: int = 0) -> CostRow:
         """As far as it is known, an endpoint has so many `blocks` of the prompt."""
@@ -293,21 +274,20 @@ class CostModel:
         if holding is not None and not blocks:
             blocks = holding.depth(chain.hashes, request.matched)
         reach = chain.cached_ends[blocks - 1] if blocks else 0
-        rule, is_home = self._rule, False
-        keep = rule.keep
+        is_own_home, is_home = False, False
         if homes is not NO_HOMES:
             reach = max(reach, homes.presumed.get(name, 0))
-            if name == homes.own:
-                keep = 1.0
-            is_home = name in homes.names
-        missing = self._missing(reach, keep, request)
+            is_own_home, is_home = name == homes.own, name in homes.names
+        missing, in_flight = _missing(reach, request), request.candidates.in_flight(name)
         if holding is not None:
-            evicted = holding.evicts(chain.size - reach, request.now, rule.evicted_s)
-            missing += rule.keep * rule.evicted * request.busy * evicted
+            rule = self._rule
+            missing += rule.evicted * holding.evicts(chain.size - reach, request.now, rule.evicted_s)
+        if not is_own_home:
+            missing *= 1 + self._rule.hold_up * in_flight
         if name not in request.waits:
             self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
-        waits = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
+        waits = self._backlogs.ms(name, request.now), in_flight
         return CostRow(
             name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home
         )
@@ -315,18 +295,24 @@ class CostModel:
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
         """Notes what a request would wait for at these endpoints, in milliseconds."""
         engine, waits, in_flight = self._engine, request.waits, request.candidates.in_flight
-        backlog_ms, now, crowding = self._backlogs.ms, request.now, self._crowding
-        per_request = self.ms_per_request
+        backlog_ms, now, per_request = self._backlogs.ms, request.now, self.ms_per_request
         has_more = engine.slow or engine.others_ms
         for name in names:
             if name in waits:
                 continue
-            ms = backlog_ms(name, now)
-            if count := in_flight(name):
-                ms += count * per_request * crowding(name)
+            ms = backlog_ms(name, now) + in_flight(name) * per_request + self._memory_ms(name)
             if has_more:
                 ms = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
             waits[name] = ms
+
+    def _memory_ms(self, name: str) -> float:
+        """What the endpoint's cache in use costs: the fuller, the sooner a request waits for memory."""
+        holding = self._index.holding(name)
+        if holding is None or not self._rule.memory:
+            return 0.0
+        used = holding.pinned_bytes / max(1, holding.capacity) + self._engine.unseen.get(name, 0.0)
+        used = min(_OVERFULL, max(0.0, used))
+        return self._rule.memory * self._engine.ms_per_byte * holding.capacity * used**6 / 6
 
     def _warmest(self, request: _Request) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""
