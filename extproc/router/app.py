@@ -41,6 +41,7 @@ from extproc.router.settings.tree import Settings
 from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.stream.session import SessionOptions
+from extproc.router.stream.uploads import Uploads
 from extproc.router.telemetry import Metrics
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Application:
                 max_body_bytes=settings.server.max_body_bytes,
                 clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
                 budget=self.budget,
-                announced=Budget(settings.server.announced),
+                uploads=Uploads(Budget(settings.server.announced), monotonic),
                 pass_headers=frozenset(settings.server.pass_headers),
                 reads_apart=True,
                 tickets=self.pools.feedback.tickets,

@@ -141,6 +141,8 @@ def summarize(reply: events.Reply) -> Expected:
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
         case events.Served():
             return events.Continue(events.Phase.RESPONSE_HEADERS)
+        case events.Buffer():
+            return reply.reply
         case events.BodyToRead() | events.Queued():
             raise AssertionError("nothing that a proxy hears")
         case _:
