@@ -307,7 +307,13 @@ def explain(
             hint = "FILE is a configuration; give a request's body so: extproc explain < body.json"
             raise SettingsError(f"{error}\n{hint}") from None
         fresh = explain_once(
-            settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout
+            settings,
+            config.parent,
+            os.environ,
+            path=path,
+            headers=headers,
+            body=body,
+            timeout_s=timeout,
         )
         said = {"index": "empty: no running service was asked"} | asyncio.run(fresh)
     click.echo(json.dumps(said, indent=2))
@@ -351,7 +357,12 @@ def doctor(
         host, _, port = settings.server.admin.rpartition(":")
         url = f"{'127.0.0.1' if host in {'', '0.0.0.0', '[::]'} else host}:{port}"
     look = look_around(
-        _base(url or ADMIN_URL), envoy and _base(envoy), namespace, settings, seconds
+        _base(url or ADMIN_URL),
+        envoy and _base(envoy),
+        namespace,
+        settings,
+        seconds,
+        read_key=lambda pool: pool.engine_headers(Path(path or ".").parent, os.environ),
     )
     text, status = write_report(asyncio.run(look), as_json=as_json)
     click.echo(text)

@@ -21,7 +21,7 @@ NODES: Final[Mapping[str, int]] = {
     "bench": 75_000,
     "simulator": 58_700,
     "operator": 17_800,
-    "doctor": 8_800,
+    "doctor": 9_100,
     "pages": 5_000,
     REST: 7_400,
 }

@@ -122,6 +122,14 @@ def prefix_caching(evidence: Evidence) -> Iterator[Finding]:
 def models(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools:
         engines = [engine for engine in evidence.of(pool) if engine.models is not None]
+        refusing = [engine for engine in evidence.of(pool) if engine.refusal]
+        if refusing:
+            yield found(
+                "engine_key",
+                pool=pool.name,
+                engines=_name_some(refusing),
+                status=refusing[0].refusal,
+            )
         yield from _not_served(pool, engines)
         if pool.models is None and not pool.learn_models:
             yield from _models_differ(pool, engines)

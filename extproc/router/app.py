@@ -89,7 +89,7 @@ class Application:
         share = settings.share
         self.courier = build_courier(share, start.base, os.environ, outside) if share else None
         shared = PoolContext(
-            PoolWiring(start.base, outside),
+            PoolWiring(start.base, outside, os.environ),
             self.metrics,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,

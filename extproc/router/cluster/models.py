@@ -6,10 +6,12 @@ answered.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -24,6 +26,8 @@ from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
+
+_KEY_WANTED: Final = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,13 @@ class ModelsSource:
 
     Its models are fetched when an endpoint appears, then every `refresh_s` give or take a fifth.
     One that does not answer keeps its last models, and is tried again after a back-off of up to
-    `refresh_s`.
+    `refresh_s`. `headers` go with every question: the engines' key.
     """
 
     def __init__(
         self,
         source: Source,
+        headers: Mapping[str, str] = MappingProxyType({}),
         *,
         pace: ModelsPace = ModelsPace(),
         rng: Random,
@@ -84,13 +89,17 @@ class ModelsSource:
     ) -> None:
         # Begun again by itself: all of this at once would forget what endpoints have said.
         self._source = Restarting(source, rng=rng)
+        self._headers = headers
         self._pace = pace
         self._rng = rng
         self._sleep = sleep
 
     async def run(self, sink: Sink) -> None:
         timeout = ClientTimeout(total=self._pace.timeout_s)
-        async with ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with (
+            ClientSession(timeout=timeout, headers=self._headers) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
             fetch = partial(fetch_models, session, asyncio.Semaphore(self._pace.parallel))
             learner = _Learner(
                 sink, self._pace.settle_s, lambda *key: tasks.create_task(self._follow(fetch, *key))
@@ -170,7 +179,8 @@ async def fetch_models(
             session.get(f"http://{address}/v1/models", allow_redirects=False) as response,
         ):
             if response.status != 200:
-                raise ModelsUnknown(f"it answers {response.status}")
+                hint = " (engine_key)" if response.status in _KEY_WANTED else ""
+                raise ModelsUnknown(f"it answers {response.status}{hint}")
             cards = decode_json(await response.read(), _Cards).data
     except (ClientError, OSError, TimeoutError, Unreadable) as error:
         raise ModelsUnknown(describe_error(error)) from error

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from time import thread_time
 from typing import Any, Final
@@ -62,6 +62,7 @@ class EventReader(Struct):
     _pool: Pool
     _heard: EventLogs
     _port: int | None
+    _headers: Mapping[str, str]
     _clock: Callable[[], float]
     _has_changed: asyncio.Event
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -73,7 +74,7 @@ class EventReader(Struct):
         context.set(zmq.MAX_SOCKETS, 8_192)
         try:
             async with (
-                ClientSession(timeout=limit, cookie_jar=jar) as session,
+                ClientSession(timeout=limit, cookie_jar=jar, headers=self._headers) as session,
                 asyncio.TaskGroup() as tasks,
             ):
                 while True:
