@@ -133,6 +133,9 @@ def models(evidence: Evidence) -> Iterator[Finding]:
         yield from _not_served(pool, engines)
         if pool.models is None and not pool.learn_models:
             yield from _models_differ(pool, engines)
+        is_open = pool.models is None or any("*" in name for name in pool.models)
+        if is_open and not pool.learn_models and len(evidence.settings.pools) > 1:
+            yield found("models_unlisted", pool=pool.name)
     strays = _stray_models(evidence)
     if strays and all(pool.models for pool in evidence.settings.pools):
         yield found("model_unrouted", models=", ".join(sorted(strays)))

@@ -23,7 +23,7 @@ from extproc.router.cluster.kube_api import Unreadable, decode_json
 from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink, Source
-from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.endpoint import Endpoint, ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +34,24 @@ _KEY_WANTED: Final = (401, 403)
 class ServedModels:
     """What one endpoint serves."""
 
-    models: frozenset[str] = frozenset()
-    adapters: frozenset[str] = frozenset()
+    cards: frozenset[ModelCard] = frozenset()
+
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards if card.parent is None)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """A model with a parent is a LoRA adapter (vLLM 0.32)."""
+        return frozenset(card.id for card in self.cards if card.parent is not None)
 
 
 class ModelsUnknown(ExtprocError):
     """An endpoint did not say what it serves."""
 
 
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: list[ModelCard]
 
 
 FetchModels = Callable[[str], Awaitable[ServedModels]]
@@ -166,13 +169,16 @@ class _Learner(EndpointView):
             (endpoint, self._served.get(_key(endpoint), ServedModels()))
             for endpoint in self._endpoints
         )
-        return [replace(e, models=served.models, adapters=served.adapters) for e, served in pairs]
+        return [
+            replace(each, models=served.models, adapters=served.adapters, cards=served.cards)
+            for each, served in pairs
+        ]
 
 
 async def fetch_models(
     session: ClientSession, slots: asyncio.Semaphore, address: str
 ) -> ServedModels:
-    """Gets one endpoint's models. One with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
+    """Gets one endpoint's models. Raises `ModelsUnknown`."""
     try:
         async with (
             slots,
@@ -184,10 +190,7 @@ async def fetch_models(
             cards = decode_json(await response.read(), _Cards).data
     except (ClientError, OSError, TimeoutError, Unreadable) as error:
         raise ModelsUnknown(describe_error(error)) from error
-    return ServedModels(
-        models=frozenset(card.id for card in cards if card.parent is None),
-        adapters=frozenset(card.id for card in cards if card.parent is not None),
-    )
+    return ServedModels(frozenset(cards))
 
 
 def _key(endpoint: Endpoint) -> _Key:

@@ -302,7 +302,7 @@ class Session:
         self._plan = plan = self._picker.plan(query)
         if plan.lists_models:
             self.close()
-            return [list_models(self._picker.model_names())]
+            return [list_models(self._picker.model_cards())]
         if self._is_decided_by_headers(plan):
             return self._decide_by_headers(query, plan)
         if self._config.request_body in _BUFFERED:

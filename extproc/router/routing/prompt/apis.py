@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import unquote, unquote_plus
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,19 @@ def reads_body(method: str, path: str) -> bool:
         method.upper() in {"POST", "PUT", "PATCH"}
         and _route(path).rpartition("/")[2] not in _BODYLESS
     )
+
+
+def model_in_path(path: str) -> str | None:
+    """The model that a path names, for requests without a body: `/v1/realtime?model=a`, `/v1/models/a`."""
+    if "model" not in path:
+        return None
+    named = _route(path).partition("models/")
+    if named[1] and not named[0]:
+        return unquote(named[2])
+    fields = path.partition("?")[2].split("&")
+    values = (field.removeprefix("model=") for field in fields if field.startswith("model="))
+    value = next(values, None)
+    return unquote_plus(value) if value else None
 
 
 _SHORT: Final = 256
