@@ -95,7 +95,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from extproc.errors import NoEndpoint, NoRoomForBody, Overloaded, RequestError
+from extproc.errors import NoEndpoint, NoRoomForBody, Overloaded, PromptError, RequestError
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import QueueEnd
@@ -298,6 +298,9 @@ class Session:
         self._held_body.begin(event)
         self.request_id = event.headers.get(REQUEST_ID, "")
         self._learn(event.config)
+        if "upgrade" in event.headers and event.headers.get(":method", "GET") != "GET":
+            # Envoy takes its body for the websocket's, and the endpoint waits for it (envoy#47161).
+            raise PromptError("a websocket begins with GET (RFC 6455, 4.1): leave out Upgrade")
         query = self._query(None)
         self._plan = plan = self._picker.plan(query)
         if plan.lists_models:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 import extproc.router.routing.pool as pools
-from extproc.errors import NoEndpoint, PromptError, PromptTooComplex, UnknownModel
+from extproc.errors import NoEndpoint, PromptError, PromptTooComplex, RequestError, UnknownModel
 from extproc.router.routing.endpoint import Endpoint, ModelCard
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Pool, Snapshot
@@ -419,5 +419,5 @@ def test_what_needs_no_body_finds_one_of_several_pools(method: str, path: str, p
         Query("GET", "/v1/realtime", {"upgrade": "websocket"}),
         query_of(method="GET", path="/v1/models/other"),
     ):
-        with pytest.raises(PromptError):
+        with pytest.raises(RequestError):
             picker.pick(unnamed)

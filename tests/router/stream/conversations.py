@@ -253,7 +253,12 @@ ONE_POOL: dict[str, Turns] = {
     "no body mode": [(headers(events.BodyMode.NONE), [Went(H)])],
     "headers only": [(headers(method="GET", path="/v1/models", end=True), [Went(H)])],
     "websocket": [(headers(method="GET", upgrade="websocket"), [Went(H, skip_body=True)])],
-    "upgrade of a POST": [(headers(upgrade="websocket"), [Went(H, skip_body=True)])],
+    "upgrade of a POST": [
+        (
+            headers(upgrade="websocket"),
+            [Said(400, None, "a websocket begins with GET (RFC 6455, 4.1): leave out Upgrade")],
+        )
+    ],
     "request id kept": [(headers(end=True, x_request_id="abc"), [Went(H, request_id=None)])],
     "session header decides, body skipped": [
         (headers(x_session="s-1"), [Went(H, skip_body=True)]),
