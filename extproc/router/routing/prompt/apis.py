@@ -46,7 +46,10 @@ _SCORE: Api = tuple(
     for name in ("query", "queries", "data_1", "text_1", "documents", "items", "data_2", "text_2")
 )
 _EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
-_TOKENS: Api = (Field("token_ids", has_turns=True),)
+# vLLM's tokens; SGLang's tokens or text.
+_GENERATE: Api = tuple(
+    Field(name, has_turns=True) for name in ("token_ids", "input_ids", "text")
+)
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
 # Told apart by their fields: SageMaker's one path for all APIs, and requests without a path.
@@ -67,7 +70,7 @@ APIS: Final = MappingProxyType(
         "score": _SCORE,
         "rerank": _SCORE,
         "generative_scoring": _SCORE,
-        "generate": _TOKENS,
+        "generate": _GENERATE,
         "systemone": _DECISION,
         "invocations": _BY_FIELDS,
     }
