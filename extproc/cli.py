@@ -211,6 +211,13 @@ class _ServicePort(click.IntRange):
     help="What asks the service: a new Envoy, a new Gateway, or a Gateway that you have already.",
 )
 @click.option(
+    "--engine",
+    default="l4-llama8b-fp8",
+    show_default=True,
+    metavar="NAME",
+    help="The engine whose measured constants are nearest to yours; `extproc schema` lists them.",
+)
+@click.option(
     "--output",
     default="extproc-kubernetes",
     show_default=True,
@@ -294,7 +301,10 @@ def explain(
     if sys.stdin.isatty():
         click.echo("type or paste the request's body, then press Ctrl-D", err=True)
     body = sys.stdin.buffer.read()
+    no_body = click.UsageError("there is no body: give the request's on standard input")
     if config is None:
+        if not body:
+            raise no_body
         said = fetch_explanation(
             url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout
         )
@@ -306,6 +316,8 @@ def explain(
                 raise
             hint = "FILE is a configuration; give a request's body so: extproc explain < body.json"
             raise SettingsError(f"{error}\n{hint}") from None
+        if not body:
+            raise no_body
         fresh = explain_once(
             settings,
             config.parent,
@@ -378,5 +390,7 @@ def main() -> None:
     try:
         cli()
     except ExtprocError as error:
-        click.echo(f"extproc: {error}", err=True)
+        # A place in a file goes first, where editors look for it.
+        is_placed = re.match(r"\S+:\d+: ", str(error))
+        click.echo(f"{'' if is_placed else 'extproc: '}{error}", err=True)
         sys.exit(2)

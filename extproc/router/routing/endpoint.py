@@ -73,6 +73,8 @@ def join_address(ip: str, port: int) -> str:
 def parse_address(text: str) -> str:
     """Returns the canonical form of `ip:port` or `[ipv6]:port`; raises `AddressError`."""
     ip, colon, port = text.strip().rpartition(":")
+    if "://" in text:
+        raise AddressError(f"{text!r}: leave out {text.partition('://')[0]}://")
     if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5:
         raise AddressError(f"{text!r} is not ip:port")
     bracketed = ip.startswith("[") and ip.endswith("]")

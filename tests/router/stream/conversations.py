@@ -354,6 +354,10 @@ TWO_POOLS: dict[str, Turns] = {
         (events.RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
     ],
     "several pools, no model": [ASKED, (events.RequestBody(b"{}"), [Said(400, None, "model")])],
+    "several pools, compressed": [
+        ASKED,
+        (events.RequestBody(b"\x1f\x8b\x08"), [Said(400, None, "compressed")]),
+    ],
     "several pools, not JSON": [ASKED, (events.RequestBody(b"\xff\xfe"), [Said(400, None)])],
     "several pools list their models": [
         (headers(method="GET", path="/v1/models?x=1", end=True), [Said(200, None)])

@@ -47,9 +47,7 @@ _SCORE: Api = tuple(
 )
 _EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
 # vLLM's tokens; SGLang's tokens or text.
-_GENERATE: Api = tuple(
-    Field(name, has_turns=True) for name in ("token_ids", "input_ids", "text")
-)
+_GENERATE: Api = tuple(Field(name, has_turns=True) for name in ("token_ids", "input_ids", "text"))
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
 # Told apart by their fields: SageMaker's one path for all APIs, and requests without a path.
