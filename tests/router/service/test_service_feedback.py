@@ -135,8 +135,8 @@ async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
 
         other = next(each for each in ("10.0.0.1", "10.0.0.2") if each != host)
         for _ in range(9):
-            lie = {"pick": f"{take(pools)[1]:016x}"}
-            given = entry("a", (other, 80), 503, 1, None, "upstream_connection_failure", **lie)
+            own = f"{take(pools)[1]:016x}"
+            given = entry("a", (other, 80), 503, 1, None, "upstream_connection_failure", pick=own)
             logs(pools).receive(log_message(given))
         assert "cooling" not in endpoint_states(pools).values()
 
