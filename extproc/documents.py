@@ -162,6 +162,8 @@ _FORMS: Final = {
     "dots, _ and -; a letter or a digit first and last",
     r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$": "is no address: HOST:PORT, :PORT or unix:/PATH",
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "is no object's name: small letters, digits, dots, -",
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "is no name to Kubernetes: up to 63 small letters, "
+    "digits and -",
     r"^[a-z0-9][a-z0-9_-]*$": "is no header's name: small letters, digits, - and _",
     r"^[A-Za-z0-9._-]+:\d{1,5}$": "is not HOST:PORT",
     r"^/[^\s#]*$": "is no path: it begins with /, without spaces",
@@ -185,13 +187,14 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
     match fault["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
+            known = [*known]
             inside = "".join(f"{parent}." for parent in parents)
             beside = {
                 one.removeprefix(inside).partition(".")[0]
                 for one in known
                 if one.startswith(inside)
             }
-            why = f"there is no such setting{suggest_name(name, beside)}"
+            why = f"there is no such setting{suggest_name(name, beside) or _find_name(name, known)}"
         case "missing":
             why = "is missing"
         case "string_pattern_mismatch":
@@ -229,6 +232,16 @@ def describe_options(
         text = describe({**fault, "loc": loc}, [above + option for option in options])
         is_strange = fault["type"] == "extra_forbidden" and not rest and options
         yield loc, f"{text} (choose from {', '.join(options)})" if is_strange else text
+
+
+def _find_name(name: str, known: Iterable[str]) -> str:
+    """Says where else a setting of this name is, if somewhere."""
+    for one in known:
+        above, _, _ = f".{one}.".partition(f".{name}.")
+        if len(above) <= len(one):
+            place = f"{above}.{name}".lstrip(".")
+            return f"; there is {place}" if "." in place else f"; {place} is at the top level"
+    return ""
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ NODES: Final[Mapping[str, int]] = {
     "bench": 75_000,
     "simulator": 58_700,
     "operator": 18_000,
-    "doctor": 9_200,
+    "doctor": 9_500,
     "pages": 5_000,
     "calibrate": 3_300,
     REST: 7_700,

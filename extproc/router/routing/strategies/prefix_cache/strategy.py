@@ -238,9 +238,14 @@ class PrefixCache(Strategy):
         others = (name for name in candidates.least_loaded(self._rng) if name not in names)
         return [*names, *islice(others, count - len(names))]
 
-    def explain(self, chain: Chain, candidates: Candidates) -> dict[str, object]:
-        """What each endpoint worth comparing would cost, in tokens."""
-        tokens = self.signals.tokens
+    def explain(
+        self, chain: Chain, candidates: Candidates, decided: Sequence[CostRow]
+    ) -> dict[str, object]:
+        """What each endpoint of the decision would cost, in tokens; one more if that was one alone."""
+        tokens, rows = self.signals.tokens, [*decided]
+        if len(rows) < 2:
+            known = {row.endpoint for row in rows}
+            rows += [row for row in self.compare(chain, candidates, 2) if row.endpoint not in known]
         return {
             "prompt_tokens": tokens(chain.size),
             "stretches": [
@@ -250,7 +255,7 @@ class PrefixCache(Strategy):
                 }
                 for stretch in self.costs.stretches(chain)
             ],
-            "candidates": [row.explain() for row in self.compare(chain, candidates, 2)],
+            "candidates": [row.explain() for row in rows],
         }
 
 
@@ -320,7 +325,7 @@ class _CacheReading(Reading):
         return Choice(tuple(names), self._why)
 
     def explain(self, candidates: Candidates, /) -> dict[str, object]:
-        return self._strategy.explain(self._chain, candidates)
+        return self._strategy.explain(self._chain, candidates, self.costs)
 
     def taken(self, endpoint: str, /) -> None:
         self.costs = ()
