@@ -5,7 +5,7 @@ is.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import itemgetter
@@ -148,12 +148,28 @@ _EXPECTED: Final = {
 
 
 # How pydantic names what a value of several kinds may be, behind its place.
-_UNION_MEMBER: Final = re.compile(r"[A-Z]\w*Settings|bool|int|float|str|constrained-\w+")
+_UNION_MEMBER: Final = re.compile(
+    r"[A-Z]\w*Settings|bool|int|float|str|constrained-\w+|literal\[.*\]"
+)
 
 
 def list_errors(error: ValidationError) -> list[ErrorDetails]:
-    """Lists pydantic's faults; of what may be a section or `false` the section's alone, which say more."""
-    return [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
+    """Lists pydantic's faults; of what may be a section or one of some words those of the one that was meant.
+
+    Where it may be `false`, the section's say more.
+    """
+    faults = [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
+    words = {fault["loc"][:-1]: fault["input"] for fault in faults if _is_of_words(fault)}
+    return [
+        fault
+        for fault in faults
+        if fault["loc"][:-1] not in words
+        or _is_of_words(fault) != isinstance(words[fault["loc"][:-1]], Mapping)
+    ]
+
+
+def _is_of_words(fault: ErrorDetails) -> bool:
+    return any(str(step).startswith("literal[") for step in fault["loc"][-1:])
 
 
 # What a text should look like, in an operator's words, by the pattern that says it to programs.

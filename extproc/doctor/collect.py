@@ -83,9 +83,8 @@ async def look_around(
     """Asks the admin ports of the service (`url`) and of an Envoy, the engines, and Kubernetes.
 
     `given` are a file's settings; `None`: the service's own are fetched. Requests are counted for
-    `window_s` seconds. `read_key` returns the header with a pool's key, for pools of `given` alone:
-    whoever answers at `url` must not name a secret of ours. Raises `ExtprocError` where there are
-    no settings to go by.
+    `window_s` seconds. `read_key` returns the header with a pool's key, for pools of `given` alone: no
+    answer may name a secret of ours. Raises `ExtprocError` without settings to go by.
     """
     # What is packed would be unpacked in one piece, whatever its size, and no time limit fires.
     async with ClientSession(
@@ -116,13 +115,11 @@ async def look_around(
         )
     scraped = [page for page in last[1:] if page.samples]
     if config.fault:
-        look.unseen.insert(
-            0, f"the running service, {url}: {config.fault}; --url is its admin port"
-        )
+        words = f"the running service, {url}: {config.fault}; --url is its admin port"
+        look.unseen.insert(0, words)
     else:
-        look.looked.insert(
-            0, f"the service {url} ({last[0].info('extproc_info').get('version', '?')})"
-        )
+        version = last[0].info("extproc_info").get("version", "?")
+        look.looked.insert(0, f"the service {url} ({version})")
     (look.looked if scraped else look.unseen).append(
         f"metrics of {len(scraped)} of {len(listed)} engines"
     )

@@ -174,6 +174,14 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (pool_yaml("{static: ['1.1.1.1:1', '1.1.1.1:1']}"), "given twice"),
         (pool_yaml("{static: [], file: x}"), "give exactly one of"),
         (pool_yaml("{}"), "give exactly one of"),
+        (
+            pool_yaml(strategy="{name: prefix_cache, engine: l5}"),
+            "pools.0.strategy.engine: 'l5' is none of 'l4-llama8b-fp8', ",
+        ),
+        (
+            pool_yaml(strategy="{name: prefix_cache, engine: {step_ms: 3, kv_tokens: 9000}}"),
+            "pools.0.strategy.engine.prefill_ms_per_token: is missing",
+        ),
         (pool_yaml(strategy="{engine: x}"), "pools.0.strategy: its name is missing"),
         (pool_yaml("{inference_pool: {}}"), "inference_pool.name"),
         (pool_yaml("{inference_pool: {name: vllm, port: 8000}}"), "inference_pool.port"),

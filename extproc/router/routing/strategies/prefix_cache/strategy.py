@@ -85,7 +85,7 @@ class _Start(Struct, frozen=True):
 _NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0, 0)
 
 
-class OwnEngine(BaseModel):
+class EngineSettings(BaseModel):
     """An engine that no name stands for. `extproc calibrate URL` measures one and prints this section."""
 
     model_config = ConfigDict(
@@ -106,7 +106,7 @@ class PrefixCacheSettings(StrategySettings):
     reads_signals = True
 
     name: Literal["prefix_cache"] = "prefix_cache"
-    engine: Literal[tuple(ENGINES)] | OwnEngine = DEFAULT_ENGINE  # type: ignore[valid-type]
+    engine: Literal[tuple(ENGINES)] | EngineSettings = DEFAULT_ENGINE  # type: ignore[valid-type]
     """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter. Or own
     figures, which `extproc calibrate` measures."""
     learn: bool = False
