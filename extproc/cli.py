@@ -215,6 +215,13 @@ class _ServicePort(click.IntRange):
     help="What asks the service: a new Envoy, a new Gateway, or a Gateway that you have already.",
 )
 @click.option(
+    "--engine",
+    default="l4-llama8b-fp8",
+    show_default=True,
+    metavar="NAME",
+    help="The engine whose measured constants are nearest to yours; `extproc schema` lists them.",
+)
+@click.option(
     "--output",
     default="extproc-kubernetes",
     show_default=True,
@@ -298,7 +305,10 @@ def explain(
     if sys.stdin.isatty():
         click.echo("type or paste the request's body, then press Ctrl-D", err=True)
     body = sys.stdin.buffer.read()
+    no_body = click.UsageError("there is no body: give the request's on standard input")
     if config is None:
+        if not body:
+            raise no_body
         said = fetch_explanation(
             url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout
         )
@@ -310,8 +320,16 @@ def explain(
                 raise
             hint = "FILE is a configuration; give a request's body so: extproc explain < body.json"
             raise SettingsError(f"{error}\n{hint}") from None
+        if not body:
+            raise no_body
         fresh = explain_once(
-            settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout
+            settings,
+            config.parent,
+            os.environ,
+            path=path,
+            headers=headers,
+            body=body,
+            timeout_s=timeout,
         )
         said = {"index": "empty: no running service was asked"} | asyncio.run(fresh)
     click.echo(json.dumps(said, indent=2))
@@ -355,7 +373,12 @@ def doctor(
         host, _, port = settings.server.admin.rpartition(":")
         url = f"{'127.0.0.1' if host in {'', '0.0.0.0', '[::]'} else host}:{port}"
     look = look_around(
-        _base(url or ADMIN_URL), envoy and _base(envoy), namespace, settings, seconds
+        _base(url or ADMIN_URL),
+        envoy and _base(envoy),
+        namespace,
+        settings,
+        seconds,
+        read_key=lambda pool: pool.engine_headers(Path(path or ".").parent, os.environ),
     )
     text, status = write_report(asyncio.run(look), as_json=as_json)
     click.echo(text)
@@ -371,5 +394,7 @@ def main() -> None:
     try:
         cli()
     except ExtprocError as error:
-        click.echo(f"extproc: {error}", err=True)
+        # A place in a file goes first, where editors look for it.
+        is_placed = re.match(r"\S+:\d+: ", str(error))
+        click.echo(f"{'' if is_placed else 'extproc: '}{error}", err=True)
         sys.exit(2)

@@ -5,7 +5,7 @@ is.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import itemgetter
@@ -148,12 +148,28 @@ _EXPECTED: Final = {
 
 
 # How pydantic names what a value of several kinds may be, behind its place.
-_UNION_MEMBER: Final = re.compile(r"[A-Z]\w*Settings|bool|int|float|str|constrained-\w+")
+_UNION_MEMBER: Final = re.compile(
+    r"[A-Z]\w*Settings|bool|int|float|str|constrained-\w+|literal\[.*\]"
+)
 
 
 def list_errors(error: ValidationError) -> list[ErrorDetails]:
-    """Lists pydantic's faults; of what may be a section or `false` the section's alone, which say more."""
-    return [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
+    """Lists pydantic's faults; of what may be a section or one of some words those of the one that was meant.
+
+    Where it may be `false`, the section's say more.
+    """
+    faults = [fault for fault in error.errors() if fault["loc"][-1:] != ("literal[False]",)]
+    words = {fault["loc"][:-1]: fault["input"] for fault in faults if _is_of_words(fault)}
+    return [
+        fault
+        for fault in faults
+        if fault["loc"][:-1] not in words
+        or _is_of_words(fault) != isinstance(words[fault["loc"][:-1]], Mapping)
+    ]
+
+
+def _is_of_words(fault: ErrorDetails) -> bool:
+    return any(str(step).startswith("literal[") for step in fault["loc"][-1:])
 
 
 # What a text should look like, in an operator's words, by the pattern that says it to programs.
@@ -162,6 +178,8 @@ _FORMS: Final = {
     "dots, _ and -; a letter or a digit first and last",
     r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$": "is no address: HOST:PORT, :PORT or unix:/PATH",
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "is no object's name: small letters, digits, dots, -",
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "is no name to Kubernetes: up to 63 small letters, "
+    "digits and -",
     r"^[a-z0-9][a-z0-9_-]*$": "is no header's name: small letters, digits, - and _",
     r"^[A-Za-z0-9._-]+:\d{1,5}$": "is not HOST:PORT",
     r"^/[^\s#]*$": "is no path: it begins with /, without spaces",
@@ -185,13 +203,14 @@ def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
     match fault["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             *parents, name = (step for step in fault["loc"] if isinstance(step, str))
+            known = [*known]
             inside = "".join(f"{parent}." for parent in parents)
             beside = {
                 one.removeprefix(inside).partition(".")[0]
                 for one in known
                 if one.startswith(inside)
             }
-            why = f"there is no such setting{suggest_name(name, beside)}"
+            why = f"there is no such setting{suggest_name(name, beside) or _find_name(name, known)}"
         case "missing":
             why = "is missing"
         case "string_pattern_mismatch":
@@ -229,6 +248,16 @@ def describe_options(
         text = describe({**fault, "loc": loc}, [above + option for option in options])
         is_strange = fault["type"] == "extra_forbidden" and not rest and options
         yield loc, f"{text} (choose from {', '.join(options)})" if is_strange else text
+
+
+def _find_name(name: str, known: Iterable[str]) -> str:
+    """Says where else a setting of this name is, if somewhere."""
+    for one in known:
+        above, _, _ = f".{one}.".partition(f".{name}.")
+        if len(above) <= len(one):
+            place = f"{above}.{name}".lstrip(".")
+            return f"; there is {place}" if "." in place else f"; {place} is at the top level"
+    return ""
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -127,4 +127,4 @@ class OverShare(Overloaded):
 class Cold(Overloaded):
     """Refused because it begins a conversation while those that go on do not find theirs in the caches."""
 
-    code = "cold"
+    code = "shed_cold"

@@ -21,14 +21,14 @@ NODES: Final[Mapping[str, int]] = {
     "bench": 75_000,
     "simulator": 58_700,
     "operator": 18_000,
-    "doctor": 9_200,
+    "doctor": 9_500,
     "pages": 5_000,
     "calibrate": 3_300,
-    REST: 7_700,
+    REST: 8_200,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 88
-DOCS_WORDS: Final = 64_000
+DOCS_WORDS: Final = 65_500
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

@@ -44,9 +44,10 @@ def calibrate(
     note: str,
     output: Path | None,
 ) -> None:
-    """Measure a vLLM server at URL, which nothing else should use meanwhile.
+    """Measure what an engine's work costs.
 
-    It takes one to three minutes. Prints a pool's `engine` section and a profile for `extproc simulate`.
+    URL is a vLLM server that nothing else should use meanwhile. It takes one to three minutes.
+    Prints a pool's `engine` section and a profile for `extproc simulate`.
     """
     key = os.environ.get(api_key_env, "") if api_key_env else ""
     capacity, measured = asyncio.run(

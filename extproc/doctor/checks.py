@@ -153,9 +153,20 @@ def prefix_caching(evidence: Evidence) -> Iterator[Finding]:
 def models(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.settings.pools:
         engines = [engine for engine in evidence.of(pool) if engine.models is not None]
+        refusing = [engine for engine in evidence.of(pool) if engine.refusal]
+        if refusing:
+            yield found(
+                "engine_key",
+                pool=pool.name,
+                engines=_name_some(refusing),
+                status=refusing[0].refusal,
+            )
         yield from _not_served(pool, engines)
         if pool.models is None and not pool.learn_models:
             yield from _models_differ(pool, engines)
+        is_open = pool.models is None or any("*" in name for name in pool.models)
+        if is_open and not pool.learn_models and len(evidence.settings.pools) > 1:
+            yield found("models_unlisted", pool=pool.name)
     strays = _stray_models(evidence)
     if strays and all(pool.models for pool in evidence.settings.pools):
         yield found("model_unrouted", models=", ".join(sorted(strays)))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import strerror
 from time import time
@@ -22,10 +22,10 @@ from extproc.doctor.admin_ports import (
     read_pools,
     read_version,
 )
-from extproc.errors import ExtprocError
+from extproc.errors import ExtprocError, SettingsError
 from extproc.router.cluster.kube_api import KubeApi, ObjectMeta, Patience, Resource, T, WatchLost
 from extproc.router.cluster.slices import EndpointSlice, read_slice
-from extproc.router.settings.pool_settings import ProbeSettings
+from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 
@@ -48,6 +48,7 @@ _FOREIGN: Final = (
     RecursionError,
     ArithmeticError,
 )
+Headers = Mapping[str, str]
 _Pages = Sequence[seen.MetricsPage]
 _OF_ENVOY: Final = (
     "config_dump",
@@ -71,12 +72,19 @@ class Reply:
 
 
 async def look_around(
-    url: str, envoy: str | None, namespace: str | None, given: Settings | None, window_s: float
+    url: str,
+    envoy: str | None,
+    namespace: str | None,
+    given: Settings | None,
+    window_s: float,
+    *,
+    read_key: Callable[[PoolSettings], Headers] = lambda _: {},
 ) -> seen.Evidence:
     """Asks the admin ports of the service (`url`) and of an Envoy, the engines, and Kubernetes.
 
     `given` are a file's settings; `None`: the service's own are fetched. Requests are counted for
-    `window_s` seconds. Raises `ExtprocError` where there are no settings to go by.
+    `window_s` seconds. `read_key` returns the header with a pool's key, for pools of `given` alone: no
+    answer may name a secret of ours. Raises `ExtprocError` without settings to go by.
     """
     # What is packed would be unpacked in one piece, whatever its size, and no time limit fires.
     async with ClientSession(
@@ -96,6 +104,7 @@ async def look_around(
             listed = list(_list_engines(settings, running))
         except _FOREIGN:
             raise ExtprocError(f"{url}/pools: not what a service of this version says") from None
+        look.read_keys(listed, given, read_key)
         (first, last), engines, gateway, cluster = await asyncio.gather(
             look.count(
                 [url, *(f"http://{engine.address}" for engine in listed[:_MOST_ENGINES])], window_s
@@ -106,13 +115,11 @@ async def look_around(
         )
     scraped = [page for page in last[1:] if page.samples]
     if config.fault:
-        look.unseen.insert(
-            0, f"the running service, {url}: {config.fault}; --url is its admin port"
-        )
+        words = f"the running service, {url}: {config.fault}; --url is its admin port"
+        look.unseen.insert(0, words)
     else:
-        look.looked.insert(
-            0, f"the service {url} ({last[0].info('extproc_info').get('version', '?')})"
-        )
+        version = last[0].info("extproc_info").get("version", "?")
+        look.looked.insert(0, f"the service {url} ({version})")
     (look.looked if scraped else look.unseen).append(
         f"metrics of {len(scraped)} of {len(listed)} engines"
     )
@@ -144,12 +151,28 @@ class _Look:
         self._given = given
         self.looked: list[str] = []
         self.unseen: list[str] = []
+        # By addresses of engines.
+        self._keys: dict[str, Headers] = {}
+
+    def read_keys(
+        self,
+        engines: Sequence[seen.EngineSeen],
+        given: Settings | None,
+        read_key: Callable[[PoolSettings], Headers],
+    ) -> None:
+        for pool in given.pools if given else ():
+            try:
+                key = read_key(pool)
+            except SettingsError as error:
+                self.unseen.append(str(error))
+            else:
+                self._keys |= {each.address: key for each in engines if each.pool == pool.name}
 
     async def get(self, url: str) -> Reply:
-        before_s = time()
+        before_s, key = time(), self._keys.get(url.split("/")[2])
         most_bytes = _MOST_OF_GIVEN if url.startswith(self._given) else _MOST_OF_ENGINE
         try:
-            async with self._session.get(url, allow_redirects=False) as answer:
+            async with self._session.get(url, allow_redirects=False, headers=key) as answer:
                 page = bytearray()
                 async for piece in answer.content.iter_any():
                     page += piece
@@ -183,7 +206,8 @@ class _Look:
         return first, last
 
     async def engine(self, engine: seen.EngineSeen, settings: Settings) -> seen.EngineSeen:
-        probe = next((pool.probe for pool in settings.pools if pool.name == engine.pool), None)
+        pool = next((each for each in settings.pools if each.name == engine.pool), None)
+        probe = pool.probe if pool else None
         path = probe.path[1:] if isinstance(probe, ProbeSettings) else "health"
         health, models = await self.all(f"http://{engine.address}", (path, "v1/models"))
         try:
@@ -192,8 +216,14 @@ class _Look:
             }
         except _FOREIGN:
             served = None
+        has_no_key_here = pool and pool.engine_key and not self._keys.get(engine.address)
+        is_refused = models.status in {401, 403} and not has_no_key_here
         return replace(
-            engine, health=str(health.status or health.text), models=served, clock=health.clock
+            engine,
+            health=str(health.status or health.text),
+            models=served,
+            clock=health.clock,
+            refusal=models.status if is_refused else 0,
         )
 
     async def envoy(self, url: str | None, settings: Settings) -> EnvoySeen:

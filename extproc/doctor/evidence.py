@@ -51,7 +51,8 @@ class EngineSeen:
     """One endpoint. `state` is the service's word; `health` what its health path answered, or why nothing.
 
     `first` and `last` are its metrics at the begin and the end of the window. `models` has what it
-    serves, each with its parent if it is an adapter; `None`: it does not say.
+    serves, each with its parent if it is an adapter; `None`: it does not say. `refusal`: the status
+    that asks for another key, 0 without one.
     """
 
     pool: str
@@ -63,6 +64,7 @@ class EngineSeen:
     last: MetricsPage = MetricsPage()
     models: Mapping[str, str | None] | None = None
     clock: ClockOffset | None = None
+    refusal: int = 0
 
     @property
     def cache(self) -> Mapping[str, str]:

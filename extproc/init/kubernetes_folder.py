@@ -13,7 +13,9 @@ from typing import Final
 import yaml
 
 from extproc import __version__
+from extproc.documents import suggest_name
 from extproc.errors import SettingsError
+from extproc.router.routing.strategies.prefix_cache.engine import ENGINES
 from extproc.router.settings.reading import parse_settings
 
 # In a checkout a link to the folder beside the package; part of the wheel.
@@ -47,7 +49,7 @@ pools:
   fallbacks: 2  # further endpoints, for the gateway's retries
   strategy:
     name: prefix_cache
-    engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` measures yours
+    engine: {engine}  # the nearest of `extproc schema`'s list; `learn: true` measures yours
     gateways: 2  # replicas; with an autoscaler its minReplicas
 share:  # the replicas tell each other what they picked; a change needs a restart
   cluster: extproc
@@ -181,6 +183,7 @@ class KubernetesFolder:
     image: str | None
     pull_secret: str | None
     gateway: str
+    engine: str
     output: Path
 
     def write(self) -> None:
@@ -196,12 +199,20 @@ class KubernetesFolder:
             raise SettingsError(f"{self.model!r} is no model's name")
         if self.image and not re.fullmatch(_IMAGE, self.image):
             raise SettingsError(f"{self.image!r} is no image's name")
+        if self.engine not in ENGINES:
+            hint = f"{suggest_name(self.engine, ENGINES)} (choose from {', '.join(ENGINES)})"
+            raise SettingsError(f"there is no engine {self.engine!r}{hint}")
         configuration = self._configure()
         parse_settings(configuration, {}, "extproc.yaml")
         try:
-            self.output.mkdir(parents=True)
+            self._write(configuration)
         except FileExistsError:
             raise SettingsError(f"{self.output} is there already: give another --output") from None
+        except OSError as error:
+            raise SettingsError(f"{self.output}: cannot be written to: {error.strerror}") from None
+
+    def _write(self, configuration: str) -> None:
+        self.output.mkdir(parents=True)
         (self.output / "extproc.yaml").write_text(configuration)
         (self.output / "kustomization.yaml").write_text(self._customize())
         secret = self.output / _SECRET
@@ -243,6 +254,7 @@ class KubernetesFolder:
         pool = re.sub("[^A-Za-z0-9._-]", "-", self.model.rpartition("/")[2])[:63].strip("._-")
         return _CONFIGURATION.format(
             pool=pool or "vllm",
+            engine=self.engine,
             model=json.dumps(self.model, ensure_ascii=False),
             read="" if self.gateway == "envoy" else _READ,
             service=self.service,

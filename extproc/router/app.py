@@ -41,6 +41,7 @@ from extproc.router.settings.tree import Settings
 from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.stream.session import SessionOptions
+from extproc.router.stream.uploads import Uploads
 from extproc.router.telemetry import Metrics
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Application:
         share = settings.share
         self.courier = build_courier(share, start.base, os.environ, outside) if share else None
         shared = PoolContext(
-            PoolWiring(start.base, outside),
+            PoolWiring(start.base, outside, os.environ),
             self.metrics,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
@@ -108,7 +109,7 @@ class Application:
                 max_body_bytes=settings.server.max_body_bytes,
                 clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
                 budget=self.budget,
-                announced=Budget(settings.server.announced),
+                uploads=Uploads(Budget(settings.server.announced), monotonic),
                 pass_headers=frozenset(settings.server.pass_headers),
                 reads_apart=True,
                 tickets=self.pools.feedback.tickets,

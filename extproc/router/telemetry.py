@@ -48,7 +48,7 @@ RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 # Outcomes of requests that a pool answers itself, and of those answered before a pool is found.
-POOL_OUTCOMES: Final = ("cold", "no_endpoint", "over_share", "overloaded", "sheddable")
+POOL_OUTCOMES: Final = ("no_endpoint", "over_share", "overloaded", "shed_cold", "sheddable")
 OUTCOMES: Final = (
     "bad_request",
     "body_too_large",

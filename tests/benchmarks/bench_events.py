@@ -56,7 +56,9 @@ async def measure_events(port: int) -> tuple[float, float]:
     pool, heard, longest = Pool("llama", STRATEGIES[0]()), EventLogs(), 0.0
     pool.replace([Endpoint(host, f"{host}:{port}") for host in HOSTS])
     picker, asks = Picker([Route(pool)]), cycle(short_asks())
-    reading = asyncio.create_task(EventReader(pool, heard, port, monotonic, asyncio.Event()).run())
+    reading = asyncio.create_task(
+        EventReader(pool, heard, port, {}, monotonic, asyncio.Event()).run()
+    )
     await asyncio.sleep(1)
     used_s, worked_s, began_s = process_time(), thread_time(), perf_counter()
     due_s = began_s

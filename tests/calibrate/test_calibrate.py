@@ -120,7 +120,7 @@ def test_too_few_measurements_are_no_fit() -> None:
 
 async def test_command_prints_a_section_and_a_profile_that_are_read(tmp_path: Path) -> None:
     """What it prints goes into a pool's settings and into the simulator as it is."""
-    async with serving(profile=replace(QUICK, kv_tokens=32_768)) as face:
+    async with serving(profile=replace(QUICK, kv_tokens=32_768, prefill_ms_per_token=0.01)) as face:
         done = await asyncio.to_thread(
             CliRunner().invoke,
             calibrate,

@@ -112,6 +112,7 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
     yield seen(silence=("http://a", "no answer")), {"not_running"}
     yield seen(engines=[EngineSeen("tiny", A, A, "", "no answer")]), {"engine_silent"}
     yield seen(engines=[EngineSeen("tiny", A, A, "", "503")]), set()
+    yield seen(engines=[EngineSeen("tiny", A, A, "ready", "200", refusal=401)]), {"engine_key"}
     yield seen(envoy=EnvoySeen(True, [FILTER], hosts={"10.0.0.9:9002": False})), {"not_reached"}
     yield seen(envoy=envoy_seen({"streams_started": 100, "message_timeouts": 6})), {"passed_by"}
     yield seen(envoy=envoy_seen({"streams_started": 3, "failure_mode_allowed": 3})), set()

@@ -1,5 +1,6 @@
 """Real parts, each misconfigured in one way: endpoints, a service, Kubernetes; and what the command says."""
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 from click.testing import CliRunner, Result
 
 from extproc.cli import cli
 from extproc.doctor.collect import look_around
-from tests.doctor.looking import altered, doctor_settings, look, pool_fields, rules
+from tests.doctor.looking import NOWHERE, altered, doctor_settings, look, pool_fields, rules
+from tests.hosting import hosting
 from tests.router.cluster.api_server import ApiServer, serving_api, write_kubeconfig
 from tests.router.cluster.objects import pod, slice_object
 from tests.stack.client import chat_about
@@ -90,6 +93,27 @@ def test_where_nothing_answers_something_is_wrong(tmp_path: Path) -> None:
     assert f"http://{service}: Connection refused" in found["not_running"]
     assert f"http://{envoy}: Connection refused" in found["envoy_silent"]
     assert f"{engine} does not answer" in found["engine_silent"]
+
+
+async def test_an_engine_that_wants_a_key_is_found_until_the_file_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lock(request: web.Request) -> web.Response:
+        is_open = request.headers.get("authorization") == "Bearer k" or request.path == "/health"
+        return web.json_response({"data": []}, status=200 if is_open else 401)
+
+    path = tmp_path / "extproc.yaml"
+    monkeypatch.setenv("GOOD", "k")
+    monkeypatch.setenv("OTHER", "no")
+    said = {}
+    async with hosting({"/{any:.*}": lock}) as address:
+        for name in ("", "OTHER", "GOOD", "NOT_HERE"):
+            fields = {"engine_key": {"env": name}} if name else {}
+            path.write_text(yaml.safe_dump({"pools": [pool_fields(address, **fields)]}))
+            done = await asyncio.to_thread(run_doctor, str(path), "--url", NOWHERE)
+            said[name] = "engine_key:" in done.output
+    assert said == {"": True, "OTHER": True, "GOOD": False, "NOT_HERE": False}
+    assert "there is no variable NOT_HERE" in done.output
 
 
 def test_the_command_prints_what_mends_it_as_text_and_as_json(

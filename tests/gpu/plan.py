@@ -158,7 +158,7 @@ def choose_windows(arms: int, repeats: int, left_s: float) -> Windows:
     raise ValueError("no repeat was asked for")
 
 
-def write_spec(
+def write_proof_spec(
     load: Load,
     engines: Engines,
     windows: Windows,
@@ -218,7 +218,7 @@ def _lognormal(mean: int, sigma: float, least: int, most: int) -> dict[str, Any]
     return {"kind": "lognormal", "mean": mean, "sigma": sigma, "min": least, "max": most}
 
 
-def write_settings(engines: Engines) -> dict[str, Any]:
+def write_gateway(engines: Engines) -> dict[str, Any]:
     """The router's configuration: a pool of the engines."""
     pool = {
         "name": "pool",

@@ -92,7 +92,7 @@ def _signal_group(child: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 @contextmanager
-def running(logs: Path) -> Iterator[Processes]:
+def children_of(logs: Path) -> Iterator[Processes]:
     processes = Processes(logs)
     try:
         yield processes
@@ -121,7 +121,7 @@ def _answers(url: str, text: str) -> bool:
         return False
 
 
-def complete(port: int) -> None:
+def ask_for_tokens(port: int) -> None:
     """Asks an engine for four tokens: a health that answers is no kernel that ran."""
     body = json.dumps({"model": plan.MODEL, "prompt": "why", "max_tokens": 4}).encode()
     request = urllib.request.Request(
@@ -227,7 +227,7 @@ class Proof:
         if rung == "mps":
             share = dict(stack.enter_context(multi_process_service(self.out / name)))
             share["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // engines.count)
-        processes = stack.enter_context(running(self.out / name / "logs"))
+        processes = stack.enter_context(children_of(self.out / name / "logs"))
         python = self.router_python if is_simulated else self.engine_python
         paths = self.product if is_simulated else self.packages
         for number in range(engines.count):
@@ -236,7 +236,7 @@ class Proof:
         urls = [f"http://{address}/health" for address in engines.addresses]
         wait_until_ready(urls, processes, within_s)
         for port in engines.ports:
-            complete(port)
+            ask_for_tokens(port)
         return processes
 
     def call(self, words: Sequence[str], log: Path, within_s: float) -> int:
@@ -283,7 +283,7 @@ class Proof:
 
     def start_gateway(self, engines: plan.Engines, processes: Processes) -> Path:
         settings = self.out / "extproc.yaml"
-        settings.write_text(json.dumps(plan.write_settings(engines)))  # JSON is YAML
+        settings.write_text(json.dumps(plan.write_gateway(engines)))  # JSON is YAML
         text = (self.kit / "standalone.yaml").read_text()
         for port in range(plan.FIRST_ENGINE + engines.count, plan.FIRST_ENGINE + 4):
             text = re.sub(rf".*port_value: {port}\b.*\n", "", text)  # its cluster names four
@@ -315,7 +315,7 @@ class Proof:
             spec = self.out / "spec.yaml"
             spec.write_text(
                 json.dumps(
-                    plan.write_spec(
+                    plan.write_proof_spec(
                         load, engines, windows, arms=arms, costs=costs, rate=rate, settings=settings
                     ),
                     indent=1,

@@ -62,9 +62,9 @@ def test_short_time_costs_repeats_first_and_then_the_windows(
 
 def test_spec_and_settings_are_what_the_product_reads(tmp_path: Path) -> None:
     settings = tmp_path / "extproc.yaml"
-    settings.write_text(json.dumps(plan.write_settings(FOUR)))
+    settings.write_text(json.dumps(plan.write_gateway(FOUR)))
     windows = plan.Windows(2, 30.0)
-    spec = plan.write_spec(
+    spec = plan.write_proof_spec(
         plan.Load(),
         FOUR,
         windows,

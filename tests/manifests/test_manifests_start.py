@@ -239,6 +239,8 @@ def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Pat
         (["--service", "1e5"], "'1e5' is no name to YAML: take another one"),
         (["--model", "qwen\n- name: evil"], "is no model's name"),
         (["--image", 'a:1", newName: "evil'], "is no image's name"),
+        (["--engine", "h100-llama8b-bf61"], "did you mean h100-llama8b-bf16?"),
+        (["--output", "/proc/folder"], "/proc/folder: cannot be written to: No such file"),
         (["--output", "."], ". is there already: give another --output"),
     ],
 )

@@ -134,6 +134,8 @@ def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert {matrix_row["version"] for _, matrix_row in told} == {"2"}
     assert [share for share, _ in told] == [0.5, 1.0]
     assert len(matrix.read_done_rows(tmp_path)) == 4
+    with pytest.raises(SettingsError, match="cannot be written to"):
+        matrix.run_matrix(cells, Path("/proc/folder"), 1, nothing, "1")
 
 
 def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:

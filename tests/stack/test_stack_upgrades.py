@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.stack.client import connect
+from tests.stack.client import MODEL, chat_about, connect, send
+from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.tables import table
 
@@ -33,3 +34,11 @@ async def test_another_upgrade_is_refused_with_words(stack: Stack, path: str, ki
     assert answer.status == 403
     assert "does not upgrade" in error["message"]
     assert error[kind] in {"upgrade_refused", "permission_error"}
+
+
+async def test_a_post_that_offers_a_websocket_is_refused_at_once(stack: Stack) -> None:
+    for others in ((), (pool(stack.spare, name="b", models=["b"]),)):
+        stack.use(pool(stack.addresses, models=[MODEL]), *others)
+        async with connect(stack.url) as session:
+            answer = await send(session, chat_about("x"), headers=offer("websocket"))
+        assert (answer.status, "RFC 6455" in answer.error["message"]) == (400, True)

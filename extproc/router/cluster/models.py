@@ -6,10 +6,12 @@ answered.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -21,30 +23,35 @@ from extproc.router.cluster.kube_api import Unreadable, decode_json
 from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink, Source
-from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.endpoint import Endpoint, ModelCard
 
 log = logging.getLogger(__name__)
+
+_KEY_WANTED: Final = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
     """What one endpoint serves."""
 
-    models: frozenset[str] = frozenset()
-    adapters: frozenset[str] = frozenset()
+    cards: frozenset[ModelCard] = frozenset()
+
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards if card.parent is None)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """A model with a parent is a LoRA adapter (vLLM 0.32)."""
+        return frozenset(card.id for card in self.cards if card.parent is not None)
 
 
 class ModelsUnknown(ExtprocError):
     """An endpoint did not say what it serves."""
 
 
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: list[ModelCard]
 
 
 FetchModels = Callable[[str], Awaitable[ServedModels]]
@@ -71,12 +78,13 @@ class ModelsSource:
 
     Its models are fetched when an endpoint appears, then every `refresh_s` give or take a fifth.
     One that does not answer keeps its last models, and is tried again after a back-off of up to
-    `refresh_s`.
+    `refresh_s`. `headers` go with every question: the engines' key.
     """
 
     def __init__(
         self,
         source: Source,
+        headers: Mapping[str, str] = MappingProxyType({}),
         *,
         pace: ModelsPace = ModelsPace(),
         rng: Random,
@@ -84,13 +92,17 @@ class ModelsSource:
     ) -> None:
         # Begun again by itself: all of this at once would forget what endpoints have said.
         self._source = Restarting(source, rng=rng)
+        self._headers = headers
         self._pace = pace
         self._rng = rng
         self._sleep = sleep
 
     async def run(self, sink: Sink) -> None:
         timeout = ClientTimeout(total=self._pace.timeout_s)
-        async with ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with (
+            ClientSession(timeout=timeout, headers=self._headers) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
             fetch = partial(fetch_models, session, asyncio.Semaphore(self._pace.parallel))
             learner = _Learner(
                 sink, self._pace.settle_s, lambda *key: tasks.create_task(self._follow(fetch, *key))
@@ -157,27 +169,28 @@ class _Learner(EndpointView):
             (endpoint, self._served.get(_key(endpoint), ServedModels()))
             for endpoint in self._endpoints
         )
-        return [replace(e, models=served.models, adapters=served.adapters) for e, served in pairs]
+        return [
+            replace(each, models=served.models, adapters=served.adapters, cards=served.cards)
+            for each, served in pairs
+        ]
 
 
 async def fetch_models(
     session: ClientSession, slots: asyncio.Semaphore, address: str
 ) -> ServedModels:
-    """Gets one endpoint's models. One with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
+    """Gets one endpoint's models. Raises `ModelsUnknown`."""
     try:
         async with (
             slots,
             session.get(f"http://{address}/v1/models", allow_redirects=False) as response,
         ):
             if response.status != 200:
-                raise ModelsUnknown(f"it answers {response.status}")
+                hint = " (engine_key)" if response.status in _KEY_WANTED else ""
+                raise ModelsUnknown(f"it answers {response.status}{hint}")
             cards = decode_json(await response.read(), _Cards).data
     except (ClientError, OSError, TimeoutError, Unreadable) as error:
         raise ModelsUnknown(describe_error(error)) from error
-    return ServedModels(
-        models=frozenset(card.id for card in cards if card.parent is None),
-        adapters=frozenset(card.id for card in cards if card.parent is not None),
-    )
+    return ServedModels(frozenset(cards))
 
 
 def _key(endpoint: Endpoint) -> _Key:

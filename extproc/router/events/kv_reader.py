@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from time import thread_time
 from typing import Final
@@ -48,6 +48,7 @@ class EventReader(Struct):
     _pool: Pool
     _heard: EventLogs
     _port: int | None
+    _headers: Mapping[str, str]
     _clock: Callable[[], float]
     _has_changed: asyncio.Event
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -56,7 +57,9 @@ class EventReader(Struct):
         limit, jar = ClientTimeout(total=ANSWER_S), DummyCookieJar()
         following: dict[tuple[str, str], asyncio.Task[None]] = {}
         async with (
-            ClientSession(timeout=limit, cookie_jar=jar, auto_decompress=False) as session,
+            ClientSession(
+                timeout=limit, cookie_jar=jar, auto_decompress=False, headers=self._headers
+            ) as session,
             asyncio.TaskGroup() as tasks,
         ):
             while True:

@@ -6,7 +6,7 @@ The kubelet probes already, and Kubernetes lists a Pod that is not ready as such
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.rounds import RoundPlan, Rounds, Sleep
+from extproc.router.feedback.rounds import NO_HEADERS, RoundPlan, Rounds, Sleep
 from extproc.router.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -32,11 +32,21 @@ Probe = Callable[[str], Awaitable[bool]]
 
 
 class Prober:
-    """Probes the endpoints of one pool, evenly spread over the interval; the results go to its cooling."""
+    """Probes the endpoints of one pool, evenly spread over the interval; the results go to its cooling.
+
+    `headers` go with every question: the engines' key.
+    """
 
     def __init__(
-        self, feedback: PoolFeedback, plan: ProbePlan, *, rng: Random, sleep: Sleep = asyncio.sleep
+        self,
+        feedback: PoolFeedback,
+        plan: ProbePlan,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        rng: Random,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self._headers = headers
         self._feedback = feedback
         self._plan = plan
         self._rounds = Rounds(plan, rng, sleep)
@@ -48,7 +58,9 @@ class Prober:
         # A new connection each time: a server that accepts none is not healthy.
         connector = TCPConnector(limit=self._plan.parallel, force_close=True)
         jar = DummyCookieJar()
-        async with ClientSession(timeout=limit, connector=connector, cookie_jar=jar) as session:
+        async with ClientSession(
+            timeout=limit, connector=connector, cookie_jar=jar, headers=self._headers
+        ) as session:
 
             async def probe(address: str) -> bool:
                 return await probe_health(session, f"http://{address}{self._plan.path}")

@@ -1,13 +1,17 @@
 """Rounds: every endpoint of a pool gets one request an interval, and never all of them at one time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
 from extproc.router.routing.endpoint import Endpoint
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 Sleep = Callable[[float], Awaitable[None]]
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 
 from extproc.errors import ProtocolError
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.rounds import RoundPlan, Rounds, Sleep
+from extproc.router.feedback.rounds import NO_HEADERS, RoundPlan, Rounds, Sleep
 from extproc.router.logs import ONCE_A_MINUTE
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.signals import EndpointSignals
@@ -40,11 +40,21 @@ Fetch = Callable[[str], Awaitable[EndpointSignals | None]]
 
 
 class Scraper:
-    """Scrapes the endpoints of one pool, evenly spread over the interval; the signals go to its feedback."""
+    """Scrapes the endpoints of one pool, evenly spread over the interval; the signals go to its feedback.
+
+    `headers` go with every question: the engines' key.
+    """
 
     def __init__(
-        self, feedback: PoolFeedback, plan: ScrapePlan, *, rng: Random, sleep: Sleep = asyncio.sleep
+        self,
+        feedback: PoolFeedback,
+        plan: ScrapePlan,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        rng: Random,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self._headers = headers
         self._feedback = feedback
         self._plan = plan
         self._rounds = Rounds(plan, rng, sleep)
@@ -58,7 +68,11 @@ class Scraper:
         connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S + self._plan.interval_s)
         jar = DummyCookieJar()
         async with ClientSession(
-            timeout=limit, connector=connector, cookie_jar=jar, auto_decompress=False
+            timeout=limit,
+            connector=connector,
+            cookie_jar=jar,
+            auto_decompress=False,
+            headers=self._headers,
         ) as session:
 
             async def fetch(address: str) -> EndpointSignals | None:

@@ -1,9 +1,23 @@
 """Endpoints and their addresses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from extproc.errors import AddressError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What an engine's `/v1/models` says of one model; an adapter has a `parent`.
+
+    `created` is the time of the answer in vLLM, so it makes no other card.
+    """
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    created: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +28,7 @@ class Endpoint:
     or the address. It survives a change of address, so a restarted pod of a StatefulSet keeps its
     keys. `address` is canonical: `10.0.0.1:8000` or `[fd00::1]:8000`. An endpoint that is not ready
     is draining: it finishes what it has and gets no new picks.
+    `cards` describe its `models` and `adapters`.
     """
 
     name: str
@@ -22,6 +37,7 @@ class Endpoint:
     zone: str | None = None
     models: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
+    cards: frozenset[ModelCard] = frozenset()
 
     @property
     def ip(self) -> str:
@@ -57,6 +73,8 @@ def join_address(ip: str, port: int) -> str:
 def parse_address(text: str) -> str:
     """Returns the canonical form of `ip:port` or `[ipv6]:port`; raises `AddressError`."""
     ip, colon, port = text.strip().rpartition(":")
+    if "://" in text:
+        raise AddressError(f"{text!r}: leave out {text.partition('://')[0]}://")
     if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5:
         raise AddressError(f"{text!r} is not ip:port")
     bracketed = ip.startswith("[") and ip.endswith("]")

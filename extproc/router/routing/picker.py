@@ -3,13 +3,16 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import translate
+from math import inf
 from re import Pattern
 from re import compile as compile_pattern
 
 from msgspec import Struct
 
 from extproc.errors import NoEndpoint, PromptError, UnknownModel
+from extproc.router.routing.endpoint import ModelCard
 from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.prompt.apis import model_in_path
 from extproc.router.routing.prompt.json_reader import is_large
 from extproc.router.routing.prompt.parse import Prompt, parse, reads_body
 from extproc.router.routing.strategies.base import CostRow, Reading
@@ -147,8 +150,19 @@ class Picker:
                 else:
                     self._exact.setdefault(name, route)
 
-    def model_names(self) -> list[str]:
-        return sorted(set[str]().union(*(route.names() for route in self.routes.values())))
+    def model_cards(self) -> list[ModelCard]:
+        """Every model and adapter that is served, with what its endpoints say of it.
+
+        Where they differ, the shortest context counts: it fits into each of them.
+        """
+        known: dict[str, ModelCard] = {}
+        for route in self.routes.values():
+            for name in route.names():
+                known.setdefault(name, ModelCard(name))
+            for endpoint in route.pool.snapshot.ready.values():
+                for card in endpoint.cards:
+                    known[card.id] = min(known[card.id], card, key=_context)
+        return [known[name] for name in sorted(known)]
 
     def plan(self, query: Query) -> RequestPlan:
         """Decides what the headers decide. Raises `NoEndpoint` for a pool that there is not."""
@@ -190,8 +204,11 @@ class Picker:
         route = self._chosen(query) if plan is None else plan.route
         prompt, fault = _read(query) if reads and query.body is not None else (None, query.fault)
         if prompt is None:
-            route = route or self._by_model(None, fault)
-            return Found(route.pool, route.pool.strategy.read(None, query.headers, ""), fault=fault)
+            model = model_in_path(query.path) or ""
+            route = route or self._without_body(query, model, fault, reads=reads)
+            adapter = route.adapter(model)
+            reading = route.pool.strategy.read(None, query.headers, adapter)
+            return Found(route.pool, reading, adapter, fault, model)
         route = route or self._by_model(prompt.model, prompt.fault)
         model = prompt.model or ""
         adapter = route.adapter(model)
@@ -215,6 +232,16 @@ class Picker:
         if route is None:
             raise NoEndpoint(f"there is no pool {query.pool[:100]!r}")
         return route
+
+    def _without_body(
+        self, query: Query, model: str, fault: PromptError | None, *, reads: bool
+    ) -> Route:
+        """A request with no body to name a model, such as a browser's OPTIONS, is for any pool."""
+        if model or reads or "upgrade" in query.headers:
+            return self._by_model(model or None, fault)
+        routes = self.routes.values()
+        ready = (route for route in routes if route.pool.snapshot.ready)
+        return self._catch_all or next(ready, next(iter(routes)))
 
     def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
         if model is None or (self._sole is not None and self._sole is self._catch_all):
@@ -240,6 +267,11 @@ class Picker:
         by_model = (route for route, snapshot in snapshots if model in snapshot.models)
         by_adapter = (route for route, snapshot in snapshots if model in snapshot.by_adapter)
         return next(by_model, None) or next(by_adapter, None)
+
+
+def _context(card: ModelCard) -> float:
+    """The tokens that fit; most where nobody says."""
+    return inf if card.max_model_len is None else card.max_model_len
 
 
 def _read(query: Query) -> tuple[Prompt | None, PromptError | None]:

@@ -74,7 +74,12 @@ def _parts(
     for number, each in enumerate(pools if isinstance(pools, list) else ()):
         if pool := _section(PoolSettings, each):
             place = ("pools", number, "endpoints")
-            yield place, partial(PoolWiring(base, outside).source, pool)
+            yield place, partial(PoolWiring(base, outside, environment).source, pool)
+            if pool.engine_key is not None:
+                yield (
+                    ("pools", number, "engine_key"),
+                    partial(pool.engine_headers, base, environment),
+                )
             if path := pool.endpoints.file:
                 yield (*place, "file"), partial(_read_endpoints, base / path)
 

@@ -45,6 +45,7 @@ def explain_decision(picker: Picker, query: Query, found: Found | None = None) -
 async def explain_once(
     settings: Settings,
     base: Path,
+    environment: Mapping[str, str],
     *,
     path: str,
     headers: Mapping[str, str],
@@ -57,7 +58,7 @@ async def explain_once(
     raises.
     """
     outside = ClockAndRandom(Random(), monotonic)  # noqa: S311  # chances, not secrets
-    pools = Pools(PoolContext(PoolWiring(base, outside), Metrics()))
+    pools = Pools(PoolContext(PoolWiring(base, outside, environment), Metrics()))
     pools.apply(settings.pools)
     try:
         async with asyncio.timeout(timeout_s):

@@ -41,8 +41,11 @@ class Feedback:
             return
         pool = self._pools().get(pick.pool.name)
         if pool is not None:
+            # Whoever reaches the port can ask for picks, and so has tickets of its own.
+            named = {pick.endpoint.address, *(each.address for each in pick.fallbacks)}
             for outcome in outcomes(exchange, time()):
-                pool.feedback.observe(outcome)
+                if outcome.address in named:
+                    pool.feedback.observe(outcome)
         # A request that no endpoint answered has a status, too, unless its client left.
         pick.learn(RequestResult(exchange.status or None, exchange.first_token_s), exchange.address)
 

@@ -218,21 +218,25 @@ class RunningPool:
         events = settings.signals.events if settings.signals else False
         # Objects are followed where somebody may be refused.
         watched = None if settings.max_in_flight is None else settings.endpoints.inference_pool
-        wiring, rng = self._shared.wiring, self._shared.outside.rng
+        wiring, rng, key = self._shared.wiring, self._shared.outside.rng, settings.engine_key
+        ask = partial(wiring.engine_headers, settings)
         return {
             "pool": (
-                (settings.endpoints, settings.learn_models),
+                (settings.endpoints, settings.learn_models, key),
                 lambda: partial(self.keeper.run, wiring.source(settings)),
             ),
-            "probe": (probe, lambda: Prober(self.feedback, probe, rng=rng).run if probe else None),
+            "probe": (
+                (probe, key),
+                lambda: Prober(self.feedback, probe, ask(), rng=rng).run if probe else None,
+            ),
             "signals": (
-                scrape,
-                lambda: Scraper(self.feedback, scrape, rng=rng).run if scrape else None,
+                (scrape, key),
+                lambda: Scraper(self.feedback, scrape, ask(), rng=rng).run if scrape else None,
             ),
             "events": (
-                events,
+                (events, key),
                 lambda: (
-                    wiring.event_reader(self.pool, self.heard, events, self._has_changed).run
+                    wiring.event_reader(self.pool, self.heard, settings, self._has_changed).run
                     if events
                     else None
                 ),

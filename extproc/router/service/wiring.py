@@ -44,11 +44,13 @@ from extproc.router.share.sealed import Seal
 class PoolWiring(Struct, frozen=True):
     """Builds the parts of a pool that its settings describe; nothing runs yet.
 
-    `base` is the folder that relative paths start from. Each method may raise `SettingsError`.
+    `base` is the folder that relative paths start from; `environment` has variables with secrets.
+    Each method may raise `SettingsError`.
     """
 
     _base: Path
     outside: ClockAndRandom
+    _environment: Mapping[str, str] = {}
 
     def strategy(self, settings: PoolSettings) -> Strategy:
         return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)
@@ -67,18 +69,25 @@ class PoolWiring(Struct, frozen=True):
     def source(self, settings: PoolSettings) -> Source:
         source = _endpoint_source(settings.endpoints, self._base, self.outside.rng)
         if settings.learn_models:
-            source = ModelsSource(source, rng=self.outside.rng)
+            headers = self.engine_headers(settings)
+            source = ModelsSource(source, headers, rng=self.outside.rng)
         return Restarting(source, rng=self.outside.rng)
+
+    def engine_headers(self, settings: PoolSettings) -> Mapping[str, str]:
+        """What every question of ours to the pool's engines carries: their key, where they have one."""
+        return settings.engine_headers(self._base, self._environment)
 
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
         access, namespace = _access(settings, self.outside.rng)
         return ObjectivesSource(access, namespace, settings.name)
 
     def event_reader(
-        self, pool: Pool, heard: EventLogs, wanted: bool | int, has_changed: Event
+        self, pool: Pool, heard: EventLogs, settings: PoolSettings, has_changed: Event
     ) -> EventReader:
+        wanted = settings.signals.events if settings.signals else True
         port = None if wanted is True else wanted
-        return EventReader(pool, heard, port, self.outside.clock, has_changed)
+        headers = self.engine_headers(settings)
+        return EventReader(pool, heard, port, headers, self.outside.clock, has_changed)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:

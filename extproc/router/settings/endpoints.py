@@ -2,11 +2,17 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from extproc.errors import AddressError
 from extproc.router.routing.endpoint import parse_address, parse_target
-from extproc.router.settings.sections import HostPort, Name, OneOf, Section
+from extproc.router.settings.sections import HostPort, KubeName, Name, OneOf, Section
 
 PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 
@@ -14,11 +20,20 @@ PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 class ServiceSettings(Section):
     """The EndpointSlices of a Service, in the cluster that we run in."""
 
-    service: Name = Field(description="The Service's name; headless or not.")
+    service: KubeName = Field(description="The Service's name; headless or not.")
     port: Name | PortNumber | Annotated[list[Name | PortNumber], Field(min_length=1, max_length=8)]
     """The port's name or number in the EndpointSlices (the container's port, not the Service's). Give a list
     if a Pod serves at several ports, as data-parallel ranks do. Each is then an endpoint of its
     own."""
+
+    @field_validator("port", mode="wrap")
+    @classmethod
+    def _is_port(cls, given: object, read: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return read(given)
+        except ValidationError:  # one line for each kind that it could be
+            text = "is no port: a number from 1 to 65535, a name, or a list of up to 8 of these"
+            raise ValueError(f"{given!r} {text}") from None
 
     @model_validator(mode="after")
     def _are_ports(self) -> Self:
@@ -36,7 +51,7 @@ class ServiceSettings(Section):
 class _ClusterSection(Section):
     """How a Kubernetes cluster is reached, and where in it."""
 
-    namespace: Name | None = None
+    namespace: KubeName | None = None
     """Omitted: the namespace of the service's own Pod; outside a cluster `default`."""
     kubeconfig: str | None = None
     """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
@@ -71,7 +86,8 @@ class _AddressSettings(OneOf):
         try:
             addresses = [parse_address(text) for text in static or []]
         except AddressError as error:
-            raise ValueError(str(error)) from None
+            hint = "; a name goes with `dns:`" if "is not an IP address" in str(error) else ""
+            raise ValueError(f"{error}{hint}") from None
         if len(set(addresses)) < len(addresses):
             raise ValueError("an address is given twice")
         return static and addresses

@@ -1,14 +1,27 @@
 """The entries of `pools`: endpoints that serve the same models."""
 
-from typing import Annotated, Literal, Self
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import StrategySettings
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, PortNumber
-from extproc.router.settings.sections import HeaderName, Name, ObjectiveName, Section
+from extproc.router.settings.sections import (
+    HeaderName,
+    Name,
+    ObjectiveName,
+    SecretSettings,
+    Section,
+)
+
+# Nothing in a key can begin another header.
+_KEY: Final = re.compile(rb"[!-~]{1,4096}")
 
 
 class ProbeSettings(Section):
@@ -69,6 +82,10 @@ class PoolSettings(Section):
     """How an endpoint is picked. A change needs no restart."""
     learn_models: bool = False
     """Ask every endpoint now and then (/v1/models) which models and adapters it serves."""
+    engine_key: SecretSettings | None = None
+    """Where the key is that the engines demand (`vllm serve --api-key`). All that we ask of them ourselves has
+    it: health, models, metrics. Clients send their own. It is read when the service starts and when
+    this setting changes. Omitted: we send none."""
     when_down: Literal["open", "closed"] | None = None
     """While the service is away, Envoy cannot see which pool a request is for. `open`: this pool gets all of
     them, without affinity. `closed`: this pool gets none. If no pool is open, they get 503.
@@ -124,3 +141,13 @@ class PoolSettings(Section):
                 "objectives and fairness need max_in_flight: without it nobody is refused"
             )
         return self
+
+    def engine_headers(self, base: Path, environment: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the header with the engines' key, none without one. Raises `SettingsError`."""
+        if self.engine_key is None:
+            return {}
+        place = f"engine_key of the pool {self.name}"
+        key = self.engine_key.read(base, environment, place)
+        if not _KEY.fullmatch(key):
+            raise SettingsError(f"{place}: a key is printable ASCII without spaces")
+        return {"Authorization": f"Bearer {key.decode()}"}

@@ -19,6 +19,7 @@ from extproc.documents import (
     refuse_faults,
 )
 from extproc.errors import SettingsError
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings, list_settings
 
@@ -141,15 +142,24 @@ def _override(tree: dict[str, Any], path: tuple[str, ...], value: Any, name: str
     tree[path[-1]] = value
 
 
+def _name_owner(strategy: str, option: str) -> str | None:
+    """Says which strategies have an option that this one has not."""
+    kinds = STRATEGIES.kinds.items()
+    owners = [name for name, kind in kinds if option in kind.settings.model_fields]
+    there = f"{' and '.join(owners)} {'have' if len(owners) > 1 else 'has'}"
+    return f"pools.strategy.{option}: {strategy} has no {option}; {there}" if owners else None
+
+
 def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fault:
     """A fault with its place: in the file, or the variable that overrides it."""
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
     name = ".".join(step for step in fault["loc"] if isinstance(step, str))
     loc = fault["loc"] if at else document.name_place(fault["loc"])
-    what = (
-        f"{name} {REMOVED[name]}"
-        if name in REMOVED
-        else describe({**fault, "loc": loc}, list_settings())
-    )
+    if name in REMOVED:
+        what = f"{name} {REMOVED[name]}"
+    else:
+        what = describe({**fault, "loc": loc}, list_settings())
+        if fault["type"] == "extra_forbidden" and fault["loc"][2:3] == ("strategy",):
+            what = _name_owner(*map(str, fault["loc"][-2:])) or what
     return (0, f"{at}: {what}") if at else document.fault(loc, what)

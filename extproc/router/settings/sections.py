@@ -1,8 +1,19 @@
 """What every part of the configuration is made of: a strict section, and texts with a form."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from extproc.errors import SettingsError
 
 
 def _has_port(listen: str) -> str:
@@ -19,6 +30,8 @@ Listen = Annotated[
     StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$"),
     AfterValidator(_has_port),
 ]
+# As Kubernetes names namespaces and Services.
+KubeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 # As Kubernetes names objects.
 ObjectiveName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -39,3 +52,27 @@ class OneOf(Section):
         if len(self.model_fields_set) != 1:
             raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
         return self
+
+
+class SecretSettings(OneOf):
+    """Where a secret is: exactly one of these."""
+
+    file: str | None = None
+    """A file with the secret, as a Secret is mounted. Relative to the configuration file."""
+    env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """A variable of the environment."""
+
+    def read(
+        self, base: Path, environment: Mapping[str, str], place: str = "share.secret"
+    ) -> bytes:
+        """Returns the secret without blanks around it; raises `SettingsError`."""
+        if self.env is not None:
+            if self.env not in environment:
+                raise SettingsError(f"{place}.env: there is no variable {self.env}")
+            return environment[self.env].strip().encode()
+        try:
+            return (base / str(self.file)).read_bytes().strip()
+        except OSError as error:
+            raise SettingsError(
+                f"{place}.file: cannot read {self.file}: {error.strerror}"
+            ) from error

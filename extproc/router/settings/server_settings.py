@@ -1,10 +1,13 @@
 """The section `server`: where we listen, and our limits."""
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from extproc.router.settings.sections import HeaderName, Listen, Section
+
+# This machine, and every address of it.
+_HERE: Final = frozenset({"127.0.0.1", "[::1]", "0.0.0.0", "[::]", "localhost"})
 
 
 class TlsSettings(Section):
@@ -65,6 +68,25 @@ class ServerSettings(Section):
     Fabric). Take the mean time of your requests: then loads are right on average."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG writes one line per request; no level ever writes a prompt."""
+
+    @model_validator(mode="after")
+    def _has_ports_of_its_own(self) -> Self:
+        taken: dict[str, str] = {}
+        for name in ("listen", "admin", "health"):
+            place = str(getattr(self, name)).rpartition(":")[2]
+            if place in taken and place != "0":
+                raise ValueError(f"{taken[place]} and {name} have the same port, {place}")
+            taken[place] = name
+        return self
+
+    def name_own(self, address: str) -> str | None:
+        """The setting whose port this machine's `address` is; `None`: it is none of ours."""
+        ip, _, port = address.rpartition(":")
+        for name in ("listen", "admin", "health"):
+            host, _, own = str(getattr(self, name)).rpartition(":")
+            if own == port and (ip == host or (ip in _HERE and host in {*_HERE, ""})):
+                return name
+        return None
 
     @property
     def budget(self) -> int:

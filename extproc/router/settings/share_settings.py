@@ -1,38 +1,11 @@
 """How gateways share their picks, as the configuration says it."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from extproc.errors import SettingsError
 from extproc.router.settings.endpoints import PeersSettings
-from extproc.router.settings.sections import Listen, Name, OneOf, Section
-
-
-class SecretSettings(OneOf):
-    """Where the cluster's secret is: exactly one of these."""
-
-    file: str | None = None
-    """A file with the secret, as a Secret is mounted. Relative to the configuration file."""
-    env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """A variable of the environment."""
-
-    def read(
-        self, base: Path, environment: Mapping[str, str], place: str = "share.secret"
-    ) -> bytes:
-        """Returns the secret without blanks around it; raises `SettingsError`."""
-        if self.env is not None:
-            if self.env not in environment:
-                raise SettingsError(f"{place}.env: there is no variable {self.env}")
-            return environment[self.env].strip().encode()
-        try:
-            return (base / str(self.file)).read_bytes().strip()
-        except OSError as error:
-            raise SettingsError(
-                f"{place}.file: cannot read {self.file}: {error.strerror}"
-            ) from error
+from extproc.router.settings.sections import Listen, Name, SecretSettings, Section
 
 
 class MeshSettings(Section):

@@ -38,7 +38,7 @@ class Settings(Section):
         return self
 
     def _repeats(self) -> Iterator[tuple[Place, str]]:
-        """Yields what two pools must not have in common, at its place in the second one."""
+        """Yields what a pool must not have in common with another, or with the service itself."""
         names, models, opened = set[str](), dict[str, int](), list[str]()
         for number, pool in enumerate(self.pools):
             if pool.name in names:
@@ -49,6 +49,10 @@ class Settings(Section):
                     if (other := models.setdefault(name, number)) != number:
                         why = f"{name} is served by the pool {self.pools[other].name}, too"
                         yield ("pools", number, field, place), why
+            for place, address in enumerate(pool.endpoints.static or ()):
+                if setting := self.server.name_own(address):
+                    why = f"{address} is the service's own port, server.{setting}"
+                    yield ("pools", number, "endpoints", "static", place), why
             if pool.when_down == "open":
                 opened.append(pool.name)
                 if len(opened) > 1:

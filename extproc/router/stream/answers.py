@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import json
 
 from extproc.errors import RequestError
+from extproc.router.routing.endpoint import ModelCard
 from extproc.router.stream.events import Answer
 from extproc.router.stream.names import DROPPED, RETRY_AFTER
 
@@ -22,6 +23,9 @@ _ANTHROPIC: Final[Mapping[int, str]] = MappingProxyType(
         504: "timeout_error",
     }
 )
+
+
+_SAID: Final = ("root", "parent", "max_model_len")
 
 
 def refuse(error: RequestError, path: str = "") -> Answer:
@@ -53,6 +57,11 @@ def refuse(error: RequestError, path: str = "") -> Answer:
     return Answer(error.status, json.encode(body), error.code or "bad_request", headers, error.pool)
 
 
-def list_models(names: Sequence[str]) -> Answer:
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "extproc"} for name in names]
+def list_models(cards: Sequence[ModelCard]) -> Answer:
+    """The list as vLLM writes it; what no endpoint says is left out."""
+    data = [
+        {"id": card.id, "object": "model", "created": card.created, "owned_by": "extproc"}
+        | {name: value for name in _SAID if (value := getattr(card, name)) is not None}
+        for card in cards
+    ]
     return Answer(200, json.encode({"object": "list", "data": data}), "models")

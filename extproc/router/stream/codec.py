@@ -125,6 +125,8 @@ def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind 
             return _CONTINUE[events.Phase.RESPONSE_HEADERS]
         case events.Piece():
             return _piece(reply)
+        case events.Buffer():
+            return encode(reply.reply)
         case events.Queued():
             response = pb.ProcessingResponse()
             response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))

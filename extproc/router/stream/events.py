@@ -13,6 +13,7 @@ from msgspec import Struct
 from extproc.errors import RequestError
 from extproc.router.routing.picker import Decision, Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import Waiter
+from extproc.router.stream.uploads import Upload
 
 
 class BodyMode(IntEnum):
@@ -80,6 +81,10 @@ class RetryQueued(Struct, frozen=True):
     is_last: bool = False
 
 
+class GiveWay(Struct, frozen=True):
+    """The driver's event when an upload is late and others need its room."""
+
+
 class RequestTrailers(Struct, frozen=True):
     pass
 
@@ -116,6 +121,7 @@ Event = (
     | BodySkipped
     | BodyRead
     | RetryQueued
+    | GiveWay
     | RequestTrailers
     | ResponseHeaders
     | ResponseBody
@@ -142,6 +148,16 @@ class ContinueHeadersOnly(Struct, frozen=True):
     """Go on with the request's headers; send its body as before, but only the headers of the response."""
 
     request_body: BodyMode
+
+
+class Buffer(Struct, frozen=True):
+    """Go on with the request's headers, as `reply` says; meanwhile the proxy buffers the body.
+
+    The driver sets the upload's `give_way`, which is a `GiveWay` to this session.
+    """
+
+    reply: Continue | ContinueHeadersOnly
+    upload: Upload
 
 
 class BodyToRead(Struct, frozen=True):
@@ -220,4 +236,6 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | ContinueHeadersOnly | BodyToRead | Queued | Served | Routed | Piece | Answer
+Reply = (
+    Continue | ContinueHeadersOnly | Buffer | BodyToRead | Queued | Served | Routed | Piece | Answer
+)

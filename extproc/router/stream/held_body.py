@@ -9,10 +9,7 @@ from extproc.errors import BodyTooLarge
 from extproc.grpc_server.budget import Budget
 from extproc.router.stream.events import Phase, Piece, RequestBody, RequestHeaders
 from extproc.router.stream.names import CONTENT_LENGTH
-
-# Bodies up to this size may exceed the limit of `announced` by half: small ones come in when larger
-# do not.
-_SMALL_BYTES: Final = 131_072
+from extproc.router.stream.uploads import SMALL_BYTES, Upload, Uploads
 
 # Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
 PIECE_BYTES: Final = 62_000
@@ -27,14 +24,14 @@ NO_REQUEST: Final = RequestHeaders({})
 class HeldBody:
     """The headers, the subset, and what has come of the body, in `messages` messages.
 
-    `budget` counts bodies that we hold, `announced` those that proxies buffer; both are the
+    `budget` counts bodies that we hold, `uploads` those that proxies buffer; both are the
     process's.
     """
 
     _max_body_bytes: int
     _budget: Budget
-    _announced: Budget
-    _announced_bytes: int = 0
+    _uploads: Uploads
+    _upload: Upload | None = None
     request: RequestHeaders = NO_REQUEST
     subset: Sequence[str] | None = None
     body: bytes | bytearray = b""
@@ -43,19 +40,15 @@ class HeldBody:
     def begin(self, request: RequestHeaders) -> None:
         self.request, self.subset = request, request.subset
 
-    def announce(self) -> bool:
-        """Counts the body that a proxy will buffer; whether there is room for it."""
+    def announce(self) -> Upload | None:
+        """Counts the body that a proxy will buffer; `None` where there is no room for it."""
         length = self.request.headers.get(CONTENT_LENGTH, "")
-        # A body without a length may be as large as any, but most are small: it counts half the
-        # limit. The proxy itself refuses a body that is too long, and buffers no more than the
-        # limit: a refusal of ours at the headers reaches no HTTP/2 client that still sends.
-        size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
-        size = min(size, self._max_body_bytes)
-        extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
-        if not self._announced.reserve(size, extra=extra):
-            return False
-        self._announced_bytes = size
-        return True
+        # A body without a length may be as large as any, but most are small. The proxy itself
+        # refuses a body that is too long, and buffers no more than the limit: a refusal of ours at
+        # the headers reaches no HTTP/2 client that still sends.
+        size = int(length) if _LENGTH.fullmatch(length) else SMALL_BYTES
+        self._upload = self._uploads.announce(min(size, self._max_body_bytes))
+        return self._upload
 
     def check(self, event: RequestBody) -> None:
         """Takes the subset from a message of the body; raises `BodyTooLarge`."""
@@ -68,14 +61,12 @@ class HeldBody:
         """Keeps all of a body, and counts it until it is read.
 
         It is in memory already, so it counts even above the limit, and leaves less room for others.
-        From now on the proxy's copy counts as what it is, where no length was announced.
+        From now on the proxy's copy counts as what it is.
         """
         self.body = data
         self._budget.hold(len(data))
-        surplus = self._announced_bytes - len(data)
-        if surplus > 0:
-            self._announced.give(surplus)
-            self._announced_bytes = len(data)
+        if self._upload is not None:
+            self._uploads.arrive(self._upload, len(data))
 
     def add(self, data: bytes | bytearray) -> bool:
         """Keeps one more message of a body; whether there is room for it."""
@@ -97,8 +88,9 @@ class HeldBody:
     def forget(self) -> None:
         """Gives back what was counted; may be called again."""
         self.drop()
-        self._announced.give(self._announced_bytes)
-        self._announced_bytes = 0
+        if self._upload is not None:
+            self._uploads.end(self._upload)
+            self._upload = None
         self.request, self.subset = NO_REQUEST, None
 
 

@@ -22,7 +22,9 @@ from extproc.router.stream.events import (
     BodyRead,
     BodySkipped,
     BodyToRead,
+    Buffer,
     Event,
+    GiveWay,
     Queued,
     Reply,
     RequestHeaders,
@@ -236,6 +238,10 @@ class _Stream:
             self._flow = _Flow.READING
             self._service.read(first, lambda found: self._on_read(found, start_s))
             return
+        if isinstance(first, Buffer):
+            first.upload.give_way = self._give_way
+            self._call.send(encode(first))
+            return
         if isinstance(first, Queued):
             self._flow = _Flow.QUEUED
             first.waiter.retry = self._try
@@ -283,6 +289,10 @@ class _Stream:
         if self._session.is_waiting:
             self._flow = _Flow.QUEUED
         self._resume()
+
+    def _give_way(self) -> None:
+        """Answers a request whose body is late: others need its room."""
+        self._handle(GiveWay(), perf_counter())
 
     def _observe(self, replies: Sequence[Reply], start_s: float) -> None:
         observer, first = self._service.observer, replies[0] if replies else None

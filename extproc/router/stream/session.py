@@ -61,9 +61,10 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   (`routing.admission`).
 # - A buffering proxy has no budget for the bodies in its memory: over HTTP/1.1 Envoy cannot even
 #   say which request uses how much (measured: `reset_high_memory_stream` has no effect there). So a
-#   body counts from its headers on, by the length they announce, until it is here. A body without
-#   room is routed at its headers, and the reply says not to send it: the proxy streams it to the
-#   endpoint, by a route without retries, because for retries it would buffer the body all the same.
+#   body counts from its headers on, by the length they announce (`uploads`). A body without room is
+#   routed at its headers, and the reply says not to send it: the proxy streams it to the endpoint,
+#   by a route without retries, because for retries it would buffer the body all the same. A body
+#   that others wait for is answered with a refusal, which Envoy takes at any time.
 # - A request whose body has no room here is routed without its body. But where the body must be
 #   given back it is refused: half a body must not reach an endpoint.
 #
@@ -94,7 +95,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from extproc.errors import NoEndpoint, NoRoomForBody, Overloaded, RequestError
+from extproc.errors import NoEndpoint, NoRoomForBody, Overloaded, PromptError, RequestError
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import QueueEnd
@@ -106,9 +107,11 @@ from extproc.router.stream.events import (
     BodyRead,
     BodySkipped,
     BodyToRead,
+    Buffer,
     Continue,
     ContinueHeadersOnly,
     Event,
+    GiveWay,
     Phase,
     Piece,
     Queued,
@@ -126,10 +129,11 @@ from extproc.router.stream.events import (
 from extproc.router.stream.held_body import NO_REQUEST, HeldBody, pieces
 from extproc.router.stream.names import GUARDED, PLAIN_HEADERS, REQUEST_ID
 from extproc.router.stream.placing import CountedPick, Wait
+from extproc.router.stream.uploads import Uploads, unlimited_uploads
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # All sessions that are routed, or over, share this one.
-_NOTHING: Final = HeldBody(0, unlimited(), unlimited())
+_NOTHING: Final = HeldBody(0, unlimited(), unlimited_uploads())
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
@@ -156,7 +160,7 @@ class SessionOptions(Struct, frozen=True):
     """What all sessions of a service have in common.
 
     `new_request_id` makes an `x-request-id` for a request that came without one. `budget` counts
-    bodies that we hold, `announced` those that proxies buffer. `pass_headers` are guarded headers
+    bodies that we hold, `uploads` those that proxies buffer. `pass_headers` are guarded headers
     that go on to the endpoint. `reads_apart`: the driver parses long bodies; the session replies
     `BodyToRead`, and the next event must be a `BodyRead`. `tickets` find the pick by the number in
     the proxy's access log.
@@ -166,7 +170,7 @@ class SessionOptions(Struct, frozen=True):
     max_body_bytes: int = 33_554_432
     clear_route_cache: bool = False
     budget: Budget = field(default_factory=unlimited)
-    announced: Budget = field(default_factory=unlimited)
+    uploads: Uploads = field(default_factory=unlimited_uploads)
     pass_headers: Collection[str] = ()
     reads_apart: bool = False
     tickets: Tickets | None = None
@@ -199,7 +203,7 @@ class Session:
         self._options = options
         self._pool = pool
         self._plan: RequestPlan | None = None
-        self._held_body = HeldBody(options.max_body_bytes, options.budget, options.announced)
+        self._held_body = HeldBody(options.max_body_bytes, options.budget, options.uploads)
         self._counted = CountedPick(options.tickets)
         self._state = _NEW
         self._config = NO_CONFIG
@@ -262,6 +266,8 @@ class Session:
                 return self._state.retry(self, event)
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
+            case GiveWay():
+                raise NoRoomForBody("the request's body is late, and others need its room")
         return []  # observed: the proxy waits for nothing
 
     def _learn(self, config: StreamConfig | None) -> None:
@@ -292,22 +298,26 @@ class Session:
         self._held_body.begin(event)
         self.request_id = event.headers.get(REQUEST_ID, "")
         self._learn(event.config)
+        if "upgrade" in event.headers and event.headers.get(":method", "GET") != "GET":
+            # Envoy takes its body for the websocket's, and the endpoint waits for it (envoy#47161).
+            raise PromptError("a websocket begins with GET (RFC 6455, 4.1): leave out Upgrade")
         query = self._query(None)
         self._plan = plan = self._picker.plan(query)
         if plan.lists_models:
             self.close()
-            return [list_models(self._picker.model_names())]
+            return [list_models(self._picker.model_cards())]
         if self._is_decided_by_headers(plan):
             return self._decide_by_headers(query, plan)
         if self._config.request_body in _BUFFERED:
-            if not self._held_body.announce():
+            upload = self._held_body.announce()
+            if upload is None:
                 return [replace(self._route_without_body(Phase.REQUEST_HEADERS), is_unread=True)]
             self._state = _BUFFERING
             mode = self._config.request_body
             sends_answers = self._config.response_body not in {None, BodyMode.NONE}
             if mode is not None and sends_answers:
-                return [ContinueHeadersOnly(mode)]
-            return [Continue(Phase.REQUEST_HEADERS)]
+                return [Buffer(ContinueHeadersOnly(mode), upload)]
+            return [Buffer(Continue(Phase.REQUEST_HEADERS), upload)]
         self._state = _HOLDING
         return []
 

@@ -12,10 +12,11 @@ from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
 from time import process_time
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from extproc.errors import SettingsError
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.report import flatten, lay_out
 
@@ -83,9 +84,8 @@ def run_matrix(
     done = read_done_rows(folder)
     missing = [cell for cell in cells if cell.digest not in done]
     work, worked = sum(cell.requests_about for cell in missing), 0
-    folder.mkdir(parents=True, exist_ok=True)
     with (
-        (folder / CELLS).open("ab") as file,
+        _open_cells(folder) as file,
         ProcessPoolExecutor(workers, initializer=gc.disable) as pool,
     ):
         # A line that was cut off must not swallow the next one.
@@ -99,6 +99,14 @@ def run_matrix(
             worked += futures[future].requests_about
             progress(worked / work, row)
     return [done[cell.digest] for cell in cells]
+
+
+def _open_cells(folder: Path) -> BinaryIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / CELLS).open("ab")
+    except OSError as fault:
+        raise SettingsError(f"{folder}: cannot be written to: {fault.strerror}") from None
 
 
 def run_cell(cell: MatrixCell, version: str) -> Row:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from extproc.router.cluster.models import ModelsPace, ModelsSource
 from extproc.router.cluster.source import Sink, Source
-from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.endpoint import Endpoint, ModelCard
 from tests.hosting import hosting
 from tests.router.cluster.harness import RecordingSink, running_source
 
@@ -85,6 +85,7 @@ async def test_endpoints_are_listed_at_once_and_again_with_what_they_serve(askin
     [before], [after] = asking.sink.lists
     assert before == asking.endpoint
     assert (after.models, after.adapters) == (frozenset({"llama"}), frozenset({"sql-lora"}))
+    assert after.cards == {ModelCard("llama"), ModelCard("sql-lora", parent="llama")}
     assert (after.name, after.address, after.is_ready) == (
         asking.endpoint.name,
         asking.endpoint.address,
@@ -101,7 +102,7 @@ async def test_a_loaded_adapter_is_learnt_and_the_same_answer_makes_no_second_li
         assert len(asking.sink.lists) == 2
         asking.cards = [BASE, LORA]
         await asking.sink.until(lambda sink: sink.lists[-1][0].adapters == {"sql-lora"})
-        asking.cards = [BASE]
+        asking.cards = [BASE | {"created": 7}]  # as vLLM does: the time of the answer
         await asking.sink.until(lambda sink: not sink.lists[-1][0].adapters)
         await asking.sink.until(lambda _: len(asking.delays) >= 10)
 

@@ -59,7 +59,7 @@ class ReaderScene:
 @asynccontextmanager
 async def reading(address: str, port: int | None = None) -> AsyncIterator[ReaderScene]:
     scene = ReaderScene(address)
-    reader = EventReader(scene.pool, scene.heard, port, Clock(), scene.has_changed)
+    reader = EventReader(scene.pool, scene.heard, port, {}, Clock(), scene.has_changed)
     task = asyncio.create_task(reader.run())
     try:
         yield scene

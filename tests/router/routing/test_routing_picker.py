@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 import extproc.router.routing.pool as pools
-from extproc.errors import NoEndpoint, PromptError, PromptTooComplex, UnknownModel
-from extproc.router.routing.endpoint import Endpoint
+from extproc.errors import NoEndpoint, PromptError, PromptTooComplex, RequestError, UnknownModel
+from extproc.router.routing.endpoint import Endpoint, ModelCard
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Pool, Snapshot
 from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.stream.answers import list_models
 from tests.hostile import HOSTILE, fill
 from tests.router.outside import fixed_outside
 from tests.router.routing.fleet import Fleet, words
@@ -187,7 +188,13 @@ def test_the_operators_pool_wins(several: Picker) -> None:
 
 
 def test_all_names_are_listed_but_globs(several: Picker) -> None:
-    assert several.model_names() == ["llama-8b", "phi", "phi-x", "sql", "tiny"]
+    assert [card.id for card in several.model_cards()] == [
+        "llama-8b",
+        "phi",
+        "phi-x",
+        "sql",
+        "tiny",
+    ]
     assert several.plan(query_of(method="GET", path="/v1/models")).lists_models
     assert not several.plan(query_of(method="GET", path="/v1/models", pool="qwen")).lists_models
     assert not several.plan(query_of(method="GET", path="/v1/models/sql")).lists_models
@@ -373,3 +380,44 @@ def test_endless_subset_is_read_as_far_as_its_bounds(monkeypatch: pytest.MonkeyP
     SNAPSHOT.locate(f"10.1.{number >> 8}.{number & 255}:8000" for number in range(200_000))
 
     assert len(read) == MAX_SPELLINGS
+
+
+def test_the_list_says_what_engines_say_of_their_models() -> None:
+    """Two engines of a glob's pool; a client that fills the context must fit into both."""
+    long, short = (
+        Endpoint(
+            f"e{size}", f"10.0.0.1:{size}", cards=frozenset({card}), models=frozenset({"Qwen/3"})
+        )
+        for size in (8_000, 4_000)
+        for card in (ModelCard("Qwen/3", root="/models/q", max_model_len=size, created=7),)
+    )
+    globs = pool_named("qwen", long, short)
+    picker = Picker([Route(pool_named("llama"), ["llama"]), Route(globs, ["Qwen/*"])])
+
+    listed = orjson.loads(list_models(picker.model_cards()).body)["data"]
+    same = {"object": "model", "owned_by": "extproc"}
+    about = {"created": 7, "root": "/models/q", "max_model_len": 4_000}
+    assert listed == [{"id": "Qwen/3"} | same | about, {"id": "llama", "created": 0} | same]
+
+
+@table(
+    "method, path, pool",
+    [
+        ("GET", "/v1/realtime?x=1&model=qwen%2Fq3", "qwen"),
+        ("GET", "/v1/models/qwen/q3", "qwen"),
+        ("OPTIONS", CHAT, "llama"),
+        ("HEAD", "/v1/models", "llama"),
+        ("GET", "/ping", "llama"),
+    ],
+)
+def test_what_needs_no_body_finds_one_of_several_pools(method: str, path: str, pool: str) -> None:
+    routes = [Route(pool_named("llama"), ["llama"]), Route(pool_named("qwen"), ["qwen/*"])]
+    picker = Picker(routes)
+
+    assert picked_pool(picker, query_of(method=method, path=path)) == pool
+    for unnamed in (
+        Query("GET", "/v1/realtime", {"upgrade": "websocket"}),
+        query_of(method="GET", path="/v1/models/other"),
+    ):
+        with pytest.raises(RequestError):
+            picker.pick(unnamed)

@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
@@ -23,9 +24,12 @@ def build_pools(
     directory: Path | None = None,
     clock: Callable[[], float] | None = None,
     metrics: Metrics | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Pools:
     outside = ClockAndRandom(random.Random(0), clock or Clock())
-    return Pools(PoolContext(PoolWiring(directory or Path(), outside), metrics or Metrics()))
+    return Pools(
+        PoolContext(PoolWiring(directory or Path(), outside, environment), metrics or Metrics())
+    )
 
 
 def configure(pools: Pools, text: str) -> None:

@@ -133,6 +133,13 @@ async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
         assert pools["a"].feedback.counters.answers == {(pick.endpoint.name, "2xx"): 1}
         assert pools["b"].feedback.counters.answers == {}
 
+        other = next(each for each in ("10.0.0.1", "10.0.0.2") if each != host)
+        for _ in range(9):
+            own = f"{take(pools)[1]:016x}"
+            given = entry("a", (other, 80), 503, 1, None, "upstream_connection_failure", pick=own)
+            logs(pools).receive(log_message(given))
+        assert "cooling" not in endpoint_states(pools).values()
+
 
 async def test_response_headers_reach_the_pool() -> None:
     async with running_two_pools() as pools:

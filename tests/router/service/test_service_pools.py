@@ -4,8 +4,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from extproc.errors import NoEndpoint
+from extproc.errors import NoEndpoint, SettingsError
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Lane, Waiter
@@ -13,6 +14,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Strategy
 from extproc.router.service.pool_metrics import PoolCollector, collect_llmd
 from tests.clock import Clock
+from tests.hosting import hosting
 from tests.router.service.running import build_pools, configure, running_pools, synced
 from tests.stack.client import chat_about
 from tests.tables import table
@@ -55,6 +57,36 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
     assert ordinary.standing is None
     assert [-1, 0] == [pick.standing.priority for pick in (low, other) if pick.standing]
     assert len(pools["a"].pool.admission) == 0
+
+
+async def test_every_question_to_engines_has_their_key_and_nobody_is_shown_it() -> None:
+    heard: dict[str, set[str | None]] = {}
+
+    async def ask(request: web.Request) -> web.Response:
+        heard.setdefault(request.path, set()).add(request.headers.get("authorization"))
+        return web.json_response({"data": [{"id": "llama"}]})
+
+    async with hosting({"/{any:.*}": ask}) as address:
+        wanted = (
+            f"endpoints: {{static: ['{address}']}}, learn_models: true, signals: {{events: true}}"
+        )
+        pools = build_pools(environment={"KEY": " sk-1\n", "BAD": "a\rb"})
+        try:
+            for settings, expected in (("", None), (", engine_key: {env: KEY}", "Bearer sk-1")):
+                heard.clear()
+                configure(pools, f"pools: [{{name: a, {wanted}{settings}}}]")
+                await until(lambda: len(heard) == 4)
+                assert {*heard} == {"/v1/models", "/health", "/metrics", "/kv_event_sources"}
+                assert {None} | {expected} >= set().union(*heard.values()) >= {expected}
+            for name in ("BAD", "NONE"):
+                with pytest.raises(SettingsError, match="engine_key"):
+                    configure(pools, f"pools: [{{name: a, {wanted}, engine_key: {{env: {name}}}}}]")
+            assert (
+                "sk-1"
+                not in f"{pools['a'].settings!r} {[*pools['a'].pool.snapshot.ready.values()]}"
+            )
+        finally:
+            await pools.stop()
 
 
 READY = ("llm_d_epp_ready_endpoints", "inference_pool_ready_pods")

@@ -120,8 +120,33 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ),
         (
             pool_yaml(strategy="{name: random, key: x}"),
-            "pools.0.strategy.key: there is no such setting",
+            "pools.strategy.key: random has no key; prefix_hash has",
         ),
+        (
+            pool_yaml(strategy="{name: least_load, engine: x}"),
+            "pools.strategy.engine: least_load has no engine; prefix_cache has",
+        ),
+        (
+            "server: {gateways: 2}",
+            "server.gateways: there is no such setting; there is pools.strategy.gateways",
+        ),
+        ("server: {share: {}}", "there is no such setting; share is at the top level"),
+        ("server: {listen: ':9002', admin: ':9002'}", "listen and admin have the same port, 9002"),
+        (
+            "server: {listen: ':9002'}\n"
+            + pool_yaml("{static: ['1.1.1.1:9002', '127.0.0.1:9002']}"),
+            "f.yaml:2: pools.0.endpoints.static.1: 127.0.0.1:9002 is the service's own port, server.listen",
+        ),
+        (
+            pool_yaml("{kubernetes: {service: v, port: 8000, namespace: My_NS}}"),
+            "namespace: 'My_NS' is no name to Kubernetes",
+        ),
+        (
+            pool_yaml("{kubernetes: {service: v, port: 99999}}"),
+            "99999 is no port: a number from 1 to 65535, a name, or a list of up to 8 of these",
+        ),
+        (pool_yaml("{static: ['http://1.1.1.1:8']}"), "'http://1.1.1.1:8': leave out http://"),
+        (pool_yaml("{static: [vllm-0:8000]}"), "not an IP address; a name goes with `dns:`"),
         (pool_yaml(strategy="5"), "pools.0.strategy: expected a mapping"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         (
@@ -149,6 +174,14 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (pool_yaml("{static: ['1.1.1.1:1', '1.1.1.1:1']}"), "given twice"),
         (pool_yaml("{static: [], file: x}"), "give exactly one of"),
         (pool_yaml("{}"), "give exactly one of"),
+        (
+            pool_yaml(strategy="{name: prefix_cache, engine: l5}"),
+            "pools.0.strategy.engine: 'l5' is none of 'l4-llama8b-fp8', ",
+        ),
+        (
+            pool_yaml(strategy="{name: prefix_cache, engine: {step_ms: 3, kv_tokens: 9000}}"),
+            "pools.0.strategy.engine.prefill_ms_per_token: is missing",
+        ),
         (pool_yaml(strategy="{engine: x}"), "pools.0.strategy: its name is missing"),
         (pool_yaml("{inference_pool: {}}"), "inference_pool.name"),
         (pool_yaml("{inference_pool: {name: vllm, port: 8000}}"), "inference_pool.port"),
@@ -168,7 +201,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ),
         (pool_yaml(strategy="{name: best}"), "there is no best (choose from prefix_cache, "),
         (pool_yaml(strategy="{name: prefix_hash, key: [x]}"), "'x' is not a key"),
-        (pool_yaml(strategy="{name: round_robin, positions: 9}"), "no such setting"),
+        (pool_yaml(strategy="{name: round_robin, positions: 9}"), "has no positions"),
         *(
             (pool_yaml(probe=each), "f.yaml:1: pools.0.probe")
             for each in ("true", "{path: health}")

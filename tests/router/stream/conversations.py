@@ -141,6 +141,8 @@ def summarize(reply: events.Reply) -> Expected:
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
         case events.Served():
             return events.Continue(events.Phase.RESPONSE_HEADERS)
+        case events.Buffer():
+            return reply.reply
         case events.BodyToRead() | events.Queued():
             raise AssertionError("nothing that a proxy hears")
         case _:
@@ -251,7 +253,12 @@ ONE_POOL: dict[str, Turns] = {
     "no body mode": [(headers(events.BodyMode.NONE), [Went(H)])],
     "headers only": [(headers(method="GET", path="/v1/models", end=True), [Went(H)])],
     "websocket": [(headers(method="GET", upgrade="websocket"), [Went(H, skip_body=True)])],
-    "upgrade of a POST": [(headers(upgrade="websocket"), [Went(H, skip_body=True)])],
+    "upgrade of a POST": [
+        (
+            headers(upgrade="websocket"),
+            [Said(400, None, "a websocket begins with GET (RFC 6455, 4.1): leave out Upgrade")],
+        )
+    ],
     "request id kept": [(headers(end=True, x_request_id="abc"), [Went(H, request_id=None)])],
     "session header decides, body skipped": [
         (headers(x_session="s-1"), [Went(H, skip_body=True)]),
@@ -347,6 +354,10 @@ TWO_POOLS: dict[str, Turns] = {
         (events.RequestBody(b'{"model": "\\ud800"}'), [Said(404, "model_not_found")]),
     ],
     "several pools, no model": [ASKED, (events.RequestBody(b"{}"), [Said(400, None, "model")])],
+    "several pools, compressed": [
+        ASKED,
+        (events.RequestBody(b"\x1f\x8b\x08"), [Said(400, None, "compressed")]),
+    ],
     "several pools, not JSON": [ASKED, (events.RequestBody(b"\xff\xfe"), [Said(400, None)])],
     "several pools list their models": [
         (headers(method="GET", path="/v1/models?x=1", end=True), [Said(200, None)])

@@ -21,6 +21,7 @@ from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import events
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
+from extproc.router.stream.uploads import Upload
 from tests.router.outside import fixed_outside
 from tests.router.stream.wire import write_request
 from tests.tables import table
@@ -67,6 +68,11 @@ picks = st.builds(
 replies = st.one_of(
     st.builds(events.Continue, st.sampled_from(events.Phase)),
     st.builds(events.ContinueHeadersOnly, st.sampled_from(events.BodyMode)),
+    st.builds(
+        events.Buffer,
+        st.builds(events.Continue, st.sampled_from(events.Phase)),
+        st.just(Upload(1, 0.0)),
+    ),
     st.builds(
         events.Piece,
         st.sampled_from([events.Phase.REQUEST_BODY, events.Phase.RESPONSE_BODY]),
@@ -209,6 +215,8 @@ def _expected(reply: events.Reply) -> ext_proc.ProcessingResponse:  # noqa: PLR0
             return response
         case events.Served():
             return _answering(events.Phase.RESPONSE_HEADERS, None)
+        case events.Buffer():
+            return _expected(reply.reply)
         case events.Queued():
             return ext_proc.ProcessingResponse(
                 override_message_timeout=timedelta(seconds=reply.wait_s + 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
-from extproc.router.stream.events import Continue, Phase, RequestHeaders
+from extproc.router.stream.events import RequestHeaders
 from extproc.router.stream.names import KNOWN_ORDERS, READ_HEADERS
 from tests.router.stream.conversations import one_pool, open_session
 from tests.tables import table
@@ -107,7 +107,7 @@ def test_requests_that_wait_for_their_bodies_hold_little_of_long_headers(
         for number in range(100):
             message = opening_message(headers(number), has_body=True)
             session = open_session(PICKER)
-            assert session.on(decode(message, WANTED)) == [Continue(Phase.REQUEST_HEADERS)]
+            assert repr(session.on(decode(message, WANTED))).startswith("[Buffer")
             open_sessions.append(session)
         del message
         gc.collect()

@@ -18,6 +18,7 @@ from extproc.grpc_server.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.queue import Later, Queue, QueueEnd, QueueLimits
 from extproc.router.stream import events
+from extproc.router.stream.uploads import unlimited_uploads
 from tests.grpc_server.calls import RecordedCall
 from tests.router.stream.conversations import (
     BODY,
@@ -147,15 +148,15 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
 @table("more", [{"content_length": str(len(BODY))}, {}])
 def test_a_buffered_body_is_not_kept_while_its_request_waits(more: dict[str, Any]) -> None:
     """The proxy has it; of the two budgets that of what proxies hold counts on, by its true size."""
-    picker, budget, announced = one_pool(), Budget(1_000_000), Budget(100_000_000)
+    picker, budget, uploads = one_pool(), Budget(1_000_000), unlimited_uploads()
     with full(picker):
-        session = open_session(picker, budget=budget, announced=announced)
+        session = open_session(picker, budget=budget, uploads=uploads)
         session.on(headers(**more))
         session.on(events.RequestBody(BODY))
 
-        assert (budget.used, announced.used) == (0, len(BODY))
+        assert (budget.used, uploads.budget.used) == (0, len(BODY))
         session.close()
-        assert announced.used == 0
+        assert uploads.budget.used == 0
 
 
 @pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])

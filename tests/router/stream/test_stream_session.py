@@ -18,7 +18,8 @@ from extproc.router.routing.queue import Queue, QueueLimits
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream import events as say
-from extproc.router.stream.session import Session
+from extproc.router.stream.session import Session, SessionOptions
+from extproc.router.stream.uploads import LATE_S, SMALL_BYTES, Uploads
 from tests.router.outside import fixed_outside
 from tests.router.stream.conversations import (
     ADDRESSES,
@@ -39,16 +40,24 @@ from tests.router.stream.conversations import (
 from tests.tables import table
 
 BUFFERING = [say.BodyMode.BUFFERED, say.BodyMode.BUFFERED_PARTIAL]
-ROOM = 2 * MAX_BODY_BYTES
-# What is counted for a body without a length.
-UNTOLD_BYTES = MAX_BODY_BYTES // 2
+LARGE = 8 * SMALL_BYTES
+
+
+class ClockedUploads(Uploads):
+    """Uploads with room for four large bodies, at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        super().__init__(Budget(4 * LARGE), lambda: self.now_s)
 
 
 def announce(
-    announced: Budget, length: str | None, mode: say.BodyMode = say.BodyMode.BUFFERED
+    uploads: Uploads, length: str | None, mode: say.BodyMode = say.BodyMode.BUFFERED
 ) -> tuple[Session, say.Reply]:
-    session = open_session(one_pool(), announced=announced)
+    session = Session(one_pool(), SessionOptions(lambda: "made", LARGE, uploads=uploads))
     [reply] = session.on(headers(mode, content_length=length or ""))
+    if isinstance(reply, say.Buffer):
+        reply.upload.give_way = lambda: session.on(say.GiveWay())
     return session, reply
 
 
@@ -60,53 +69,69 @@ def is_unread(reply: say.Reply) -> bool:
 @table(
     ("length", "bytes_each"),
     [
-        (str(MAX_BODY_BYTES), MAX_BODY_BYTES),
-        (str(MAX_BODY_BYTES // 2 + 40_000), MAX_BODY_BYTES // 2 + 40_000),
-        (None, UNTOLD_BYTES),
-        ("-5", UNTOLD_BYTES),
-        ("9" * 40, UNTOLD_BYTES),
+        (str(LARGE), LARGE),
+        ("9" * 17, LARGE),  # a proxy holds no more
+        (str(SMALL_BYTES + 1), SMALL_BYTES + 1),
+        (str(SMALL_BYTES), SMALL_BYTES),
+        (None, SMALL_BYTES),
+        ("-5", SMALL_BYTES),
+        ("9" * 40, SMALL_BYTES),
     ],
 )
 def test_bodies_beyond_what_proxies_may_buffer_are_routed_unread(
     mode: say.BodyMode, length: str | None, bytes_each: int
 ) -> None:
-    announced = Budget(ROOM)
-    taken = [announce(announced, length, mode) for _ in range(ROOM // bytes_each)]
-    session, reply = announce(announced, length, mode)
-
+    uploads = ClockedUploads()
     # Small ones have room beyond the limit: half as much again.
-    has_more_room = bytes_each <= 131_072
-    assert [is_unread(reply) for _, reply in taken] == [False] * len(taken)
-    assert is_unread(reply) is not has_more_room
-    small, small_reply = announce(announced, "100")
-    assert not is_unread(small_reply)
-    if isinstance(reply, say.Routed):
-        assert isinstance(reply.decision.fault, NoRoomForBody)
-        assert reply.decision.key is None
+    is_small = bytes_each == SMALL_BYTES
+    most = (6 if is_small else 4) * LARGE // bytes_each
+    taken = [announce(uploads, length, mode) for _ in range(most)]
+    _, reply = announce(uploads, length, mode)
 
-    for each in (session, small, *(session for session, _ in taken)):
-        each.close()
-    assert announced.used == 0
+    assert not any(is_unread(reply) for _, reply in taken)
+    assert isinstance(reply, say.Routed)
+    assert is_unread(reply)
+    assert isinstance(reply.decision.fault, NoRoomForBody)
+    assert reply.decision.key is None
+    assert is_unread(announce(uploads, None)[1]) is is_small
+
+    uploads.now_s = LATE_S
+    assert not is_unread(announce(uploads, length, mode)[1])
+
+
+def test_the_oldest_large_upload_gives_way_and_no_small_or_fresh_one() -> None:
+    uploads = ClockedUploads()
+    sessions = [announce(uploads, length)[0] for length in (None, *[str(LARGE)] * 3)]
+    uploads.now_s = LATE_S
+    sessions += [announce(uploads, str(LARGE))[0] for _ in range(3)]
+
+    states = ["buffering", *["closed"] * 3, *["buffering"] * 3]
+    assert [repr(each) for each in sessions] == [f"<Session {state}>" for state in states]
+    for session in sessions:
+        session.close()
+    assert uploads.budget.used == 0
 
 
 def test_what_was_announced_is_given_back_when_it_is_there() -> None:
-    announced = Budget(ROOM)
-    session, reply = announce(announced, str(len(BODY)))
+    uploads = ClockedUploads()
+    session, reply = announce(uploads, str(len(BODY)))
 
-    assert (reply, announced.used) == (say.Continue(say.Phase.REQUEST_HEADERS), len(BODY))
+    assert isinstance(reply, say.Buffer)
+    assert (reply.reply, uploads.budget.used) == (
+        say.Continue(say.Phase.REQUEST_HEADERS),
+        len(BODY),
+    )
 
     session.on(say.RequestBody(BODY))
 
-    assert announced.used == 0
+    assert uploads.budget.used == 0
     session.close()
-    assert announced.used == 0
+    assert uploads.budget.used == 0
 
-    # Too long a one counts as the longest that a proxy holds, one that is not buffered not at all.
-    _, reply = announce(announced, str(MAX_BODY_BYTES + 1))
-    assert (reply, announced.used) == (say.Continue(say.Phase.REQUEST_HEADERS), MAX_BODY_BYTES)
-    session = open_session(two_pools(), announced=announced)
+    # One that is not buffered does not count.
+    session = open_session(two_pools(), uploads=uploads)
     assert session.on(headers(say.BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
-    assert announced.used == MAX_BODY_BYTES
+    assert uploads.budget.used == 0
 
 
 def hear(session: Session, event: say.Event) -> list[say.Reply]:
@@ -354,6 +379,7 @@ EVENTS = st.one_of(
     st.builds(say.ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(say.ResponseTrailers),
     st.builds(say.RetryQueued, st.booleans()),
+    st.just(say.GiveWay()),
 )
 
 
@@ -513,4 +539,4 @@ def test_a_body_given_back_is_the_body_that_came(
         assert all(len(piece.data) <= 62_000 for piece in pieces)
     else:
         assert pieces == []
-        assert all(isinstance(reply, say.Continue | say.Routed) for reply in replies)
+        assert all(isinstance(reply, say.Buffer | say.Continue | say.Routed) for reply in replies)

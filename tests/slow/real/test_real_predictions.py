@@ -123,7 +123,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
         scene = PredictionScene(f"127.0.0.1:{port}", client)
         hearing = scene.routers[1]
         reader = asyncio.create_task(
-            EventReader(hearing.pool, hearing.heard, None, monotonic, asyncio.Event()).run()
+            EventReader(hearing.pool, hearing.heard, None, {}, monotonic, asyncio.Event()).run()
         )
         with run_vllm(port, tmp_path / "1.log", "--kv-events-config", config):
             await scene.ask(110)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import unquote, unquote_plus
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ _SCORE: Api = tuple(
     for name in ("query", "queries", "data_1", "text_1", "documents", "items", "data_2", "text_2")
 )
 _EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
-_TOKENS: Api = (Field("token_ids", has_turns=True),)
+# vLLM's tokens; SGLang's tokens or text.
+_GENERATE: Api = tuple(Field(name, has_turns=True) for name in ("token_ids", "input_ids", "text"))
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
 # Told apart by their fields: SageMaker's one path for all APIs, and requests without a path.
@@ -66,7 +68,7 @@ APIS: Final = MappingProxyType(
         "score": _SCORE,
         "rerank": _SCORE,
         "generative_scoring": _SCORE,
-        "generate": _TOKENS,
+        "generate": _GENERATE,
         "systemone": _DECISION,
         "invocations": _BY_FIELDS,
     }
@@ -107,6 +109,19 @@ def reads_body(method: str, path: str) -> bool:
         method.upper() in {"POST", "PUT", "PATCH"}
         and _route(path).rpartition("/")[2] not in _BODYLESS
     )
+
+
+def model_in_path(path: str) -> str | None:
+    """The model that a path names, for requests without a body: `/v1/realtime?model=a`, `/v1/models/a`."""
+    if "model" not in path:
+        return None
+    named = _route(path).partition("models/")
+    if named[1] and not named[0]:
+        return unquote(named[2])
+    fields = path.partition("?")[2].split("&")
+    values = (field.removeprefix("model=") for field in fields if field.startswith("model="))
+    value = next(values, None)
+    return unquote_plus(value) if value else None
 
 
 _SHORT: Final = 256

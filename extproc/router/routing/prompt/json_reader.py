@@ -35,6 +35,8 @@ from extproc.router.routing.prompt.apis import FIELDS
 
 # A chat of so many messages has its prefix among them.
 MAX_ELEMENTS: Final = 2_048
+# How gzip and zstd begin. vLLM reads neither.
+_PACKED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 
 # What a medium's digest begins with in its place. A client that writes it names a medium that it
 # did not send, and misleads its own routing alone: the engine reads the body.
@@ -187,6 +189,8 @@ def open_object(
     except RecursionError:
         raise PromptError("the body is nested too deeply") from None
     except ValueError:
+        if bytes(written[:4]).startswith(_PACKED):
+            raise PromptError("the body is compressed; send it as it is") from None
         raise PromptError("the body is not a JSON object") from None
 
 

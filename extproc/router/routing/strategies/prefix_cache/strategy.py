@@ -85,7 +85,7 @@ class _Start(Struct, frozen=True):
 _NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0, 0)
 
 
-class OwnEngine(BaseModel):
+class EngineSettings(BaseModel):
     """An engine that no name stands for. `extproc calibrate URL` measures one and prints this section."""
 
     model_config = ConfigDict(
@@ -106,7 +106,7 @@ class PrefixCacheSettings(StrategySettings):
     reads_signals = True
 
     name: Literal["prefix_cache"] = "prefix_cache"
-    engine: Literal[tuple(ENGINES)] | OwnEngine = DEFAULT_ENGINE  # type: ignore[valid-type]
+    engine: Literal[tuple(ENGINES)] | EngineSettings = DEFAULT_ENGINE  # type: ignore[valid-type]
     """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter. Or own
     figures, which `extproc calibrate` measures."""
     learn: bool = False
@@ -238,9 +238,14 @@ class PrefixCache(Strategy):
         others = (name for name in candidates.least_loaded(self._rng) if name not in names)
         return [*names, *islice(others, count - len(names))]
 
-    def explain(self, chain: Chain, candidates: Candidates) -> dict[str, object]:
-        """What each endpoint worth comparing would cost, in tokens."""
-        tokens = self.signals.tokens
+    def explain(
+        self, chain: Chain, candidates: Candidates, decided: Sequence[CostRow]
+    ) -> dict[str, object]:
+        """What each endpoint of the decision would cost, in tokens; one more if that was one alone."""
+        tokens, rows = self.signals.tokens, [*decided]
+        if len(rows) < 2:
+            known = {row.endpoint for row in rows}
+            rows += [row for row in self.compare(chain, candidates, 2) if row.endpoint not in known]
         return {
             "prompt_tokens": tokens(chain.size),
             "stretches": [
@@ -250,7 +255,7 @@ class PrefixCache(Strategy):
                 }
                 for stretch in self.costs.stretches(chain)
             ],
-            "candidates": [row.explain() for row in self.compare(chain, candidates, 2)],
+            "candidates": [row.explain() for row in rows],
         }
 
 
@@ -320,7 +325,7 @@ class _CacheReading(Reading):
         return Choice(tuple(names), self._why)
 
     def explain(self, candidates: Candidates, /) -> dict[str, object]:
-        return self._strategy.explain(self._chain, candidates)
+        return self._strategy.explain(self._chain, candidates, self.costs)
 
     def taken(self, endpoint: str, /) -> None:
         self.costs = ()
