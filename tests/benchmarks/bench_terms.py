@@ -22,17 +22,15 @@ from extproc.simulator.fleet.matrix import Row, run_matrix
 
 RULE: Final = "prefix_cache"
 TERMS: Final[Mapping[str, str]] = {
-    "`busy`": "busy=0",
+    "`1 + n/10` (1)": "hold_up=0",
     "`evicted`": "evicted=0",
-    "the weight 3 (1 for everything)": "keep=1,own=1",
-    "\u2154 for the own part (3 in all)": "own=1",
-    "the same, 1 in all": "own=0.3333333333",
     "`A` of shared parts (1)": "shared=0",
-    "newness": "newness=0",
     "`backlog`": "backlog=0",
     "the quarter of a step in `w`": "step=0",
     "the twentieth of a prefill in `w`": "prefill=0",
-    "`crowding`": "crowding=false",
+    "`memory`": "memory=0",
+    "half of `memory`": "memory=0.5",
+    "twice `memory`": "memory=2",
 }
 SEEDS: Final = {"agents": range(1, 5), "fewshot": range(1, 7)}
 LOADS: Final = {
@@ -41,6 +39,7 @@ LOADS: Final = {
     "swe": 0.9,
     "agents": 0.75,
     "tenants": 0.75,
+    "longout": 0.85,
     "fewshot": 0.8,
 }
 _LOSS: Final = 1.05

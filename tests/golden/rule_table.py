@@ -42,6 +42,10 @@ CELLS: Final[Mapping[str, MatrixCell]] = {
     "small": _cell("small", load=0.8, warmup_s=30, measured_s=35),
     # Jobs of hundreds of requests that begin at once behind a prefix nobody has.
     "fewshot": _cell("fewshot", load=0.8, warmup_s=40, measured_s=60),
+    # Answers of 3,000 tokens fill the caches while they are made.
+    "longout": _cell("longout", load=0.85, endpoints=3, warmup_s=300, measured_s=500),
+    # Two gateways that share nothing: a conversation's home.
+    "unshared": _cell("sessions", load=0.75, gateways=2, warmup_s=30, measured_s=40),
     # The two k6 cases of KubeAI's documents: closed loops on 8 x H100 and on 2 x L4.
     "seed-002": _cell(
         "k6-chat", users=320, endpoints=8, requests=2400, profiles=("h100-llama70b-fp8",)

@@ -23,7 +23,7 @@ from extproc.simulator.fleet.bus import BusFault, Sharing
 from extproc.simulator.fleet.changes import FleetChange, Kind
 from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
-from extproc.simulator.fleet.gateway import EndpointNames, Gateways, Routing
+from extproc.simulator.fleet.gateway import EndpointNames, Gateways, ReadSignals, Routing
 from extproc.simulator.fleet.report import render_summaries
 from extproc.simulator.fleet.session import PlannedSession, Transcript, make_text, write_body
 from extproc.simulator.fleet.summary import summarize
@@ -342,6 +342,7 @@ def learn_in_fleet(
             endpoints: Sequence[Endpoint],
             outsides: Sequence[ClockAndRandom],
             scrapes: Sequence[Scrape],
+            read: ReadSignals,
         ) -> Gateways:  # nobody is scraped
             def build() -> PrefixCache:
                 kept.append(PrefixCache(outsides[0], learn=True))

@@ -25,6 +25,7 @@ _FALLBACKS: Final = 2
 ReadSignals = Callable[[str], EndpointSignals]
 """What an endpoint's metrics say now, by its name."""
 
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How the fleet is routed to; `options` are the strategy's settings.
@@ -92,16 +93,15 @@ class Gateways:
     def __init__(
         self,
         builds: Sequence[Callable[[], Strategy]],
-        outsides: Sequence[ClockAndRandom],
-        read: ReadSignals,
+        outsides: Sequence[ClockAndRandom] = (),
+        read: ReadSignals = lambda _: EndpointSignals(),
     ) -> None:
         self._builds = builds
         self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
         self._pickers = [Picker([Route(pool)]) for pool in self.pools]
-        self._rounds = [
-            MetricRounds(pool, outside, read)
-            for pool, outside in zip(self.pools, outsides, strict=True)
-        ]
+        # Without `outsides` nobody is asked for metrics.
+        asking = zip(self.pools, outsides, strict=False)
+        self._rounds = [MetricRounds(pool, outside, read) for pool, outside in asking]
         # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
         self.needs_body = self._pickers[0].plan(Query("POST", _PATH, {})).needs_body
 
@@ -109,8 +109,9 @@ class Gateways:
         """Routes to these endpoints; strategies of one kind place them alike, so once is enough."""
         first = self.pools[0]
         snapshot = Snapshot.build(endpoints, first.strategy, first.snapshot.placement)
-        for pool, rounds in zip(self.pools, self._rounds, strict=True):
+        for pool in self.pools:
             pool.install(snapshot)
+        for rounds in self._rounds:
             rounds.follow(snapshot.ready)
 
     def restart(self, gateway: int) -> None:
@@ -120,7 +121,8 @@ class Gateways:
 
     def pick(self, gateway: int, body: bytes | None) -> Pick:
         """Picks for a chat, by its body if `needs_body`; raises `NoEndpoint`."""
-        self._rounds[gateway].hand_over()
+        for rounds in self._rounds[gateway : gateway + 1]:
+            rounds.hand_over()
         return self._pickers[gateway].pick(Query("POST", _PATH, {}, body)).pick
 
 

@@ -108,17 +108,6 @@ def test_blocks_of_open_requests_stay_and_leave_a_tenth_to_the_others() -> None:
     assert depth(index, "a", 99, 98, 97) == 2
 
 
-def test_open_requests_crowd_a_cache_the_more_the_less_they_leave_free() -> None:
-    index, crowding = index_of("a"), []
-    visit(index, "a", 11, 12)
-    for block in range(11):
-        crowding.append(round(index.crowding("a"), 2))
-        index.insert(at(index, "a"), chain(block), 0.0)
-
-    assert crowding == [1.0, 1.05, 1.12, 1.19, 1.28, 1.39, 1.53, 1.72, 2.01, 2.56, 2.56]
-    assert index.crowding("gone") == 1.0
-
-
 def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
     index = index_of("a", blocks=8)
     most = 8 * SIZE // ENTRY_BYTES

@@ -7,19 +7,16 @@ from tests.golden.rule_table import read_rows, render_row
 
 # A change of each constant, and a cell that it moves. `0` takes a term out, where it is a weight.
 CHANGES = {
-    "keep": ("keep=1,own=1", "zipf"),
-    "own": ("own=1", "zipf"),
     "shared": ("shared=0", "fewshot"),
-    "newness": ("newness=0", "fewshot"),
-    "newness_s": ("newness_s=1", "fewshot"),
-    "busy": ("busy=0", "tot"),
-    "evicted": ("evicted=0", "swe"),
+    "hold_up": ("hold_up=0", "zipf"),
+    "evicted": ("evicted=0", "zipf"),
     "evicted_s": ("evicted_s=5", "zipf"),
     "backlog": ("backlog=0", "tenants"),
     "drain": ("drain=1", "tenants"),
     "step": ("step=0", "seed-004"),
-    "prefill": ("prefill=0", "swe"),
-    "crowding": ("crowding=false", "zipf"),
+    "prefill": ("prefill=0", "zipf"),
+    "memory": ("memory=0", "zipf"),
+    "home": ("home=1", "unshared"),
 }
 
 

@@ -19,7 +19,7 @@ Nothing here decides. Time comes in as an argument.
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from math import exp, inf, log1p
+from math import exp, inf
 from typing import Final
 
 from msgspec import Struct
@@ -148,9 +148,6 @@ MOST_ENTRIES: Final = 2_700_000
 # Rates are averaged over so many seconds: a few requests of a prefix worth caching. Longer is
 # forever.
 _RATE_S: Final = 60.0
-
-# Beyond this share a cache is full: answers, which nobody sees here, fill the rest.
-_FULL: Final = 0.9
 
 
 class Rate:

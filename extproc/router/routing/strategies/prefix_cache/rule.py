@@ -1,40 +1,37 @@
 """What a prompt would cost at each endpoint worth comparing, and which ones those are. Pure."""
 
-# The rule. All in milliseconds of engine time, for one request and one endpoint e:
+# The rule. All in milliseconds of engine time, for one request and one endpoint e, with n requests in
+# flight there:
 #
-#   cost(e) = KEEP · busy · prefill · (Σ A(part) · missing(e, part) + evicted(e))
-#           + backlog(e) + w · in flight(e) · crowding(e)
+#   cost(e) = (1 + n/10) · prefill · (Σ A(part) · missing(e, part) + evicted(e))
+#           + backlog(e) + w · n + prefill · cache · u⁶/6
 #
 # and the least cost wins. Its constants are the fields of `Rule`. What each is worth: "What each term
 # of the cost is worth" in docs/why; that a change moves nothing else: `make golden`.
 #
-# - A prompt falls into parts at its forks: places where others with the same beginning went on
-#   differently. The last part is its own. A is 2/3 there, so that it counts twice: now, and in the
-#   conversation's next turn. The part before a fork is shared with others: prefilled once more it
-#   becomes another copy, of use to all of them. With k copies now, used u times a second, and a
-#   copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
-#   Of a prefix that came a moment ago u says little, while hundreds may be about to come and would
-#   wait for its one copy. So a shared part's A is also times 1 - 2/3 · exp(-age / 2 s), by which
-#   KEEP counts once at first (simulated: without it jobs that begin at once wait a tenth longer).
-# - KEEP is 3: what is prefilled again evicts blocks that others would have found, and they prefill
-#   again. For the prompt's own part 3 is too much (simulated): where contexts outgrow the caches,
-#   agents wait for warm endpoints a fifth longer. For the other two 2 is too little: at the edge
-#   tenants wait half as long again.
-# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8
-#   of real time. Without it a burst of new prompts meets on one endpoint.
-# - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it.
+# - 1 + n/10: a prefill holds up the requests that decode there, about a tenth of its time each.
 #   Without it a pool near its capacity copies prefixes to idle endpoints, evicts others for them,
 #   and tips over (simulated).
+# - A prompt falls into parts at its forks: places where others with the same beginning went on
+#   differently. The last part is its own, and A is 1. The part before a fork is shared with others:
+#   prefilled once more it becomes another copy, of use to all of them. With k copies now, used u
+#   times a second, and a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price
+#   divided among its users.
 # - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
 #   next was last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled
-#   again then, and push out others; so they weigh as much as what the request lacks (simulated:
-#   with a third of it, agents whose contexts outgrow the caches wait a third longer at load .75).
+#   again then, and push out others; so they weigh as much as what the request lacks.
+# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8
+#   of real time. Without it a burst of new prompts meets on one endpoint.
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of
 #   the mean prefill. On a fast engine a step is short, while an agent's context keeps a cache
-#   filled. Each weighs w over the share of e's cache that was free when it came: where it is full,
-#   the next one waits for an end. So crowding(e) is the mean of 1 / (1 - x) for x from 0 to the
-#   share that open requests use. It is 1 with `learn`: a step that is learnt is that of an engine
-#   as full as it is, and counts it already (simulated).
+#   filled.
+# - u is the share of e's cache that requests use: what the engine said at its last scrape, and what
+#   open prompts took or gave back since. Where it is full, the next request waits for another's
+#   end, which takes as long as answers do; prompts tell nothing of those. So the whole cache has a
+#   price, a sixth of its prefill when all of it is in use, and next to nothing below a half. Without
+#   metrics u is what open prompts use. (Tried: a linear price, which costs unequal engines a third;
+#   twice and half of it; the price by request in flight that it replaces, which was blind to
+#   answers: with 3,000 tokens an answer requests waited a minute.)
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote
 #   it itself.
 #
@@ -90,6 +87,8 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """Mean prefills that it costs at least."""
     memory: float = 1.0
     """Weight of the KV cache in use."""
+    home: float = 1 / 3
+    """Weight of a prefill at the conversation's home, where gateways share no picks."""
 
 
 THE_RULE: Final = Rule()
@@ -281,9 +280,12 @@ class CostModel:
         missing, in_flight = _missing(reach, request), request.candidates.in_flight(name)
         if holding is not None:
             rule = self._rule
-            missing += rule.evicted * holding.evicts(chain.size - reach, request.now, rule.evicted_s)
-        if not is_own_home:
-            missing *= 1 + self._rule.hold_up * in_flight
+            missing += rule.evicted * holding.evicts(
+                chain.size - reach, request.now, rule.evicted_s
+            )
+        missing *= 1 + self._rule.hold_up * in_flight
+        if is_own_home:
+            missing *= self._rule.home
         if name not in request.waits:
             self._weigh((name,), request)
         cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
