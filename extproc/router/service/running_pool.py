@@ -14,8 +14,9 @@ from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.events.kv_log import EventLogs, describe_logs
 from extproc.router.feedback.cooling import Rules
+from extproc.router.feedback.doubts import Doubts
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.probes import Prober
+from extproc.router.feedback.probes import ProbePlan, Prober, Witness
 from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
@@ -109,7 +110,8 @@ class RunningPool:
         cooling = wiring.cooling(settings)
         self.settings = settings
         self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
-        self.feedback = PoolFeedback(self.pool, cooling)
+        self._doubts = Doubts(shared.outside.clock)
+        self.feedback = PoolFeedback(self.pool, cooling, self._doubts)
         self.heard: EventLogs = {}
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
@@ -219,7 +221,7 @@ class RunningPool:
         # Objects are followed where somebody may be refused.
         watched = None if settings.max_in_flight is None else settings.endpoints.inference_pool
         wiring, rng, key = self._shared.wiring, self._shared.outside.rng, settings.engine_key
-        ask = partial(wiring.engine_headers, settings)
+        ask, path = partial(wiring.engine_headers, settings), (probe or ProbePlan()).path
         return {
             "pool": (
                 (settings.endpoints, settings.learn_models, key),
@@ -228,6 +230,10 @@ class RunningPool:
             "probe": (
                 (probe, key),
                 lambda: Prober(self.feedback, probe, ask(), rng=rng).run if probe else None,
+            ),
+            "witness": (
+                (path, key),
+                lambda: Witness(self.feedback, self._doubts, path, ask()).run,
             ),
             "signals": (
                 (scrape, key),
