@@ -72,8 +72,8 @@ async def word_refusals(request: web.Request, handler: Handler) -> web.StreamRes
         return send_json(refusal.describe(), refusal.status)
     except ValueError as fault:
         # vLLM answers any of these so, that of a text which UTF-8 cannot spell, too.
-        refusal = VllmRefusal(str(fault).encode(errors="replace").decode())
-        return send_json(refusal.describe(), refusal.status)
+        said = VllmRefusal(str(fault).encode(errors="replace").decode())
+        return send_json(said.describe(), said.status)
     except web.HTTPMethodNotAllowed as fault:
         response = send_json({"detail": "Method Not Allowed"}, fault.status)
         response.headers["allow"] = ",".join(sorted(fault.allowed_methods))
