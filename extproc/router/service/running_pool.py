@@ -23,6 +23,7 @@ from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.keeper import PoolKeeper
+from extproc.router.service.key_file import follow_key
 from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 # A source says something, good or bad, every two minutes at the latest. One that does not is stuck.
 _SILENT_S: Final = 300.0
+
+# Tasks that ask engines, with their key.
+_ASKING: Final = frozenset({"pool", "probe", "witness", "signals", "events"})
 
 Routine = Callable[[], Coroutine[None, None, None]]
 
@@ -247,6 +251,7 @@ class RunningPool:
                     else None
                 ),
             ),
+            "key": (key, lambda: self._key_follower(settings)),
             "objectives": (
                 watched,
                 lambda: (
@@ -254,6 +259,19 @@ class RunningPool:
                 ),
             ),
         }
+
+    def _key_follower(self, settings: PoolSettings) -> Routine | None:
+        folder = self._shared.wiring.key_folder(settings)
+        if folder is None:
+            return None
+        read = partial(self._shared.wiring.engine_headers, settings)
+        return partial(follow_key, self.name, folder, read, read(), self._renew_key)
+
+    def _renew_key(self) -> None:
+        """Replaces the tasks that ask engines."""
+        wanted = self._wanted(self.settings)
+        asking = {name: build() for name, (_, build) in wanted.items() if name in _ASKING}
+        self._replace_tasks(self.settings, asking)
 
     def _replace_tasks(self, settings: PoolSettings, changed: Mapping[str, Routine | None]) -> None:
         forget = {
