@@ -9,7 +9,7 @@ def unreached(address: str = "a") -> Outcome:
     return Outcome(address, Verdict.FAILED, duration_s=0.5, is_unreached=True)
 
 
-def asking() -> tuple[Doubts, Clock, list[str]]:
+def doubting() -> tuple[Doubts, Clock, list[str]]:
     clock, asked = Clock(), list[str]()
     doubts = Doubts(clock)
     doubts.ask = asked.append
@@ -17,7 +17,7 @@ def asking() -> tuple[Doubts, Clock, list[str]]:
 
 
 def test_a_silent_endpoint_makes_its_failures_count_from_when_they_began() -> None:
-    doubts, clock, asked = asking()
+    doubts, clock, asked = doubting()
     weighed = [doubts.weigh(unreached()) for _ in range(3)]
     clock.now_s += 1
     believed = doubts.settle("a", is_there=False)
@@ -28,7 +28,7 @@ def test_a_silent_endpoint_makes_its_failures_count_from_when_they_began() -> No
 
 
 def test_an_endpoint_that_answers_is_asked_again_a_second_later() -> None:
-    doubts, clock, asked = asking()
+    doubts, clock, asked = doubting()
     doubts.weigh(unreached())
     assert doubts.settle("a", is_there=True) == []
     assert [doubts.weigh(unreached()) for _ in range(9)] == [False] * 9
@@ -39,7 +39,7 @@ def test_an_endpoint_that_answers_is_asked_again_a_second_later() -> None:
 
 
 def test_questions_and_what_waits_for_them_are_bounded() -> None:
-    doubts, _, asked = asking()
+    doubts, _, asked = doubting()
     for number in range(200):
         doubts.weigh(unreached(f"e{number}"))
         doubts.weigh(unreached("e0"))
@@ -49,7 +49,7 @@ def test_questions_and_what_waits_for_them_are_bounded() -> None:
 
 
 def test_other_failures_and_those_that_nobody_can_check_count_at_once() -> None:
-    doubts, _, asked = asking()
+    doubts, _, asked = doubting()
 
     assert doubts.weigh(Outcome("a", Verdict.FAILED, 500))
     assert asked == []

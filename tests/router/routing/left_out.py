@@ -18,7 +18,7 @@ def user_parts(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": [*parts]}
 
 
-def said(*parts: dict[str, Any]) -> dict[str, Any]:
+def assistant_parts(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [*parts]}
 
 
@@ -70,16 +70,20 @@ ALIKE = {
         {"messages": [ASK]},
     ),
     "thoughts that are not shown": (
-        {"messages": [said({"type": "thinking", "thinking": "", "signature": "a"}, DONE)]},
-        {"messages": [said(DONE)]},
+        {
+            "messages": [
+                assistant_parts({"type": "thinking", "thinking": "", "signature": "a"}, DONE)
+            ]
+        },
+        {"messages": [assistant_parts(DONE)]},
     ),
     "members of a tool that vLLM does not know, and their order": (
         {"tools": [{"type": "custom", **TOOL, "input_examples": []}], "messages": [ASK]},
         {"tools": [dict(reversed(TOOL.items()))], "messages": [ASK]},
     ),
     "members of a call that vLLM does not know, and no input": (
-        {"messages": [said(USE | {"caller": {"type": "direct"}, "input": {}})]},
-        {"messages": [said(USE | {"input": None})]},
+        {"messages": [assistant_parts(USE | {"caller": {"type": "direct"}, "input": {}})]},
+        {"messages": [assistant_parts(USE | {"input": None})]},
     ),
     "whether an empty result is an error": (
         {"messages": [user_parts(RESULT | {"is_error": True})]},
