@@ -168,20 +168,23 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
         manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
             "typed_config"
         ]
-        routes = manager.pop("route_config")["virtual_hosts"][0]["routes"]
+        refusal, *routes = manager.pop("route_config")["virtual_hosts"][0]["routes"]
         tree["routes"] = [
-            (
-                each["route"].get("retry_policy"),
-                each["route"]["timeout"],
-                each["response_headers_to_add"],
-            )
-            for each in routes
+            refusal,
+            *(
+                (
+                    each["route"].get("retry_policy"),
+                    each["route"]["timeout"],
+                    each["response_headers_to_add"],
+                )
+                for each in routes
+            ),
         ]
         service = cluster_named(tree, "extproc")
         service.pop("typed_extension_protocol_options")
         tree["static_resources"]["clusters"] = [service]
-    unread, others = standalone["routes"]
-    assert xds["routes"] == [unread, others, others]
+    refusal, unread, others = standalone["routes"]
+    assert xds["routes"] == [refusal, unread, others, others]
     assert unread[0] is None
     for place in ("node", "dynamic_resources", "routes"):
         xds.pop(place, None)

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from extproc.simulator.http.apis.chat import Chat
 from extproc.simulator.http.apis.messages import CountRequest
-from tests.router.routing.left_out import ALIKE, APART, ASK
+from extproc.simulator.http.apis.responses import Responses
+from extproc.simulator.http.tokens import FourByteTokenizer
+from tests.router.routing.left_out import ALIKE, ALIKE_ELSEWHERE, APART, APART_ELSEWHERE, ASK
 from tests.tables import table
 
 
@@ -18,9 +21,26 @@ def test_what_vllm_leaves_out_makes_the_same_prompt(
     assert rendered(one) == rendered(other)
 
 
-@table("one, other", [*APART.values()][:4])
+@table("one, other", [*APART.values()][:-1])
 def test_what_vllm_reads_makes_another(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert rendered(one) != rendered(other)
+
+
+def tokens(path: str, body: dict[str, Any]) -> object:
+    api = Chat() if path == "chat/completions" else Responses()
+    return api.read(body, FourByteTokenizer()).prompts
+
+
+@table("path, one, other", ALIKE_ELSEWHERE.values(), ids=ALIKE_ELSEWHERE)
+def test_so_do_the_other_apis(path: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert tokens(path, one) == tokens(path, other)
+
+
+@table("path, one, other", APART_ELSEWHERE.values(), ids=APART_ELSEWHERE)
+def test_what_they_read_makes_another(
+    path: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert tokens(path, one) != tokens(path, other)
 
 
 def test_system_messages_stand_in_front() -> None:

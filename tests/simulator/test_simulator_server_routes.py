@@ -1,6 +1,10 @@
 """The routes beside generation; and what is refused with a 400 of vLLM's shape, in every API."""
 
+from gzip import compress
+from json import dumps
 from typing import Any
+
+import msgspec
 
 from tests.simulator.face import serving
 from tests.simulator.wording import CHAT, COMPLETIONS, HELLO, MESSAGES, RESPONSES
@@ -173,3 +177,41 @@ async def test_no_response_is_stored() -> None:
 
     message = f"Response with id '{first['id']}' not found."
     assert [(404, message)] * 3 == [(status, body["error"]["message"]) for status, body in found]
+
+
+async def test_packed_bodies_are_refused_and_long_headers_are_not() -> None:
+    json = {"content-type": "application/json"}
+    body = msgspec.json.encode({"model": "tiny", "messages": HELLO})
+    async with serving() as face:
+        packed = json | {"content-encoding": "gzip"}
+        async with face.client.post(CHAT, data=compress(body), headers=packed) as answer:
+            assert (answer.status, await answer.json()) == (
+                400,
+                {"detail": "There was an error parsing the body"},
+            )
+        long = json | {"x-long": "a" * 100_000}
+        async with face.client.post(CHAT, data=body, headers=long) as answer:
+            assert answer.status == 200
+
+
+async def test_pages_of_any_origin_may_ask() -> None:
+    asked = {"origin": "http://a", "access-control-request-method": "POST"}
+    async with serving() as face:
+        async with face.client.options(CHAT, headers=asked) as answer:
+            assert (answer.status, await answer.text()) == (200, "OK")
+            assert answer.headers["access-control-allow-origin"] == "*"
+        async with face.client.options(CHAT) as answer:
+            assert answer.status == 405
+        async with face.client.get("/v1/models", headers={"origin": "http://a"}) as answer:
+            assert answer.headers["access-control-allow-origin"] == "*"
+
+
+async def test_half_a_character_anywhere_is_the_clients_fault() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,\ud83d"}}
+    messages = [{"role": "user", "content": [image]}]
+    async with serving() as face:
+        for path in (CHAT, MESSAGES):
+            body = dumps({"model": "tiny", "max_tokens": 4, "messages": messages}).encode()
+            status, answer = await face.post(path, body)
+
+            assert (status, answer["error"]["type"]) == (400, "BadRequestError"), path

@@ -109,9 +109,10 @@ def _fault(flags: pb.ResponseFlags) -> EndpointFault:
         or flags.downstream_protocol_error
     ):
         return EndpointFault.CLIENT
+    if flags.upstream_connection_failure:
+        return EndpointFault.CONNECTION
     is_endpoints = (
-        flags.upstream_connection_failure
-        or flags.upstream_connection_termination
+        flags.upstream_connection_termination
         or flags.upstream_remote_reset
         or flags.upstream_request_timeout
         or flags.upstream_protocol_error

@@ -45,6 +45,7 @@ class EndpointFault(Enum):
     NONE = "none"
     CLIENT = "client"
     ENDPOINT = "endpoint"
+    CONNECTION = "connection"  # there was none to the endpoint
 
 
 class Exchange(Struct, frozen=True):
@@ -75,7 +76,7 @@ class Outcome(Struct, frozen=True):
 
     `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request
     began, `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
-    `is_aborted`: the client left.
+    `is_aborted`: the client left. `is_unreached`: it could not be connected to, as the proxy says.
     """
 
     address: str
@@ -85,7 +86,10 @@ class Outcome(Struct, frozen=True):
     first_byte_s: float | None = None
     retry_after_s: float = 0.0
     is_aborted: bool = False
+    is_unreached: bool = False
 
+
+_ITS_FAULT: Final = frozenset({EndpointFault.ENDPOINT, EndpointFault.CONNECTION})
 
 # The request's fault, not the endpoint's.
 _NOT_HERE: Final = frozenset({501, 505})
@@ -100,10 +104,10 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
     `now_s` is the time of day, in seconds since 1970: `Retry-After` may be a date.
     """
     for address in _unreached(exchange):
-        yield Outcome(address, Verdict.FAILED, 0, exchange.duration_s)
+        yield Outcome(address, Verdict.FAILED, 0, exchange.duration_s, is_unreached=True)
     if exchange.address:
         began = exchange.first_byte_s is not None
-        silence = Verdict.FAILED if exchange.fault is EndpointFault.ENDPOINT else Verdict.UNKNOWN
+        silence = Verdict.FAILED if exchange.fault in _ITS_FAULT else Verdict.UNKNOWN
         verdict = judge_answer(exchange) if began else silence
         yield _outcome(exchange, verdict, exchange.status if began else 0, now_s)
 
@@ -120,6 +124,7 @@ def _outcome(exchange: Exchange, verdict: Verdict, status: int, now_s: float) ->
         exchange.first_byte_s,
         retry_after_s,
         exchange.fault is EndpointFault.CLIENT,
+        exchange.fault is EndpointFault.CONNECTION and exchange.first_byte_s is None,
     )
 
 
@@ -129,7 +134,7 @@ def judge_answer(exchange: Exchange) -> Verdict:
         return Verdict.BUSY
     if status >= 500 and status not in _NOT_HERE:
         return Verdict.FAILED
-    return Verdict.BROKEN if exchange.fault is EndpointFault.ENDPOINT else Verdict.ANSWERED
+    return Verdict.BROKEN if exchange.fault in _ITS_FAULT else Verdict.ANSWERED
 
 
 def parse_retry_after(text: str | None, now_s: float) -> float:

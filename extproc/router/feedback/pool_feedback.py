@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from extproc.router.feedback.cooling import Change, Cooling
+from extproc.router.feedback.doubts import Doubts
 from extproc.router.feedback.outcome import Outcome, Verdict, class_of
 from extproc.router.histogram import Histogram
 from extproc.router.routing.endpoint import Endpoint
@@ -91,11 +92,15 @@ class Counters:
 
 
 class PoolFeedback:
-    """Finds a pool's endpoints by their addresses; passes outcomes to its `cooling` and its `counters`."""
+    """Finds a pool's endpoints by their addresses; passes outcomes to its `cooling` and its `counters`.
 
-    def __init__(self, pool: Pool, cooling: Cooling) -> None:
+    Connection failures wait for its `doubts`, where there are any.
+    """
+
+    def __init__(self, pool: Pool, cooling: Cooling, doubts: Doubts | None = None) -> None:
         self.pool = pool
         self.cooling = cooling
+        self.doubts = doubts
         self.counters = Counters()
         self.signals: dict[str, EndpointSignals] = {}
         self.has_log = False
@@ -179,6 +184,16 @@ class PoolFeedback:
         endpoint = self.pool.snapshot.ready.get(name)
         zone = (endpoint.zone or "") if endpoint is not None else ""
         self.counters.count(name, outcome, zone)
+        if self.doubts is None or self.doubts.weigh(outcome):
+            self._judge(name, outcome)
+
+    def settle(self, address: str, *, is_there: bool) -> None:
+        """Takes whether an endpoint answered when it was asked about a connection that failed."""
+        for outcome in self.doubts.settle(address, is_there=is_there) if self.doubts else ():
+            if (name := self._name(address)) is not None:
+                self._judge(name, outcome)
+
+    def _judge(self, name: str, outcome: Outcome) -> None:
         change = self.cooling.observe(name, outcome)
         if change is Change.BACK:
             log.info("pool %s: %s answers again", self.pool.name, name)

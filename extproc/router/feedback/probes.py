@@ -13,6 +13,7 @@ from typing import Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
+from extproc.router.feedback.doubts import MOST_ASKED, Doubts
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.rounds import NO_HEADERS, RoundPlan, Rounds, Sleep
 from extproc.router.routing.endpoint import Endpoint
@@ -88,6 +89,48 @@ class Prober:
                 else f"did not say that it is healthy {limit} times"
             )
             log.warning("pool %s: %s %s", self._feedback.pool.name, name, said)
+
+
+# A node that is gone answers nothing: so much later its endpoints are cooled.
+_ASKED_S: Final = 1.0
+
+
+class Witness:
+    """Asks an endpoint for its health when a log says that it could not be connected to."""
+
+    def __init__(
+        self, feedback: PoolFeedback, doubts: Doubts, path: str, headers: Mapping[str, str]
+    ) -> None:
+        self._feedback, self._doubts = feedback, doubts
+        self._path, self._headers = path, headers
+
+    async def run(self) -> None:
+        async with (
+            ClientSession(
+                timeout=ClientTimeout(total=_ASKED_S),
+                connector=TCPConnector(limit=MOST_ASKED, force_close=True),
+                cookie_jar=DummyCookieJar(),
+                headers=self._headers,
+            ) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+
+            def ask(address: str) -> None:
+                tasks.create_task(self._ask(session, address))
+
+            self._doubts.ask = ask
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if self._doubts.ask is ask:  # a new setting's witness may be here already
+                    self._doubts.ask = None
+
+    async def _ask(self, session: ClientSession, address: str) -> None:
+        is_there = True  # as long as nobody knows
+        try:
+            is_there = await probe_health(session, f"http://{address}{self._path}")
+        finally:
+            self._feedback.settle(address, is_there=is_there)
 
 
 _SICK_FROM: Final = 500

@@ -14,14 +14,16 @@ from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.events.kv_log import EventLogs, describe_logs
 from extproc.router.feedback.cooling import Rules
+from extproc.router.feedback.doubts import Doubts
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.probes import Prober
+from extproc.router.feedback.probes import ProbePlan, Prober, Witness
 from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.keeper import PoolKeeper
+from extproc.router.service.key_file import follow_key
 from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 
 # A source says something, good or bad, every two minutes at the latest. One that does not is stuck.
 _SILENT_S: Final = 300.0
+
+# Tasks that ask engines, with their key.
+_ASKING: Final = frozenset({"pool", "probe", "witness", "signals", "events"})
 
 Routine = Callable[[], Coroutine[None, None, None]]
 
@@ -109,7 +114,8 @@ class RunningPool:
         cooling = wiring.cooling(settings)
         self.settings = settings
         self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
-        self.feedback = PoolFeedback(self.pool, cooling)
+        self._doubts = Doubts(shared.outside.clock)
+        self.feedback = PoolFeedback(self.pool, cooling, self._doubts)
         self.heard: EventLogs = {}
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
@@ -219,7 +225,7 @@ class RunningPool:
         # Objects are followed where somebody may be refused.
         watched = None if settings.max_in_flight is None else settings.endpoints.inference_pool
         wiring, rng, key = self._shared.wiring, self._shared.outside.rng, settings.engine_key
-        ask = partial(wiring.engine_headers, settings)
+        ask, path = partial(wiring.engine_headers, settings), (probe or ProbePlan()).path
         return {
             "pool": (
                 (settings.endpoints, settings.learn_models, key),
@@ -228,6 +234,10 @@ class RunningPool:
             "probe": (
                 (probe, key),
                 lambda: Prober(self.feedback, probe, ask(), rng=rng).run if probe else None,
+            ),
+            "witness": (
+                (path, key),
+                lambda: Witness(self.feedback, self._doubts, path, ask()).run,
             ),
             "signals": (
                 (scrape, key),
@@ -241,6 +251,7 @@ class RunningPool:
                     else None
                 ),
             ),
+            "key": (key, lambda: self._key_follower(settings)),
             "objectives": (
                 watched,
                 lambda: (
@@ -248,6 +259,19 @@ class RunningPool:
                 ),
             ),
         }
+
+    def _key_follower(self, settings: PoolSettings) -> Routine | None:
+        folder = self._shared.wiring.key_folder(settings)
+        if folder is None:
+            return None
+        read = partial(self._shared.wiring.engine_headers, settings)
+        return partial(follow_key, self.name, folder, read, read(), self._renew_key)
+
+    def _renew_key(self) -> None:
+        """Replaces the tasks that ask engines."""
+        wanted = self._wanted(self.settings)
+        asking = {name: build() for name, (_, build) in wanted.items() if name in _ASKING}
+        self._replace_tasks(self.settings, asking)
 
     def _replace_tasks(self, settings: PoolSettings, changed: Mapping[str, Routine | None]) -> None:
         forget = {

@@ -77,6 +77,11 @@ class PoolWiring(Struct, frozen=True):
         """What every question of ours to the pool's engines carries: their key, where they have one."""
         return settings.engine_headers(self._base, self._environment)
 
+    def key_folder(self, settings: PoolSettings) -> Path | None:
+        """Where the file with the engines' key is; `None`: it is in none."""
+        secret = settings.engine_key
+        return (self._base / secret.file).parent if secret and secret.file else None
+
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
         access, namespace = _access(settings, self.outside.rng)
         return ObjectivesSource(access, namespace, settings.name)

@@ -84,8 +84,8 @@ class PoolSettings(Section):
     """Ask every endpoint now and then (/v1/models) which models and adapters it serves."""
     engine_key: SecretSettings | None = None
     """Where the key is that the engines demand (`vllm serve --api-key`). All that we ask of them ourselves has
-    it: health, models, metrics. Clients send their own. It is read when the service starts and when
-    this setting changes. Omitted: we send none."""
+    it: health, models, metrics. Clients send their own. A file is read again when it changes; then what
+    was found by asking is asked anew. Omitted: we send none."""
     when_down: Literal["open", "closed"] | None = None
     """While the service is away, Envoy cannot see which pool a request is for. `open`: this pool gets all of
     them, without affinity. `closed`: this pool gets none. If no pool is open, they get 503.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import (
     AfterValidator,
@@ -54,6 +54,9 @@ class OneOf(Section):
         return self
 
 
+_MOST_SECRET_BYTES: Final = 65_536
+
+
 class SecretSettings(OneOf):
     """Where a secret is: exactly one of these."""
 
@@ -71,8 +74,12 @@ class SecretSettings(OneOf):
                 raise SettingsError(f"{place}.env: there is no variable {self.env}")
             return environment[self.env].strip().encode()
         try:
-            return (base / str(self.file)).read_bytes().strip()
+            with (base / str(self.file)).open("rb") as opened:
+                secret = opened.read(_MOST_SECRET_BYTES + 1)
         except OSError as error:
             raise SettingsError(
                 f"{place}.file: cannot read {self.file}: {error.strerror}"
             ) from error
+        if len(secret) > _MOST_SECRET_BYTES:
+            raise SettingsError(f"{place}.file: {self.file} has more than 64 KiB: no secret")
+        return secret.strip()

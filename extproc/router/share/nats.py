@@ -71,7 +71,12 @@ class BoundedParser(Parser):
         """Raises the library's `ProtocolError`, upon which it connects again."""
         for at in range(0, len(data), _PIECE_BYTES):
             began_s = thread_time()
-            await super().parse(data[at : at + _PIECE_BYTES])
+            try:
+                await super().parse(data[at : at + _PIECE_BYTES])
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                # Of these the library stops reading, and connects again only when its pings fail.
+                self.reset()
+                raise NatsProtocolError from None
             is_message = self.state == AWAITING_MSG_PAYLOAD
             if self.needed > _MESSAGE_BYTES if is_message else len(self.buf) > _LINE_BYTES:
                 self.reset()

@@ -16,14 +16,24 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 # The response header with the endpoint's name, for tests of gateways.
 ENDPOINT_HEADER = "x-simulated-endpoint"
 
+# vLLM's `--h11-max-incomplete-event-size` and `--h11-max-header-count`, by default.
+_MAX_HEADER_BYTES = 4 * 1024 * 1024
+_MAX_HEADERS = 256
+
+_ANY_ORIGIN = {"access-control-allow-origin": "*"}
+_METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+_PREFLIGHT = "access-control-request-method"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(endpoint: SimulatedEndpoint) -> web.Application:
     """Builds the HTTP face of one endpoint, which works while the application runs."""
 
-    async def sign(_request: web.Request, response: web.StreamResponse) -> None:
+    async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ENDPOINT_HEADER] = endpoint.name
+        if "origin" in request.headers:
+            response.headers.update(_ANY_ORIGIN)
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(endpoint.run())
@@ -31,12 +41,26 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
         task.cancel()
         await asyncio.wait([task])
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[word_refusals])
+    app = web.Application(
+        client_max_size=MAX_BODY_BYTES, middlewares=[answer_preflights, word_refusals]
+    )
     app.on_response_prepare.append(sign)
     app.cleanup_ctx.append(work)
     add_serving_routes(app, endpoint)
     SideRoutes(endpoint).add_to(app)
     return app
+
+
+@web.middleware
+async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Lets pages of any origin ask, as vLLM's defaults and Starlette's `CORSMiddleware` do."""
+    asked = request.headers
+    if request.method != "OPTIONS" or not asked.keys() >= {"origin", _PREFLIGHT}:
+        return await handler(request)
+    headers = {"access-control-allow-methods": _METHODS, "access-control-max-age": "600"}
+    if wanted := asked.get("access-control-request-headers"):
+        headers["access-control-allow-headers"] = wanted
+    return web.Response(text="OK", headers=headers)
 
 
 @web.middleware
@@ -46,6 +70,10 @@ async def word_refusals(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except VllmRefusal as refusal:
         return send_json(refusal.describe(), refusal.status)
+    except ValueError as fault:
+        # vLLM answers any of these so, that of a text which UTF-8 cannot spell, too.
+        said = VllmRefusal(str(fault).encode(errors="replace").decode())
+        return send_json(said.describe(), said.status)
     except web.HTTPMethodNotAllowed as fault:
         response = send_json({"detail": "Method Not Allowed"}, fault.status)
         response.headers["allow"] = ",".join(sorted(fault.allowed_methods))
@@ -61,7 +89,14 @@ async def serve_endpoint(endpoint: SimulatedEndpoint, host: str, port: int) -> A
     When the context ends the port closes at once and requests are given a moment to go.
     """
     runner = web.AppRunner(
-        build_app(endpoint), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        build_app(endpoint),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.1,
+        auto_decompress=False,  # vLLM unpacks no body
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        max_headers=_MAX_HEADERS,
     )
     await runner.setup()
     try:

@@ -30,10 +30,10 @@ FAULTS = {
         ),
         EndpointFault.CLIENT,
     ),
+    "upstream_connection_failure": EndpointFault.CONNECTION,
     **{
         f"upstream_{what}": EndpointFault.ENDPOINT
         for what in (
-            "connection_failure",
             "connection_termination",
             "remote_reset",
             "request_timeout",

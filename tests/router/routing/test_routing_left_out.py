@@ -8,7 +8,16 @@ import pytest
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.prompt.parse import parse
 from tests.router.routing.fleet import Fleet
-from tests.router.routing.left_out import ALIKE, APART, ASK, GUIDE, billing_line, user_parts
+from tests.router.routing.left_out import (
+    ALIKE,
+    ALIKE_ELSEWHERE,
+    APART,
+    APART_ELSEWHERE,
+    ASK,
+    GUIDE,
+    billing_line,
+    user_parts,
+)
 from tests.tables import table
 
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
@@ -28,6 +37,18 @@ def test_what_the_engine_leaves_out_tells_no_prompts_apart(
 @table("one, other", APART.values(), ids=APART)
 def test_what_the_engine_reads_does(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert head(MESSAGES, **one) != head(MESSAGES, **other)
+
+
+@table("path, one, other", ALIKE_ELSEWHERE.values(), ids=ALIKE_ELSEWHERE)
+def test_what_other_apis_leave_out_tells_no_prompts_apart(
+    path: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert head(f"/v1/{path}", **one) == head(f"/v1/{path}", **other)
+
+
+@table("path, one, other", APART_ELSEWHERE.values(), ids=APART_ELSEWHERE)
+def test_what_other_apis_read_does(path: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert head(f"/v1/{path}", **one) != head(f"/v1/{path}", **other)
 
 
 def test_chats_keep_the_line_as_vllm_does() -> None:

@@ -121,7 +121,8 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
             ]
         },
         "q",
-        f"{USER}q\x1ereasoning\x1fhm\x1efunction_call\x1ff\n{{}}\x1efunction_call_output\x1f42",
+        USER
+        + 'q\x1ereasoning\x1fhm\x1efunction_call\x1f{"name":"f","arguments":{}}\x1efunction_call_output\x1f42',
     ),
     ("/v1/messages", {"system": "be", "messages": [user("hi")]}, "hi", f"{SYSTEM}be{USER}hi"),
     (

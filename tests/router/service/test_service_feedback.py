@@ -1,10 +1,12 @@
 """Feedback in the service: outcomes find their pool, operators see who is left out, rules change live."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import orjson
+from aiohttp import web
 from msgspec.structs import replace
 
 from extproc.router.feedback.access_log import AccessLogs
@@ -21,8 +23,10 @@ from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
+from tests.hosting import hosting
 from tests.router.feedback.access_logs import entry, log_message
 from tests.router.service.running import running_pools, synced
+from tests.stack.ports import free_ports
 from tests.tables import table
 from tests.waiting import until
 
@@ -139,6 +143,42 @@ async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
             given = entry("a", (other, 80), 503, 1, None, "upstream_connection_failure", pick=own)
             logs(pools).receive(log_message(given))
         assert "cooling" not in endpoint_states(pools).values()
+
+
+def refuse_connections(pools: Pools, entries: int) -> None:
+    """Entries with tickets of one's own: the endpoints that they name could not be connected to."""
+    for _ in range(entries):
+        pick, number = take(pools)
+        host, port = pick.endpoint.address.split(":")
+        failure = "upstream_connection_failure"
+        given = entry("a", (host, int(port)), 503, 1, None, failure, pick=f"{number:016x}")
+        logs(pools).receive(log_message(given))
+
+
+ROUND = "pools: [{name: a, models: [a], probe: false, strategy: {name: round_robin}, endpoints: {static: "
+
+
+async def test_a_connection_failure_counts_only_if_the_endpoint_does_not_answer_us_either() -> None:
+    asked = Counter[str]()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked[request.host] += 1
+        return web.Response()
+
+    async with hosting({"GET /health": answer}) as one, hosting({"GET /health": answer}) as other:
+        async with running_two_pools(f"{ROUND}['{one}', '{other}']}}}}]") as pools:
+            refuse_connections(pools, 24)
+            await until(lambda: len(asked) == 2)
+            refuse_connections(pools, 24)
+
+            assert [*endpoint_states(pools).values()] == ["ready", "ready"]
+            assert set(asked.values()) == {1}
+        dead = f"127.0.0.1:{free_ports(1)[0]}"
+        async with running_two_pools(f"{ROUND}['{dead}', '{other}']}}}}]") as pools:
+            refuse_connections(pools, 6)
+            await until(lambda: "cooling" in endpoint_states(pools).values())
+
+            assert endpoint_states(pools) == {dead: "cooling", other: "ready"}
 
 
 async def test_response_headers_reach_the_pool() -> None:

@@ -89,6 +89,34 @@ async def test_every_question_to_engines_has_their_key_and_nobody_is_shown_it() 
             await pools.stop()
 
 
+async def test_a_key_in_a_file_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: dict[str | None, set[str]] = {}
+
+    async def ask(request: web.Request) -> web.Response:
+        heard.setdefault(request.headers.get("authorization"), set()).add(request.path)
+        return web.json_response({"data": [{"id": "llama"}]})
+
+    file = tmp_path / "key"
+    file.write_text("sk-1")
+    async with hosting({"/{any:.*}": ask}) as address:
+        wanted = (
+            f"endpoints: {{static: ['{address}']}}, learn_models: true, signals: {{events: true}}"
+        )
+        text = f"pools: [{{name: a, {wanted}, engine_key: {{file: key}}}}]"
+        async with running_pools(text, tmp_path):
+            for key in ("sk-1", "sk-2"):
+                file.write_text(key)
+                await until(lambda key=key: len(heard.get(f"Bearer {key}", ())) == 4)  # type: ignore[misc]
+            for bad in ("a\rb", "a" * 70_000):
+                caplog.clear()
+                file.write_text(bad)
+                await until(lambda: "the old key stays" in caplog.text)
+
+    assert {*heard} == {"Bearer sk-1", "Bearer sk-2"}
+
+
 READY = ("llm_d_epp_ready_endpoints", "inference_pool_ready_pods")
 FULL = "pools: [{{name: a, models: [m], {}, hold: {{}}, endpoints: {{static: [{}]}}}}]"
 TWO = "'10.0.0.1:80', '10.0.0.2:80'"

@@ -35,6 +35,7 @@ from tests.router.outside import fixed_outside
 from tests.slow.fuzz.blocks import check_blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
+from tests.slow.fuzz.streams import check_nats, check_uploads, check_zmtp
 
 PATHS: Final = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
@@ -153,7 +154,16 @@ def _some_news(choices: Choices, names: list[int]) -> list[object]:
 
 
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {"prompt": check_prompt, "wire": wire, "http2": http2, "blocks": check_blocks, "letter": letter}
+    {
+        "prompt": check_prompt,
+        "wire": wire,
+        "http2": http2,
+        "blocks": check_blocks,
+        "letter": letter,
+        "zmtp": check_zmtp,
+        "uploads": check_uploads,
+        "nats": check_nats,
+    }
 )
 
 

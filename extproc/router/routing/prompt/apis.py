@@ -15,14 +15,17 @@ class Field:
     """A body field that holds a part of the prompt.
 
     `role` names the one turn that its text makes; where `has_turns`, the field may hold several
-    turns with roles of their own, and `role` is for bare text. Text parts of the system that begin
-    with `leaves_out` are not read.
+    turns with roles of their own, and `role` is for bare text. Of a system text the parts that begin
+    with `leaves_out` are not read. Of each element only the members `reads` are, if it has any. The
+    field counts for nothing where `tool_choice` is `none` and it is `for_choice`.
     """
 
     name: str
     role: str = ""
     has_turns: bool = False
     leaves_out: str = ""
+    reads: tuple[str, ...] = ()
+    for_choice: bool = False
 
 
 Api = tuple[Field, ...]
@@ -30,14 +33,19 @@ Api = tuple[Field, ...]
 
 _TOOLS = Field("tools", "tools")
 _CHAT: Api = (_TOOLS, Field("documents", "documents"), Field("messages", has_turns=True))
-_RESPONSES: Api = (_TOOLS, Field("instructions", "system"), Field("input", "user", has_turns=True))
+_RESPONSES: Api = (
+    Field("tools", "tools", for_choice=True),
+    Field("instructions", "system"),
+    Field("input", "user", has_turns=True),
+)
 # A coding agent's line with a hash of each request; vLLM drops it, as it would defeat the cache.
 _BILLING = "x-anthropic-billing-header"
-_ANTHROPIC: Api = (
-    _TOOLS,
+_AGENTS: Api = (
     Field("system", "system", leaves_out=_BILLING),
     Field("messages", has_turns=True, leaves_out=_BILLING),
 )
+_TOLD = ("name", "description", "input_schema", "strict", "defer_loading")
+_ANTHROPIC: Api = (Field("tools", "tools", reads=_TOLD), *_AGENTS)
 _COMPLETION: Api = (Field("prompt", has_turns=True),)
 _POOLING: Api = (Field("messages", has_turns=True), Field("input", has_turns=True))
 # Each pair of names is one of the spellings that the route takes.
@@ -51,7 +59,7 @@ _GENERATE: Api = tuple(Field(name, has_turns=True) for name in ("token_ids", "in
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
 # Told apart by their fields: SageMaker's one path for all APIs, and requests without a path.
-_BY_FIELDS: Api = (*_ANTHROPIC, *_COMPLETION, Field("input", has_turns=True), *_SCORE)
+_BY_FIELDS: Api = (_TOOLS, *_AGENTS, *_COMPLETION, Field("input", has_turns=True), *_SCORE)
 
 APIS: Final = MappingProxyType(
     {

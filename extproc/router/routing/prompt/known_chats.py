@@ -53,9 +53,11 @@ class KnownChats:
         before = self._find(xxh3_64_intdigest(view[:stop], seed_of_messages)) if start else None
         if before is not None:
             later = b"[" + messages[start:]
-            chain = chain_of(_read_plain(later) or prompt.later_turns(later, chars), seed, before)
+            chain = chain_of(
+                _read_plain(prompt, later) or prompt.later_turns(later, chars), seed, before
+            )
         else:
-            plain = None if has_heads else _read_plain(messages)
+            plain = None if has_heads else _read_plain(prompt, messages)
             chain = chain_of(plain or prompt.turns(chars), seed)
         if chain.ends and chain.ends[-1] == chain.size > chain.answered_bytes:
             self._keep(name, chain)
@@ -82,9 +84,9 @@ _MESSAGES: Final = Decoder(list[_Message])
 _TURN: Final = attrgetter("role", "content")
 
 
-def _read_plain(messages: bytes) -> Iterable[tuple[str, str]] | None:
+def _read_plain(prompt: Prompt, messages: bytes) -> Iterable[tuple[str, str]] | None:
     """The turns of messages that are not long, each of a role and a text and nothing else; else `None`."""
-    if len(messages) > LIMITS.small_bytes:
+    if len(messages) > LIMITS.small_bytes or prompt.leaves_out_of(messages):
         return None
     try:
         return map(_TURN, _MESSAGES.decode(messages)[:MAX_ELEMENTS])

@@ -86,6 +86,11 @@ class Prompt(Struct, frozen=True):
         """As `turns`, of messages that came after the others of a chat."""
         return read_turns(self._api[-1:], Object({"messages": Raw(messages)}), chars)
 
+    def leaves_out_of(self, messages: bytes) -> bool:
+        """Whether of these messages of a chat something may be left out."""
+        start = self._api[-1].leaves_out
+        return bool(start) and start.encode() in messages
+
     def conversation(self, chars: int) -> str:
         """The system text and the first characters of the first message by `user`: the same in every turn.
 

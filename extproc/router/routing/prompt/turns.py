@@ -4,10 +4,12 @@ Exact rendering needs the model's own chat template and tokenizer; this is the s
 order with marked boundaries, which is what makes equal prefixes equal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.json import decode
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from extproc.router.routing.prompt.apis import Api, Field
@@ -19,22 +21,9 @@ from extproc.router.routing.prompt.json_reader import (
     elements,
 )
 
-# What vLLM leaves out or changes before it caches must not tell prompts apart here. Where that is, by its
-# adapters (0.26 to 0.32; `entrypoints/anthropic/serving.py`, `entrypoints/chat_utils.py`):
-#
-# | in the request                                       | vLLM                       | here                      |
-# | ---------------------------------------------------- | -------------------------- | ------------------------- |
-# | Messages API: a system part that begins with the     | drops it                   | dropped (`leaves_out`)    |
-# |   agent's billing line, also in a system message     |                            |                           |
-# | `cache_control` of a tool, a part, a result          | does not read it           | dropped (`_MARKER`)       |
-# | `id` of a call, `tool_use_id` of its result          | most templates leave it out| dropped (`_NUMBERS`)      |
-# | `redacted_thinking`, `tool_reference`                | drops it                   | dropped (`_UNREAD`)       |
-# | an empty text part                                   | drops it                   | its JSON, always the same |
-# | `uuid` of a medium                                   | its identity, if it is set | read first (`_MEDIA`)     |
-# | served names of one model                            | no part of the block hash  | one seed (`Route.is_base`)|
-# | system messages between others (Messages API)        | moves them to the front    | read where they stand     |
-#
-# The last row is wrong only in the turn in which such a message comes.
+# What vLLM leaves out, normalises or adds before it caches must not tell prompts apart here, and what it
+# reads must. docs/how-to/agents.md has the table; tests/router/routing/left_out.py has a pair for each
+# row, which the simulated vLLM reads, too.
 
 # Control characters that text hardly holds: no text looks like the start of another turn.
 TURN_START: Final = "\x1e"
@@ -58,7 +47,15 @@ _MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
 # Members of a part that the model does not read: what marks it, what numbers it.
 _MARKER: Final = "cache_control"
 _NUMBERS: Final = frozenset({"id", "tool_use_id", "call_id", "tool_call_id"})
-_UNREAD: Final = frozenset({"redacted_thinking", "tool_reference"})
+# Parts of which the model reads a text or nothing.
+_TEXT_KINDS: Final = frozenset(
+    {"text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking"}
+)
+_RESULT: Final = "tool_result"
+# All that vLLM reads within a result of the Messages API.
+_RESULT_KINDS: Final = frozenset({"text", "image", "tool_reference"})
+# A function's members, as vLLM orders them; it keeps others behind these.
+_FUNCTION: Final = ("name", "description", "parameters")
 
 # A tool's result holds parts of its own (Anthropic); nothing that vLLM takes goes deeper.
 _LEVELS: Final = 2
@@ -117,8 +114,10 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
         value = fields.value(field.name)
         if field.has_turns:
             yield from _turns(field, value)
-        elif value:
-            yield Turn(field.role, (_without(field.leaves_out, value),))
+        elif field.for_choice and fields.string("tool_choice") == "none":
+            continue
+        elif value := _read_by(field, value):
+            yield Turn(field.role, (value,))
 
 
 def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]]:
@@ -133,7 +132,7 @@ def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]
             # Most messages are a role and a text, and nothing else: these need no `Turn`.
             if type(item) is dict and len(item) == 2:
                 role, text = item.get("role"), item.get("content")
-                if type(role) is str and type(text) is str:
+                if type(role) is str and type(text) is str and not _is_cut(field, role):
                     yield role[:chars], text[:left]
                     left -= len(role) + len(text)
                     continue
@@ -153,36 +152,60 @@ def _turns(field: Field, value: object) -> Iterator[Turn]:
         if isinstance(element, str):
             yield Turn(field.role, (element,))
             return
+        messages = elements(element) if isinstance(element, list) else [element]
+        for message in messages:
+            if isinstance(message, dict) and (turn := _message(message, field)):
+                yield turn
         if isinstance(element, list):
-            yield from (
-                _message(message, field)
-                for message in elements(element)
-                if isinstance(message, dict)
-            )
             return
-        if isinstance(element, dict):
-            yield _message(element, field)
 
 
-def _message(message: Mapping[str, object], field: Field) -> Turn:
+def _message(message: Mapping[str, object], field: Field) -> Turn | None:
+    """The turn that a message makes; `None` for a system's in which vLLM reads nothing."""
     # An item of the Responses API without a role (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
+    role = role if isinstance(role, str) else ""
+    if _is_cut(field, role):
+        text = _system_text(field.leaves_out, [message.get("content")])
+        return Turn(role, (text,)) if text else None
+    if "arguments" in message and "name" in message:
+        return Turn(role, ({"function": message},))
     is_plain = len(message) == 2 and "content" in message
-    said = (
-        (message["content"],)
-        if is_plain
-        else tuple(message[name] for name in _SPOKEN if name in message)
-    )
-    if field.leaves_out and role == "system":
-        said = tuple(_without(field.leaves_out, value) for value in said)
-    return Turn(role if isinstance(role, str) else "", said)
+    return Turn(role, (message["content"],) if is_plain else tuple(_spoken(message)))
 
 
-def _without(start: str, value: object) -> object:
-    """The parts of a list but those whose text begins so; anything else as it is."""
-    if not start or not isinstance(value, list):
+def _spoken(message: Mapping[str, object]) -> Iterator[object]:
+    # Of thoughts that are there twice vLLM reads one.
+    twice = {
+        "reasoning_content": message.get("reasoning") is not None,
+        "summary": message.get("type") == "reasoning" and bool(message.get("content")),
+    }
+    for name in _SPOKEN:
+        if name in message and not twice.get(name):
+            yield message[name]
+
+
+def _is_cut(field: Field, role: str) -> bool:
+    return bool(field.leaves_out) and role == "system"
+
+
+def _read_by(field: Field, value: object) -> object:
+    """What vLLM reads of a field that makes one turn."""
+    if field.leaves_out and isinstance(value, list):
+        return _system_text(field.leaves_out, value)
+    if not field.reads or not isinstance(value, list):
         return value
-    return [part for part in value[:MAX_ELEMENTS] if not _plain(part).startswith(start)]
+    return [
+        _given({name: part.get(name) for name in field.reads}) if isinstance(part, dict) else part
+        for part in elements(value)
+    ]
+
+
+def _system_text(start: str, value: Iterable[object]) -> str:
+    """The text of a system's parts but those that begin so, joined as vLLM joins them."""
+    parts = (part for content in value for part in elements(content))
+    texts = (_plain(part) for part in islice(parts, MAX_ELEMENTS))
+    return "".join(text for text in texts if not text.startswith(start))
 
 
 def _plain(part: object) -> str:
@@ -205,17 +228,50 @@ def _pieces(part: object, levels: int) -> Iterator[str]:
     elif medium := _medium(part):
         yield medium
     elif part.get("content") and levels:
+        is_result = part.get("type") == _RESULT
         for inner in elements(part["content"]):
-            yield from _pieces(inner, levels - 1)
-    elif part.get("type") not in _UNREAD:
+            if not is_result or not isinstance(inner, dict) or inner.get("type") in _RESULT_KINDS:
+                yield from _pieces(inner, levels - 1)
+    elif part.get("type") not in _TEXT_KINDS:
         yield compact(_unmarked(part))
 
 
 def _unmarked(part: Mapping[str, object]) -> Mapping[str, object]:
-    """Without its marker, and its number unless it is nothing else."""
+    """What vLLM reads of a part that is no text, in its order."""
+    kind, function = part.get("type"), part.get("function")
+    if kind == "tool_use":
+        return {"name": part.get("name"), "arguments": part.get("input") or {}}
+    if kind == _RESULT:
+        return {"type": kind}
+    if isinstance(function, dict):
+        return _function(function, part)
+    # Without its marker, and its number unless it is nothing else.
     bare = {name: value for name, value in part.items() if name != _MARKER}
     unnumbered = {name: value for name, value in bare.items() if name not in _NUMBERS}
     return unnumbered if unnumbered.keys() - {"type"} else bare
+
+
+def _function(function: Mapping[str, object], part: Mapping[str, object]) -> Mapping[str, object]:
+    """A call, whose arguments are read as JSON; or a tool, whose other members are kept, its marker too."""
+    if "arguments" in function:
+        name, arguments = function.get("name"), function["arguments"]
+        if isinstance(arguments, str):
+            arguments = _read_arguments(arguments)
+        return {"name": name, "arguments": arguments or {}}
+    first = {name: function.get(name) for name in _FUNCTION}
+    rest = {name: value for name, value in part.items() if name not in {"type", "function"}}
+    return {"function": _given({**first, **function}), **_given(rest)}
+
+
+def _given(members: Mapping[str, object]) -> Mapping[str, object]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _read_arguments(written: str) -> object:
+    try:
+        return decode(written) if written else None
+    except (ValueError, RecursionError):
+        return written
 
 
 def _medium(part: Mapping[str, object]) -> str:

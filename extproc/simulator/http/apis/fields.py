@@ -4,7 +4,9 @@ Other fields are accepted and ignored. Names and limits are vLLM 0.32's; pydanti
 what vLLM itself sends to clients.
 """
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -123,11 +125,33 @@ def render(messages: Sequence[ChatMessage], tools: Sequence[Any] | None = None) 
         raise VllmRefusal(fault)
     pieces: list[str] = []
     if tools:
-        pieces += [_head("tools"), msgspec.json.encode(tools).decode(), END]
+        told = [_order_tool(tool) for tool in tools]
+        pieces += [_head("tools"), msgspec.json.encode(told).decode(), END]
     for message in messages:
-        calls = [msgspec.json.encode(call).decode() for call in message.tool_calls or ()]
+        calls = [write_call(call.get("function")) for call in message.tool_calls or ()]
         pieces += [_head(message.role), read_content(message.content), *calls, END]
     return [*pieces, _head("assistant")]
+
+
+def _order_tool(tool: Any) -> Any:
+    """The tool with its members in vLLM's order; those that it does not know stand behind."""
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        return tool
+    known = dict.fromkeys(("name", "description", "parameters"))
+    return {"type": "function", "function": known | function} | {
+        name: value for name, value in tool.items() if name != "function"
+    }
+
+
+def write_call(function: Any) -> str:
+    """A call as a template writes it; its arguments come as JSON and are read before."""
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str) and arguments:
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+    call = {"name": (function or {}).get("name"), "arguments": arguments or {}}
+    return msgspec.json.encode(call).decode()
 
 
 def _head(role: str) -> str:

@@ -1,6 +1,6 @@
 """`/v1/messages` and `/v1/messages/count_tokens`, Anthropic's API as vLLM 0.32.0 words it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import field_validator
@@ -18,6 +18,7 @@ from extproc.simulator.http.apis.fields import (
     Fields,
     MessagePart,
     render,
+    write_call,
 )
 from extproc.simulator.http.refusals import INVALID, VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
@@ -25,7 +26,6 @@ from extproc.simulator.http.tokens import Tokenizer
 # vLLM's adapter (`entrypoints/anthropic/serving.py`) drops a coding agent's line from the system text, and
 # reads neither sealed thoughts nor what marks and numbers a part.
 _BILLING = "x-anthropic-billing-header"
-_UNREAD = frozenset({"redacted_thinking", "tool_reference"})
 _UNREAD_MEMBERS = {"cache_control", "id", "tool_use_id"}
 _TOOL = ("name", "description", "input_schema")
 
@@ -40,8 +40,12 @@ class CountRequest(Fields):
 
     def render(self) -> list[str]:
         """The prompt as vLLM makes it: system messages go to the front, and some parts are left out."""
-        system = [self.system or "", *(each.content for each in self.messages if _is_system(each))]
-        text = "".join(part for content in system for part in _system_parts(content))
+        late = [part for each in self.messages if _is_system(each) for part in _system_parts(each)]
+        # A text that is no list is kept whatever it begins with.
+        head = self.system or ""
+        if isinstance(head, list):
+            head = "".join(_system_parts(ChatMessage(role="system", content=head)))
+        text = "".join([head, *late])
         first = [ChatMessage(role="system", content=text)] if text else []
         turns = [_readable(each) for each in self.messages if not _is_system(each)]
         tools = [{name: tool.get(name) for name in _TOOL} for tool in self.tools or ()]
@@ -153,28 +157,41 @@ def _is_system(message: ChatMessage) -> bool:
     return message.role == "system"
 
 
-def _system_parts(content: str | list[MessagePart] | None) -> list[str]:
-    if content is None or isinstance(content, str):
-        return [content or ""]
-    return [part.text for part in content if part.text and not part.text.startswith(_BILLING)]
+def _system_parts(message: ChatMessage) -> list[str]:
+    content = message.content or ""
+    texts = [content] if isinstance(content, str) else [part.text or "" for part in content]
+    return [text for text in texts if not text.startswith(_BILLING)]
 
 
 def _readable(message: ChatMessage) -> ChatMessage:
     """The message with what the model reads of its parts, as text."""
     if not isinstance(message.content, list):
         return message
-    texts = [_part_text(part) for part in message.content if part.type not in _UNREAD]
+    texts = filter(None, map(_part_text, message.content))
     return message.model_copy(update={"content": "\n".join(texts)})
 
 
 def _part_text(part: MessagePart) -> str:
-    """Of a tool's result its texts, in place of its JSON."""
-    if part.text is not None:
-        return part.text
-    result = (part.model_extra or {}).get("content")
-    if part.type == "tool_result" and isinstance(result, list):
-        return "\n".join(str(item.get("text", "")) for item in result if isinstance(item, dict))
+    members = part.model_extra or {}
+    match part.type:
+        case "text" | "thinking":
+            return part.text or members.get("thinking") or ""
+        case "redacted_thinking":
+            return ""
+        case "tool_use":
+            return write_call({"name": members.get("name"), "arguments": members.get("input")})
+        case "tool_result":
+            return "tool_result:" + "\n".join(_result_texts(members.get("content")))
     return part.model_dump_json(exclude=_UNREAD_MEMBERS)
+
+
+def _result_texts(content: Any) -> Iterator[str]:
+    """Of a tool's result its texts and the tools that it refers to; nothing else is read but images."""
+    if isinstance(content, str):
+        yield content
+    for item in content if isinstance(content, list) else ():
+        if isinstance(item, dict) and item.get("type") in {"text", "tool_reference"}:
+            yield str(item.get("text") or item.get("tool_name") or "")
 
 
 def count_tokens(body: object, tokenizer: Tokenizer) -> tuple[str, int]:

@@ -101,7 +101,8 @@ class Responses(Api):
 
     def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
         request = ResponseRequest.read(body)
-        tools = [tool.model_dump() for tool in request.tools or ()]
+        is_closed = request.tool_choice == "none"
+        tools = [] if is_closed else [tool.model_dump() for tool in request.tools or ()]
         return ApiRequest(
             prompts=[tokenizer.encode(render(request.messages(), tools))],
             model=request.model,
