@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from extproc.bench.experiments.compare import (
     Trial,
     comparable_notice,
     compare_trials,
+    find_shared_endpoints,
     list_headlines,
     list_known,
     list_means,
@@ -151,6 +153,9 @@ async def measure_arm(
     """
     if spec.ab.urls:
         spec = spec.model_copy(update={"endpoint": arm.name, "port": None})
+    if not spec.flushed:
+        salted = spec.traffic.dataset.model_copy(update={"salt": secrets.token_hex(8)})
+        spec = with_traffic(spec, {"dataset": salted})
     for may_retry in (True, False):
         await lab.prepare(arm)
         if spec.ab.prime:
@@ -173,7 +178,10 @@ async def measure_arm(
 #
 # Within a repeat all arms have one seed, so one schedule and the same prompts: pairs differ in the
 # arm alone. Before each arm every cache is emptied (`Lab.prepare`); otherwise the second arm would
-# be sent what the first one has just cached. With `prime` other prompts of the same kind go first,
+# be sent what the first one has just cached. Where no cache is emptied (two gateways before one set
+# of engines), each run has a salt before its prompts: the same lengths, the same sharing among
+# themselves, and nothing of them in any cache. It is drawn, as the engines may remember yesterday's
+# comparison, too; the run's report has it. With `prime` other prompts of the same kind go first,
 # so that what is measured is a working cache and not an empty one; their seed is far from all
 # measured ones.
 def rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
@@ -252,10 +260,14 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     if len(trials) < wanted:
         faults.insert(0, f"partial: interrupted after {len(trials)} of {wanted} runs")
     first = trials[0].report
-    if ab.flush is None and not first.spec.get("scrape"):
+    if not (first.spec.get("scrape") if ab.flush is None else ab.flush):
         remarks.append(
-            "no cache was emptied, as scrape lists no endpoint: "
-            "who has had these prompts before, as of another run, is sooner"
+            "no cache was emptied: each run had prompts of its own, by a salt in front of them"
+        )
+    if ab.urls and (shared := find_shared_endpoints([trial.report for trial in trials])):
+        remarks.append(
+            f"the servers send to the same endpoints, {', '.join(sorted(shared))}: what differs is the "
+            "gateways, not the engines"
         )
     return AbReport(
         schema=AB_SCHEMA,

@@ -328,6 +328,11 @@ class Spec(SpecSection):
         return self.performance.traffic_shape
 
     @property
+    def flushed(self) -> tuple[str, ...]:
+        """The endpoints whose caches a comparison empties before each run."""
+        return self.scrape if self.ab.flush is None else self.ab.flush
+
+    @property
     def base_url(self) -> str:
         """The server's URL, without a `/v1` at its end; `http` unless `endpoint` says otherwise."""
         url = self._url
