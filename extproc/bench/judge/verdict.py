@@ -6,10 +6,11 @@ Reasons make a run invalid; remarks say how a valid one must be read.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 
+from extproc.bench.measure.metrics import is_failure
 from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, Record, RunInfo, RunResult
 from extproc.bench.spec.tree import Limits
 
@@ -205,11 +206,6 @@ def _find_failures(result: RunResult, limit: float) -> Iterator[FaultReason]:
             return
 
 
-def is_failure(record: Record) -> bool:
-    """Whether a request failed; one that the run's own end broke off did not."""
-    return record.failure is not None and record.failure != INTERRUPTED
-
-
 def name_causes(failed: Iterable[Record]) -> str:
     """The commonest causes with their counts and one of the server's own words for each."""
     records = list(failed)
@@ -275,6 +271,19 @@ def _find_doubts(result: RunResult, figures: VerdictInputs) -> Iterator[str]:
         yield f"few requests: {count} were measured, so that the p99 is about the largest"
 
 
+# What a window may lose to answers that were not there at its beginning, as a share.
+_LOST = 0.025
+
+
+def find_short_warm_up(answer_s: float, warm_up_s: float, width_s: float) -> Iterator[str]:
+    """Says that no answer ends in the first part of a window, and how long to warm up instead."""
+    if answer_s - warm_up_s > _LOST * width_s:
+        yield (
+            f"short warm-up: it takes {warm_up_s:g} s, an answer about {answer_s:.1f} s, so that none ends "
+            f"when the window begins: warm up for {ceil(1.2 * answer_s)} s"
+        )
+
+
 def _find_short_windows(result: RunResult) -> Iterator[str]:
     info, measured = result.info, [record for record in _list_measured(result) if record.is_ok]
     if not measured or info.spec.traffic.is_queued:
@@ -286,6 +295,13 @@ def _find_short_windows(result: RunResult) -> Iterator[str]:
             f"short window: its {width_s:.1f} s are {width_s / mean_s:.1f} times as long as a request takes; "
             "throughput counts what began before it"
         )
+    own_s = [
+        record.end_s - record.first_token_s
+        for record in measured
+        if record.end_s is not None and record.first_token_s is not None
+    ]
+    if own_s and not info.spec.traffic.is_closed:
+        yield from find_short_warm_up(float(np.median(own_s)), info.window.start_s, width_s)
 
 
 def _find_surprises(result: RunResult) -> Iterator[str]:

@@ -76,7 +76,17 @@ def read_figures(report: Report) -> dict[str, float | None]:
 
 
 PHASE_HEADER = (
-    *("", "from", "asked/s", "done/s", "tok/s", "TTFT p50", "TTFT p99", "time per token", "failed"),
+    *(
+        "",
+        "from",
+        "asked/s",
+        "begun/s",
+        "tok/s",
+        "TTFT p50",
+        "TTFT p99",
+        "time per token",
+        "failed",
+    ),
     *("goodput", "SLO s missed", "ready"),
 )
 
@@ -88,7 +98,7 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
         phase.name,
         f"{figures.window.start_s:.0f} s",
         fixed(figures.counts.offered / span_s),
-        fixed(figures.throughput.requests_rps),
+        fixed(figures.throughput.served_rps),
         fixed(figures.throughput.total_tps, 0),
         milliseconds(figures.latency("ttft", "p50")),
         milliseconds(figures.latency("ttft", "p99")),
