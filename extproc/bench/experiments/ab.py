@@ -20,6 +20,7 @@ from extproc.bench.experiments.compare import (
     list_known,
     list_means,
     show_change,
+    without_certainty,
 )
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted, Run
@@ -275,7 +276,7 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         model=first.model,
         baseline=baseline,
         confidence=ab.confidence,
-        arms=found.arms,
+        arms=without_certainty(found.arms) if faults else found.arms,
         faults=tuple(faults),
         remarks=tuple(remarks),
         sentences=() if faults else found.sentences,
@@ -292,8 +293,6 @@ _PLOTTED = (
     "e2e_median_ms",
     "itl_mean_ms",
 )
-# An interval so many times the mean would flatten every bar beside it: the table has it.
-_WIDEST = 3.0
 
 
 def ab_markdown(report: AbReport) -> str:
@@ -342,8 +341,9 @@ def _parts(report: AbReport) -> Iterator[str]:
     known = list_known(report.arms)
     yield comparable_notice(report.faults, report.sentences)
     yield page.remarks((name_part(report.trials[0].report), *report.remarks))
-    plotted = [name for name in _PLOTTED if name in known][:4]
-    yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})
+    if report.is_valid:
+        plotted = [name for name in _PLOTTED if name in known][:4]
+        yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})
     for title, table in zip(("Figures", "Changes"), _list_headlines(report), strict=False):
         yield page.table(title, *table)
     yield '<details class="card"><summary>All figures, and changes paired by repeat</summary>'
@@ -358,9 +358,7 @@ def _draw(report: AbReport, name: str) -> str:
     items = []
     for place, arm in enumerate(report.arms):
         if level := arm.figures.get(name):
-            if level.high is not None and level.high > _WIDEST * level.mean:
-                level = Interval(level.mean, None, None, level.count)
-            scaled = level.map(lambda value: 100 * value) if name in SHARES else level
-            items.append(Bar(arm.label, scaled.mean, place, scaled.low, scaled.high))
+            # Without a whisker: that of an arm alone is wider than that of the paired change, which counts.
+            items.append(Bar(arm.label, (100 if name in SHARES else 1) * level.mean, place))
     unit = "%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s"
     return bars(items, y_label=unit)

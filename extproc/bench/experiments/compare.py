@@ -40,6 +40,19 @@ class Arm:
         return {name: level.mean for name, level in self.figures.items()}
 
 
+def without_certainty(arms: Iterable[Arm]) -> tuple[Arm, ...]:
+    """Arms that may not be compared: no change has an interval, so that none is called certain."""
+    return tuple(
+        replace(
+            arm,
+            changes={
+                name: replace(change, low=None, high=None) for name, change in arm.changes.items()
+            },
+        )
+        for arm in arms
+    )
+
+
 Repeats = Mapping[int, Mapping[str, float | None]]
 """The figures of an arm's runs, by repeat."""
 
@@ -175,7 +188,9 @@ def compare(
     found = compare_trials(
         trials, names[0], name_run=name_run, tolerance=tolerance, confidence=confidence
     )
-    return replace(found, faults=(*faults, *found.faults), remarks=(*remarks, *found.remarks))
+    faults += found.faults
+    arms = without_certainty(found.arms) if faults else found.arms
+    return replace(found, arms=arms, faults=tuple(faults), remarks=(*remarks, *found.remarks))
 
 
 def is_better(name: str, change: Interval | None) -> bool | None:

@@ -173,7 +173,8 @@ class RunMetrics:
     def latency(self, name: str, point: str) -> float | None:
         """A value of a latency's summary in milliseconds; `None` where no request has the latency."""
         summary = self.latency_ms.get(name)
-        return None if summary is None else float(getattr(summary, point))
+        value = None if summary is None else getattr(summary, point)
+        return None if value is None else float(value)
 
     @property
     def good_share(self) -> float | None:
