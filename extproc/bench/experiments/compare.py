@@ -154,7 +154,8 @@ def compare(
         name: sorted(side, key=lambda run: (run.seed, run.started_at))
         for name, side in zip(names, (a, b), strict=True)
     }
-    faults, remarks = [], []
+    faults: list[str] = []
+    remarks: list[str] = []
     seeds = [", ".join(str(run.seed) for run in side) for side in sides.values()]
     if seeds[0] != seeds[1]:
         faults.append(
@@ -189,8 +190,8 @@ def compare(
         trials, names[0], name_run=name_run, tolerance=tolerance, confidence=confidence
     )
     faults += found.faults
-    arms = without_certainty(found.arms) if faults else found.arms
-    return replace(found, arms=arms, faults=tuple(faults), remarks=(*remarks, *found.remarks))
+    sure = without_certainty(found.arms) if faults else found.arms
+    return replace(found, arms=sure, faults=tuple(faults), remarks=(*remarks, *found.remarks))
 
 
 def is_better(name: str, change: Interval | None) -> bool | None:

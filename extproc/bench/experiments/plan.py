@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +69,11 @@ def account_for(
     spec: Spec, workload: Workload, ruler: Ruler = BYTES, endpoints: int | None = None
 ) -> Honesty:
     """The account of what a run asks; its period is held against `endpoints`, else the scraped ones."""
-    return account(
+    made = account(
         workload.conversations, workload.total, endpoints or max(1, len(spec.scrape)), ruler
     )
+    are_prompts = spec.traffic.turns == "prompts"
+    return replace(made, left_out=dict(workload.left_out), are_prompts=are_prompts)
 
 
 def plan(

@@ -46,11 +46,10 @@ class Stats:
         values = np.asarray(sample, dtype=np.float64) * scale
         if not values.size:
             return None
-        *points, p99, p999, most = map(
-            float, np.percentile(values, (0, 25, 50, 75, 90, 95, 99, 99.9, 100))
-        )
-        ends = (p99, p999) if values.size >= FEWEST else (None, None)
-        return cls(values.size, float(values.mean()), float(values.std()), *points, *ends, most)
+        points = np.percentile(values, (0, 25, 50, 75, 90, 95, 99, 99.9, 100)).tolist()
+        if values.size < FEWEST:
+            points[6:8] = (None, None)
+        return cls(values.size, float(values.mean()), float(values.std()), *points)
 
 
 @dataclass(frozen=True, slots=True)
