@@ -211,7 +211,7 @@ def delta(**fields: object) -> bytes:
 CALL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}
 
 
-def named(kind: str, **fields: object) -> bytes:
+def typed_event(kind: str, **fields: object) -> bytes:
     return event({"type": kind, **fields})
 
 
@@ -225,14 +225,14 @@ def named(kind: str, **fields: object) -> bytes:
         (OpenAIChat(), delta(reasoning_details=[{"text": "hm"}]), DONE),
         (
             AnthropicMessages(),
-            named("content_block_delta", delta={"partial_json": "{}"}),
-            named("message_stop"),
+            typed_event("content_block_delta", delta={"partial_json": "{}"}),
+            typed_event("message_stop"),
         ),
         *(
             (
                 OpenAIResponses(),
-                named(f"response.{kind}.delta", delta="x"),
-                named("response.completed"),
+                typed_event(f"response.{kind}.delta", delta="x"),
+                typed_event("response.completed"),
             )
             for kind in ("function_call_arguments", "refusal", "reasoning_summary_text")
         ),

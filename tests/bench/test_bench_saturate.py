@@ -171,6 +171,7 @@ def test_idle_server_of_long_answers_is_not_called_saturated(
     found = saturate.summarise_rungs([made], Ladder(steps=1))
 
     assert fault in "".join(found.faults)
+    assert ("| short warm-up |" in saturate.saturation_markdown(found)) == bool(fault)
     assert (not found.faults, "saturated" in saturate.saturation_markdown(found)) == (
         not fault,
         False,

@@ -99,7 +99,7 @@ def broken_off(run: RunResult) -> RunResult:
     return replace(run, records=(*run.records[:80], *ends))
 
 
-def changed(run: RunResult, count: int, **changes: object) -> RunResult:
+def with_first(run: RunResult, count: int, **changes: object) -> RunResult:
     """The run with the first `count` requests changed."""
     first = (replace(each, **changes) for each in run.records[:count])  # type: ignore[arg-type]
     return replace(run, records=(*first, *run.records[count:]))
@@ -109,7 +109,7 @@ def changed(run: RunResult, count: int, **changes: object) -> RunResult:
     ("run", "reason"),
     [
         (without_cap(build_run(), Window(5.0, 7.9)), "29 requests were measured, 30 are wanted"),
-        (changed(build_run(), 50, first_token_s=None), "50 of 100 answers had no first token"),
+        (with_first(build_run(), 50, first_token_s=None), "50 of 100 answers had no first token"),
     ],
 )
 def test_figures_of_a_handful_or_of_half_the_answers_are_no_measurement(
@@ -139,9 +139,9 @@ def test_figures_of_a_handful_or_of_half_the_answers_are_no_measurement(
             without_cap(build_run(latency_s=1.0), Window(5.0, 9.0)),
             "short window: its 4.0 s are 4.0 times as long as a request",
         ),
-        (changed(build_run(), 5, first_token_s=None), "5 of 100 answers had no first token"),
+        (with_first(build_run(), 5, first_token_s=None), "5 of 100 answers had no first token"),
         (
-            changed(build_run(), 7, token_source=TokenSource.ESTIMATE),
+            with_first(build_run(), 7, token_source=TokenSource.ESTIMATE),
             "guessed tokens: 7 of 100 answers came without usage",
         ),
         (broken_off(build_run()), "20 requests were cut off when graceful-stop was over"),

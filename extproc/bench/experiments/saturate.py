@@ -251,7 +251,8 @@ def _rows(found: Saturation) -> Iterator[Sequence[str]]:
         measured = rung.report.measured
         state = "saturated" if is_saturated else "served"
         if not rung.is_measured:
-            state = rung.report.verdict.text
+            is_early = rung.short_warm_up and rung.report.verdict.is_valid
+            state = "short warm-up" if is_early else rung.report.verdict.text
         elif rung.has_failed:
             state = "saturated: requests failed"
         yield (

@@ -113,6 +113,8 @@ def _fill(record: Record, answer: _Answer) -> None:
     record.estimated_output_tokens = max(written, len(record.chunk_s))
     record.cached_tokens = answer.usage.cached_tokens
     apply_usage(record, answer.usage)
+    if record.cached_tokens is not None:
+        record.cached_tokens = min(record.cached_tokens, record.input_tokens)
 
 
 def apply_usage(record: Record, usage: Usage) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import Elasticity, LoadPhase
 from extproc.bench.measure.words import fixed, markdown_table, milliseconds, percent
-from extproc.bench.record import PartStats
+from extproc.bench.record import PartStats, TokenSource
 from extproc.bench.report.report import Report
 
 
@@ -162,8 +162,13 @@ def headlines(said: Report) -> dict[str, str]:
     """Headings and figures of the measured part; failures are those of the whole run."""
     figures = read_figures(said)
     figures_shown = [(name, value) for name in _SHOWN if (value := figures[name]) is not None]
+    is_guess = bool(said.measured.tokens.sources.get(TokenSource.ESTIMATE))
+
+    def show_origin(name: str, value: float) -> str:
+        return f"{show(name, value)}{' (tokens guessed)' if is_guess and 'tok' in name else ''}"
+
     return {
-        **{FIGURES[name].heading: show(name, value) for name, value in figures_shown},
+        **{FIGURES[name].heading: show_origin(name, value) for name, value in figures_shown},
         "failed, of the whole run": name_failed(said),
     }
 

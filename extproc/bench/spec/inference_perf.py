@@ -39,6 +39,19 @@ _REFUSED: Final = {
 }
 
 
+# What a type of theirs is in a spec of ours.
+_INSTEAD: Final = {
+    "load.type": {
+        "trace_replay": "a spec has it as `shape: trace`",
+        "trace_session_replay": "a spec has sessions as `dataset: {name: share-gpt, path: FILE}`, with `vus`",
+    },
+    "data.type": {
+        "sharegpt": "a spec has it as `dataset: {name: share-gpt, path: FILE}`",
+        "cnn_dailymail": "write prompts as bodies, for `dataset: {name: openai-bodies, path: FILE}`",
+    },
+}
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -191,9 +204,25 @@ def translate(document: Document, environment: Mapping[str, str]) -> dict[str, o
     try:
         config = _Config.model_validate(_clear(document.tree, "", aside))
     except ValidationError as error:
-        faults = []
+        faults, foreign = (
+            [],
+            {
+                e["loc"][0]
+                for e in error.errors()
+                if e["type"] == "literal_error" and e["loc"][1:] == ("type",)
+            },
+        )
         for fault in error.errors():
             key = ".".join(map(str, fault["loc"]))
+            if key in _INSTEAD and fault["loc"][0] in foreign:
+                name = str(fault["input"])
+                instead = _INSTEAD[key].get(name.lower(), describe(fault).partition(": ")[2])
+                faults.append(
+                    document.fault(fault["loc"], f"{key}: {name} is not done here: {instead}")
+                )
+                continue
+            if fault["loc"][0] in foreign:
+                continue  # the other keys are of a type that is not known
             why = f"{key}: not done here: {_REFUSED.get(key, 'no such key is known')}"
             is_unknown = fault["type"] == "extra_forbidden"
             faults.append(document.fault(fault["loc"], why if is_unknown else describe(fault)))
