@@ -9,7 +9,7 @@ from extproc.bench.experiments.compare import find_remarks
 from extproc.bench.record import Record, Window
 from extproc.bench.report import report
 from extproc.bench.spec.tree import Ladder
-from tests.bench.synthetic import failed, record, result
+from tests.bench.synthetic import failed, record, result, spec
 from tests.tables import table
 
 LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
@@ -166,7 +166,10 @@ def test_idle_server_of_long_answers_is_not_called_saturated(
         chunk_s = [at + 0.3, at + 45.0] if is_streamed else []
         times = {"first_token_s": at + 0.3 if is_streamed else None, "chunk_s": chunk_s}
         kept.append(record(index, at, end_s=at + 45.0, **times))
-    run = result(kept, duration_s=165.0, window=Window(warm_up_s, 120.0))
+    of = spec()
+    target = of.target.model_copy(update={"is_streaming": is_streamed})
+    of = of.model_copy(update={"target": target})
+    run = result(kept, duration_s=165.0, window=Window(warm_up_s, 120.0), of=of)
     made = saturate.Rung(1.0, report.build(run))
     found = saturate.summarise_rungs([made], Ladder(steps=1))
 

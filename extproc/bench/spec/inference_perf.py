@@ -204,25 +204,22 @@ def translate(document: Document, environment: Mapping[str, str]) -> dict[str, o
     try:
         config = _Config.model_validate(_clear(document.tree, "", aside))
     except ValidationError as error:
-        faults, foreign = (
-            [],
-            {
-                e["loc"][0]
-                for e in error.errors()
-                if e["type"] == "literal_error" and e["loc"][1:] == ("type",)
-            },
-        )
-        for fault in error.errors():
-            key = ".".join(map(str, fault["loc"]))
-            if key in _INSTEAD and fault["loc"][0] in foreign:
-                name = str(fault["input"])
-                instead = _INSTEAD[key].get(name.lower(), describe(fault).partition(": ")[2])
-                faults.append(
-                    document.fault(fault["loc"], f"{key}: {name} is not done here: {instead}")
-                )
-                continue
+        found = [(".".join(map(str, fault["loc"])), fault) for fault in error.errors()]
+        # A section whose type is not known has other keys, which are no faults of their own.
+        foreign = {
+            fault["loc"][0]
+            for key, fault in found
+            if key in _INSTEAD and fault["type"] == "literal_error"
+        }
+        faults = []
+        for key, fault in found:
             if fault["loc"][0] in foreign:
-                continue  # the other keys are of a type that is not known
+                if key in _INSTEAD:
+                    name = str(fault["input"])
+                    instead = _INSTEAD[key].get(name.lower(), describe(fault))
+                    why = f"{key}: {name} is not done here: {instead}"
+                    faults.append(document.fault(fault["loc"], why))
+                continue
             why = f"{key}: not done here: {_REFUSED.get(key, 'no such key is known')}"
             is_unknown = fault["type"] == "extra_forbidden"
             faults.append(document.fault(fault["loc"], why if is_unknown else describe(fault)))
