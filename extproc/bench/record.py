@@ -233,6 +233,12 @@ class RunInfo:
     parts: tuple[PartStats, ...] = ()
     cut_lines: int = 0
 
+    @property
+    def offered_until_s(self) -> float:
+        """Until when the load was offered; answers come later."""
+        traffic = self.spec.traffic
+        return self.interrupted_s or traffic.duration or self.window.end_s + traffic.cool_down
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:

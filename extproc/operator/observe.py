@@ -5,6 +5,7 @@ say why. The Pods of a run have no credentials to write to the API server: the o
 their progress.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -125,11 +126,16 @@ def _read_start(pod: Object) -> PodStart:
 
 
 async def read_statuses(pods: Iterable[Object]) -> dict[str, RunStatus]:
-    """What the Pods of each run report; several parts are added up."""
+    """What the Pods of each run report; several parts are added up.
+
+    All are asked at once: however many are silent, a look takes as long as one of them.
+    """
     notices: dict[str, RunStatus] = {}
-    for pod in pods:
-        url = find_address(pod)
-        notice = await fetch_run_status(url) if url is not None else None
+    there = [(pod, url) for pod in pods if (url := find_address(pod)) is not None]
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        found = await asyncio.gather(*(fetch_run_status(http, url) for _, url in there))
+    for (pod, _), notice in zip(there, found, strict=True):
         if notice is not None:
             run = pod["metadata"]["labels"][RUN_LABEL]
             notices[run] = add_statuses(notices[run], notice) if run in notices else notice
@@ -162,11 +168,10 @@ def find_address(pod: Mapping[str, Any]) -> str | None:
     return f"http://[{ip}]:{BOARD_PORT}/" if ":" in ip else f"http://{ip}:{BOARD_PORT}/"
 
 
-async def fetch_run_status(url: str) -> RunStatus | None:
+async def fetch_run_status(http: aiohttp.ClientSession, url: str) -> RunStatus | None:
     """Returns what a Pod reports; `None` for one that does not answer, as before it begins."""
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as answer:
+        async with http.get(url, allow_redirects=False) as answer:
             return decode_status(await answer.content.read(_LONGEST))
     except (TimeoutError, aiohttp.ClientError, OSError):
         return None

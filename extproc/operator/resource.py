@@ -109,11 +109,11 @@ class Operation(SpecSection):
 
     mode: Literal["run", "ab", "sweep", "saturate"] = "run"
     workers: int = Field(default=1, ge=1, le=100)
-    start_within_seconds: int = Field(default=60, ge=1)
+    start_within_seconds: int = Field(default=60, ge=1, le=86_400)
     schedule: str | None = None
     history_limit: int = Field(default=10, ge=1, le=100)
     suspend: bool = False
-    deadline_seconds: int = Field(default=86400, ge=1)
+    deadline_seconds: int = Field(default=86400, ge=1, le=31_536_000)
     router: Router = Router()
     files: MountedFiles | None = None
     results: Results = Results()
@@ -165,10 +165,21 @@ class Benchmark:
         return f"{self.name}-{self.digest}"
 
 
+# No field of a spec is so deep but a body that is given as it is; what walks a tree must return.
+_MOST_DEEP = 64
+
+
+def _is_deeper(tree: object, most: int) -> bool:
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return any(most == 0 or _is_deeper(each, most - 1) for each in inner)
+
+
 def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
     """Reads an object; raises `SpecRefused` with every fault of its spec."""
     metadata, tree = body["metadata"], body.get("spec") or {}
     name = metadata["name"]
+    if _is_deeper(tree, _MOST_DEEP):
+        raise SpecRefused(f"spec: nested deeper than {_MOST_DEEP}")
     faults = []
     if len(name) > LONGEST_NAME:
         faults.append(

@@ -62,7 +62,7 @@ async def null_answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
 def build_tree(port: int, traffic: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A spec; how late the client is on a busy machine is no matter for it."""
     shape = {"dataset": {"name": "random", "input_tokens": 8}, **traffic}
-    limits = {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 60, "achieved": 0}
+    limits = {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 60, "achieved": 0, "requests": 1}
     base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}, "limits": limits}
     return {**base, "performance": {"traffic-shape": shape}, **fields}
 

@@ -90,12 +90,6 @@ async def test_summary_pairs_the_arms_by_repeat() -> None:
     change = arm.changes["ttft_mean_ms"]
 
     assert summary.is_valid
-    assert summary.remarks[-1].startswith("no cache was emptied, as scrape lists no endpoint")
-    assert not [
-        each
-        for each in (await compared(ScriptedRuns(), comparing(flush=[]))).remarks
-        if "cache" in each
-    ]
     assert summary.baseline == "round_robin"
     assert arm.label == "prefix_hash(load_factor=2)"
     assert arm.figures["ttft_mean_ms"].mean == pytest.approx(101, abs=0.01)
@@ -179,6 +173,21 @@ async def test_servers_are_compared_where_urls_are_given() -> None:
     assert [
         (trial.arm, each.base_url) for trial, each in zip(trials, world.specs, strict=True)
     ] == [(url, url) for url in urls]
+    shared = "the servers send to the same endpoints, 10.0.0.0:8000, 10.0.0.1:8000: what differs"
+    assert shared in ab.summarise_trials(trials, asked.ab).remarks[-1]
+
+
+@table(("flush", "salts"), [(None, 6), ([], 6), (["10.0.0.0:8000"], 1)])
+async def test_each_run_has_prompts_of_its_own_where_no_cache_is_emptied(
+    flush: list[str] | None, salts: int
+) -> None:
+    """Two gateways before one set of engines: the second would find what the first has cached."""
+    world, asked = ScriptedRuns(), comparing(flush=flush, prime="30s")
+    found = await compared(world, asked)
+
+    # Priming has its run's salt: it fills what that run shares.
+    assert len({each.traffic.dataset.salt for each in world.specs}) == salts
+    assert ("prompts of its own" in "".join(found.remarks)) == (salts > 1)
 
 
 async def test_unequal_load_makes_the_comparison_invalid() -> None:

@@ -1,5 +1,6 @@
 """What the client records of answers of every kind, against a scripted server; and how they become events."""
 
+import gzip
 import itertools
 import socket
 
@@ -8,8 +9,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.processors.collector import Read, cut_sse
-from extproc.bench.processors.processor import ChatQuery
+from extproc.bench.processors.collector import Read, collect_stream, cut_sse
+from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAIResponses
+from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
 from tests.bench.running import serving_null
@@ -22,6 +24,7 @@ from tests.bench.scripted import (
     Script,
     ask_once,
     chunk,
+    event,
     http_client,
     scripted,
 )
@@ -39,7 +42,8 @@ async def test_times_and_tokens_are_those_of_the_script() -> None:
     assert [*record.chunk_s, record.end_s] == pytest.approx([0.08, 0.1, 0.12, 0.16])
     assert (record.input_tokens, record.output_tokens, record.cached_tokens) == (7, 4, 3)
     assert record.token_source is TokenSource.SERVER
-    assert record.estimated_output_tokens == 2
+    # No chunk is less than a token, however few its bytes.
+    assert record.estimated_output_tokens == 3
 
 
 async def test_missing_usage_is_estimated_and_an_empty_output_has_no_first_token() -> None:
@@ -198,3 +202,75 @@ def test_event_has_the_time_of_its_last_byte_and_an_unfinished_one_is_none() -> 
 
     assert list(cut_sse(reads)) == [(3.0, b"ab"), (3.0, b"c"), (4.0, b"d")]
     assert list(cut_sse([(1.0, b"data:a\ndata: b\n\ndata: lost")])) == [(1.0, b"a\nb")]
+
+
+def delta(**fields: object) -> bytes:
+    return event({"choices": [{"index": 0, "delta": fields}]})
+
+
+CALL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}
+
+
+def typed_event(kind: str, **fields: object) -> bytes:
+    return event({"type": kind, **fields})
+
+
+@table(
+    ("processor", "first", "last"),
+    [
+        (OpenAIChat(), delta(tool_calls=[CALL]), DONE),
+        (OpenAIChat(), delta(function_call={"name": "f"}), DONE),
+        (OpenAIChat(), delta(refusal="no"), DONE),
+        (OpenAIChat(), delta(audio={"data": "AAAA"}), DONE),
+        (OpenAIChat(), delta(reasoning_details=[{"text": "hm"}]), DONE),
+        (
+            AnthropicMessages(),
+            typed_event("content_block_delta", delta={"partial_json": "{}"}),
+            typed_event("message_stop"),
+        ),
+        *(
+            (
+                OpenAIResponses(),
+                typed_event(f"response.{kind}.delta", delta="x"),
+                typed_event("response.completed"),
+            )
+            for kind in ("function_call_arguments", "refusal", "reasoning_summary_text")
+        ),
+        # Ends that other servers send: no terminator, or one without its empty line; a BOM, CR alone.
+        (OpenAIChat(), chunk("a"), event({"choices": [{"delta": {}, "finish_reason": "stop"}]})),
+        (OpenAIChat(), chunk("a"), b"data: [DONE]"),
+        (OpenAIChat(), b"\xef\xbb\xbf" + chunk("a"), DONE.replace(b"\n", b"\r")),
+    ],
+)
+def test_whatever_the_model_writes_first_is_the_first_token(
+    processor: Processor, first: bytes, last: bytes
+) -> None:
+    record = Record(0, 0, 0, 0.0)
+    collect_stream(record, [(1.0, ROLE), (2.0, first), (2.5, first), (3.0, last)], processor)
+
+    assert (record.failure, record.first_token_s, record.chunk_s) == (None, 2.0, [2.0, 2.5])
+    assert record.output_tokens >= 2
+
+
+@table(
+    ("head", "body", "failure"),
+    [
+        (b"307 Away\r\nLocation: http://127.0.0.1:%d/elsewhere", b"", "http 307"),
+        (b"200 OK\r\nContent-Encoding: gzip", gzip.compress(bytes(1 << 20)), "cut short"),
+        (b"200 OK", chunk("x" * (65 << 20)), "too long"),
+        (b"500 No", b"\x1b[2Jowned", "http 500"),
+        (b"200 OK", chunk("a") + USAGE.replace(b":3", b":-3") + DONE, None),
+    ],
+)
+async def test_hostile_answer_is_a_failure_and_takes_nothing_along(
+    head: bytes, body: bytes, failure: str | None
+) -> None:
+    record = Record(0, 0, 0, 0.0)
+    script: list[tuple[float, bytes]] = []
+    async with scripted(script) as server, http_client(server.port, api_key="secret") as client:
+        head = head.replace(b"%d", str(server.port).encode())
+        script.append((0, b"HTTP/1.1 " + head + b"\r\nConnection: close\r\n\r\n" + body))
+        await client.send(ASK, record)
+
+    assert (record.failure, record.cached_tokens, len(server.requests)) == (failure, None, 1)
+    assert "\x1b" not in record.failure_detail

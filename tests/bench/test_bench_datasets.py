@@ -25,21 +25,28 @@ from extproc.bench.datasets.conversation import (
 from extproc.bench.datasets.dataset_account import account, find_period
 from extproc.bench.datasets.prepare import fit_messages, prepare
 from extproc.bench.datasets.tokens import TokenRuler
-from extproc.bench.load.registry import build_registry
+from extproc.bench.load.registry import PROCESSORS, build_registry
+from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.spec.presets import PRESETS
-from extproc.bench.spec.traffic import TrafficShape
+from extproc.bench.spec.traffic import Dataset, TrafficShape
 from extproc.errors import SettingsError
 from tests.tables import table
 
 
 def build_dataset(
-    dataset: object, *, need: int = 100, seed: int = 1, ruler: Ruler = BYTES, **traffic: Any
+    dataset: object,
+    *,
+    need: int = 100,
+    seed: int = 1,
+    ruler: Ruler = BYTES,
+    api: str | None = None,
+    **traffic: Any,
 ) -> list[Conversation]:
     rate = None if traffic.get("shape") == "trace" else 1
     shape = TrafficShape.model_validate(
         {"req_rate": rate, "total_prompts": need, "dataset": dataset, **traffic}
     )
-    source = build_registry((), ruler).dataset(shape.dataset.name)
+    source = build_registry((), ruler, api).dataset(shape.dataset.name)
     return prepare(shape, source, need, np.random.SeedSequence(seed), ruler)
 
 
@@ -454,3 +461,76 @@ def test_chat_preset_has_the_lengths_of_sharegpt_at_large() -> None:
     assert len(replies) / len(chats) == pytest.approx(3.51, rel=0.05)
     assert float(np.mean(replies)) == pytest.approx(348, rel=0.05)
     assert float(np.std(replies)) == pytest.approx(270, rel=0.1)
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
+TURNS = {
+    who: [{"from": who, "value": "a"}, {"from": "gpt", "value": "b"}]
+    for who in ("Human", "observation", "gpt")
+}
+
+
+@table(
+    ("api", "body", "fault"),
+    [
+        ("openai-completions", MESSAGES, "line 2: prompt: missing or empty"),
+        ("openai-chat", {"prompt": ["a", "b"]}, "line 2: messages: missing or empty"),
+        ("vllm-completions", {"prompt": ""}, "line 2: prompt: missing or empty"),
+        ("openai-completions", {"prompt": [[1, 2]]}, "line 2: prompt: token ids are not"),
+        *(
+            ("openai-chat", {**MESSAGES, "max_tokens": limit}, "line 2: max_tokens: .* is no whole")
+            for limit in (4.5, 0, -1, True)
+        ),
+        ("openai-completions", {"prompt": ["a", "b"], "n": 2}, ""),
+        ("anthropic", {**MESSAGES, "system": "s", "tools": [{"name": "f"}], "stop": "x"}, ""),
+        ("openai-responses", {"input": "hi", "instructions": "s"}, ""),
+    ],
+)
+def test_recorded_body_is_sent_as_it_is_or_refused_with_line_and_field(
+    api: str, body: dict[str, object], fault: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bodies.jsonl"
+    path.write_text(f"\n{json.dumps({'model': 'old', 'max_tokens': 4, **body})}\n")
+    dataset = {"name": "openai-bodies", "path": path}
+    if fault:
+        with pytest.raises(SettingsError, match=fault):
+            build_dataset(dataset, api=api)
+        return
+    (made,) = build_dataset(dataset, api=api)
+    (turn,) = made.turns
+    sent = PROCESSORS[api].body(ChatQuery("m", turn.messages, turn.output_tokens, body=made.body))
+
+    assert sent.items() >= {**body, "model": "m"}.items()
+    assert turn.output_tokens == 4
+    assert account([made], 1, 1).input_tokens > 0
+
+
+def test_rows_that_cannot_be_asked_are_counted_and_named(tmp_path: Path) -> None:
+    rows = [{"conversations": said} for said in TURNS.values()]
+    path = write_json(tmp_path / "s.json", [*rows, {"items": []}])
+    registry = build_registry()
+    kept = registry.dataset("share-gpt")(
+        Dataset(name="share-gpt", path=path), 1, np.random.default_rng(0)
+    )
+
+    assert [chat.turns[0].reply for chat in kept] == ["b"]
+    assert registry.left_out == {
+        "with the role observation": 1,
+        "without an answered question": 1,
+        "without `conversations` of `from` and `value`": 1,
+    }
+
+
+@table(
+    ("data", "fault"),
+    [
+        (b"PAR1\x15\x04", "Parquet is not read: write it as JSON lines"),
+        (b'{\n "data": []\n}', "no row can be asked: 1 without `conversations` of `from`"),
+        (b'{"messages": []}', "no row can be asked: 1 without `conversations` of `from`"),
+    ],
+)
+def test_foreign_shape_is_told_what_is_wanted(data: bytes, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(data)
+    with pytest.raises(SettingsError, match=fault):
+        build_dataset({"name": "share-gpt", "path": path})

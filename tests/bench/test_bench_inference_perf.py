@@ -67,18 +67,18 @@ def test_ladder_of_groups_is_asked_as_it_says(caplog: pytest.LogCaptureFixture) 
             change("load", sweep={"type": "linear"}),
             ["load.sweep: not done here: `extproc bench saturate`"],
         ),
-        (change("load", surge=1), ["load.surge: not done here: no such key is known"]),
         (
-            change("load", type="trace_session_replay"),
-            ["load.type: 'trace_session_replay' is none of"],
+            change("load", type="trace_session_replay", stages=[{"concurrent_sessions": 2}]),
+            ["load.type: trace_session_replay is not done here: a spec has sessions as"],
         ),
+        (
+            change("data", type="shareGPT", path="x"),
+            ["data.type: shareGPT is not done here: a spec has it as `dataset: {name: share-gpt"],
+        ),
+        (change("load", surge=1), ["load.surge: not done here: no such key is known"]),
         (
             change("load", type="concurrent"),
             ["load: a stage of type concurrent has concurrency_level and num"],
-        ),
-        (
-            change("data", type="shareGPT"),
-            ["data.type: 'shareGPT' is none of 'random' or 'shared_prefix'"],
         ),
         (
             change("api", type="embeddings", slo_unit="s"),

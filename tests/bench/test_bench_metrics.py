@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
-from extproc.bench.measure.stats import Stats
+from extproc.bench.measure.stats import FEWEST, Stats
 from extproc.bench.record import Record, Window
 from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record, result, steady
@@ -69,7 +69,9 @@ def test_stats_are_exact_for_any_sample(values: list[float]) -> None:
     shares = {"min": 0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
     shares |= {"p999": 0.999, "max": 1}
     for name, share in shares.items():
-        assert getattr(stats, name) == pytest.approx(1000 * interpolate(values, share)), name
+        is_known = len(values) >= FEWEST or name not in {"p99", "p999"}
+        found = pytest.approx(1000 * interpolate(values, share)) if is_known else None
+        assert getattr(stats, name) == found, name
     mean = 1000 * math.fsum(values) / len(values)
     assert len(values) == stats.count
     assert stats.mean == pytest.approx(mean)

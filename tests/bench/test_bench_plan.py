@@ -147,3 +147,20 @@ def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "conversations    125, requests 125" in result.output
     assert result.output in plan_of.output
+
+
+def test_plan_says_that_answers_last_longer_than_the_warm_up() -> None:
+    """A thousand tokens take about 45 s: nothing ends in the first part of the window."""
+    made = spec(
+        **{
+            **TRAFFIC,
+            "duration": 120,
+            "warm_up": 30,
+            "dataset": {"name": "random", "output_tokens": 1000},
+        }
+    )
+    found = plan(made, build_workload(made, build_registry()), HOST)
+
+    assert found.latency_s == 45.0
+    assert "short warm-up" in found.remarks[-1]
+    assert "warm up for 54 s" in found.remarks[-1]

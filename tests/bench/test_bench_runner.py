@@ -489,7 +489,7 @@ def part_of(whole: Sequence[Record], number: int, count: int, **more: Any) -> tu
 def test_verdict_tells_parts_faults(
     parts: list[tuple[int, dict[str, Any]]], kind: str, fault: str
 ) -> None:
-    records = [synthetic.record(index, index * 0.1) for index in range(10)]
+    records = [synthetic.record(index, index * 0.025) for index in range(40)]
     merged = merge_parts([part_of(records, number, 2, **more) for number, more in parts])
     verdict = judge(merged)
 

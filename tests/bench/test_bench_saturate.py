@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from extproc.bench.experiments import saturate
+from extproc.bench.experiments.compare import find_remarks
 from extproc.bench.record import Record, Window
 from extproc.bench.report import report
 from extproc.bench.spec.tree import Ladder
-from tests.bench.synthetic import failed, record, result
+from tests.bench.synthetic import failed, record, result, spec
 from tests.tables import table
 
 LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
@@ -148,3 +149,34 @@ def test_ladder_ends_after_its_steps_or_below_its_first_rung() -> None:
     assert "No saturation up to 4.00 req/s" in saturate.saturation_markdown(fast)
     assert slow.inflection_rps is None or slow.inflection_rps < 4
     assert "begin below 4.00 req/s" in saturate.saturation_markdown(slow)
+    assert slow.faults == ("The lowest rate was not served: begin below 4.00 req/s.",)
+
+
+@table(
+    ("warm_up_s", "is_streamed", "fault"),
+    [(30.0, True, "warm up for 54 s"), (30.0, False, "warm up for 54 s"), (60.0, True, "")],
+)
+def test_idle_server_of_long_answers_is_not_called_saturated(
+    warm_up_s: float, is_streamed: bool, fault: str
+) -> None:
+    """An answer takes 45 s; with a warm-up of 30 s the window opens before the first one ends."""
+    kept = []
+    for index in range(120):
+        at = float(index)
+        chunk_s = [at + 0.3, at + 45.0] if is_streamed else []
+        times = {"first_token_s": at + 0.3 if is_streamed else None, "chunk_s": chunk_s}
+        kept.append(record(index, at, end_s=at + 45.0, **times))
+    of = spec()
+    target = of.target.model_copy(update={"is_streaming": is_streamed})
+    of = of.model_copy(update={"target": target})
+    run = result(kept, duration_s=165.0, window=Window(warm_up_s, 120.0), of=of)
+    made = saturate.Rung(1.0, report.build(run))
+    found = saturate.summarise_rungs([made], Ladder(steps=1))
+
+    assert fault in "".join(found.faults)
+    assert ("| short warm-up |" in saturate.saturation_markdown(found)) == bool(fault)
+    assert (not found.faults, "saturated" in saturate.saturation_markdown(found)) == (
+        not fault,
+        False,
+    )
+    assert is_streamed is False or not list(find_remarks([("A", made.report)], 0.03))

@@ -9,7 +9,7 @@ import yaml
 
 from extproc.bench.commands import THRESHOLD_MISSED
 from extproc.bench.judge.verdict import judge
-from extproc.bench.record import ClientStats, LoopSample, RunResult, Window
+from extproc.bench.record import ClientStats, LoopSample, RunResult, TokenSource, Window
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
 from extproc.bench.spec.thresholds import Claim, parse_claim
@@ -99,6 +99,28 @@ def broken_off(run: RunResult) -> RunResult:
     return replace(run, records=(*run.records[:80], *ends))
 
 
+def with_first(run: RunResult, count: int, **changes: object) -> RunResult:
+    """The run with the first `count` requests changed."""
+    first = (replace(each, **changes) for each in run.records[:count])  # type: ignore[arg-type]
+    return replace(run, records=(*first, *run.records[count:]))
+
+
+@table(
+    ("run", "reason"),
+    [
+        (without_cap(build_run(), Window(5.0, 7.9)), "29 requests were measured, 30 are wanted"),
+        (with_first(build_run(), 50, first_token_s=None), "50 of 100 answers had no first token"),
+    ],
+)
+def test_figures_of_a_handful_or_of_half_the_answers_are_no_measurement(
+    run: RunResult, reason: str
+) -> None:
+    said = report.build(run)
+
+    assert reason in "".join(said.verdict.reasons)
+    assert ("too few" in said.title) == (said.measured.latency("ttft", "p99") is None)
+
+
 @table(
     ("run", "remark"),
     [
@@ -112,10 +134,15 @@ def broken_off(run: RunResult) -> RunResult:
             "not steady",
         ),
         (replace(build_run(), records=build_run().records[:99]), "few requests: 99 were measured"),
-        (without_cap(build_run(), Window(5.0, 7.0)), "few requests: 20 were measured"),
+        (without_cap(build_run(), Window(5.0, 9.0)), "few requests: 40 were measured"),
         (
-            without_cap(build_run(), Window(5.0, 7.0)),
-            "short window: its 2.0 s are 4.0 times as long as a request",
+            without_cap(build_run(latency_s=1.0), Window(5.0, 9.0)),
+            "short window: its 4.0 s are 4.0 times as long as a request",
+        ),
+        (with_first(build_run(), 5, first_token_s=None), "5 of 100 answers had no first token"),
+        (
+            with_first(build_run(), 7, token_source=TokenSource.ESTIMATE),
+            "guessed tokens: 7 of 100 answers came without usage",
         ),
         (broken_off(build_run()), "20 requests were cut off when graceful-stop was over"),
         (

@@ -250,3 +250,19 @@ def test_window_of_users_ends_with_their_last_request_or_with_the_time(
     )
 
     assert window.end_s == pytest.approx(end_s)
+
+
+def test_salt_changes_what_all_prompts_begin_with_and_nothing_else() -> None:
+    dataset = {"name": "shared-prefix", "groups": 3, "prefix-tokens": 40}
+    plain, one, other = (
+        [
+            "".join(m.content for m in made.turns[0].messages)
+            for made in planned_workload(
+                req_rate=9, duration=5, dataset=dataset | {"salt": salt}
+            ).conversations
+        ]
+        for salt in ("", "a", "b")
+    )
+
+    assert one[0][:16] != other[0][:16]
+    assert [text[16:] for text in one] == [text[16:] for text in other] == plain

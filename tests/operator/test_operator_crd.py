@@ -156,6 +156,13 @@ def test_every_fault_of_a_spec_is_reported_at_once_and_a_schedule_is_crons() -> 
         parse_benchmark(with_metadata(faulty, "n" * 40))
     for fault in ("metadata.name", "endpoint", "traffic-shape", "workers", "schedule"):
         assert fault in str(refused.value)
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    odd = {"target": {"body": deep}}, {"start-within-seconds": 10**12}, {"deadline-seconds": 10**12}
+    for each in odd:
+        with pytest.raises(SpecRefused, match=r"nested deeper|within-seconds|deadline-seconds"):
+            parse_benchmark(with_metadata({**good, **each}))
     for schedule in ("0 3 * * * *", "* * *", "61 * * * *", ""):
         with pytest.raises(SpecRefused, match="schedule"):
             parse_benchmark(with_metadata({**good, "schedule": schedule}))

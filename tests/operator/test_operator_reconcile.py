@@ -1,14 +1,19 @@
 """What is done about a Benchmark: what there is, what follows, and a crash between any two acts."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bench.status_server import RunStatus
-from extproc.operator.objects import MAIN, PARTS
+from extproc.operator import observe
+from extproc.operator.objects import MAIN, PARTS, RUN_LABEL
 from extproc.operator.state import Create, Delete, JobState, PodStart, WriteStatus
+from tests.hosting import hosting
 from tests.operator.world import SPEC, World, brief_json
 from tests.tables import table
 
@@ -317,3 +322,22 @@ def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> 
         heals,
     )
     assert world.made.count(f"Job/{leader.run}") == 1
+
+
+async def test_all_pods_of_a_run_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them answers before all were asked: one after the other, each would be waited for."""
+    asked, all_asked = [], asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request)
+        if len(asked) == 20:
+            all_asked.set()
+        await all_asked.wait()
+        return web.json_response({"finished": 1})
+
+    pods = [{"metadata": {"labels": {RUN_LABEL: "r"}}} for _ in range(20)]
+    async with hosting({"/": answer}) as address:
+        monkeypatch.setattr(observe, "find_address", lambda _: f"http://{address}/")
+        found = await observe.read_statuses(pods)
+
+    assert found["r"].finished == 20

@@ -328,8 +328,9 @@ def saturate_command(
 ) -> None:
     """Find the highest rate that the server can keep up with.
 
-    Beyond it, more requests only add latency. Exit 3 if the client reached its limit before the
-    server did.
+    Beyond it, more requests only add latency. Exit 3 if there is no answer: the client reached its
+    limit before the server did, the lowest rate was not served, or an answer lasts longer than the
+    warm-up.
     """
     spec = read_checked(spec_file)
     if output is not None:
@@ -359,11 +360,9 @@ def saturate_command(
 @click.option(
     "--latency",
     type=click.FloatRange(0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="Seconds that a request takes, as a guess.",
+    help="Seconds that a request takes, as a guess. [default: 45 ms for each token of an answer, 5 at least]",
 )
-def plan_command(spec_file: Path, latency: float) -> None:
+def plan_command(spec_file: Path, latency: float | None) -> None:
     """Say what a run would do; exit 2 if it cannot be done."""
     try:
         planned = plan_here(read_checked(spec_file), latency_s=latency)

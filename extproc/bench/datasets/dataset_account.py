@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -27,7 +27,9 @@ class Honesty:
     """The account of a workload. Tokens are counted by `counted_by`; blocks are of 16 estimated tokens.
 
     `distinct_tokens`: tokens in blocks, counted once. `exact_repeats`: share of prompts that came
-    before. `reuse`: share of distinct blocks by how often they are read. `ideal_hit_rate`: hit
+    before. `left_out`: rows of the file that became nothing, by reason. `are_prompts`: each turn
+    was made a request of its own, so that `conversations` counts these. `reuse`: share of distinct
+    blocks by how often they are read. `ideal_hit_rate`: hit
     tokens of one unlimited cache that sees every prompt in order. `period`: the prompts repeat
     after that many; a multiple of the endpoint count makes strict round robin look like affinity.
     """
@@ -45,6 +47,8 @@ class Honesty:
     period: int | None
     endpoints: int
     counted_by: str = BYTES.name
+    left_out: dict[str, int] = field(default_factory=dict)
+    are_prompts: bool = False
 
     @property
     def has_faked_affinity(self) -> bool:
@@ -55,8 +59,12 @@ class Honesty:
         return "\n".join(f"{name:<17}{value}" for name, value in self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        distinct = self.distinct_tokens / self.input_tokens
-        yield "conversations", f"{self.conversations}, requests {self.prompts}"
+        distinct = self.distinct_tokens / (self.input_tokens or 1)
+        whole = "prompts" if self.are_prompts else "conversations"
+        yield whole, f"{self.conversations}, requests {self.prompts}"
+        if self.left_out:
+            counts = (f"{count} {why}" for why, count in self.left_out.items())
+            yield "left out", f"rows of the file: {', '.join(counts)}"
         for name, total, (p50, p90, p99) in (
             ("input tokens", self.input_tokens, self.input_quantiles),
             ("output tokens", self.output_tokens, self.output_quantiles),
@@ -89,7 +97,7 @@ def account(
     outputs = np.array([turn.output_tokens for turn in turns])
     texts = [join_prompt(turn.messages) for turn in turns]
     reads, hit_tokens, distinct_tokens = _read_blocks(texts)
-    estimated = sum(map(BYTES.count, texts))
+    estimated = sum(map(BYTES.count, texts)) or 1
     return Honesty(
         conversations=len(conversations),
         prompts=requests,

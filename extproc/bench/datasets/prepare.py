@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
+import xxhash
 
 from extproc.bench.datasets.chats import Source
 from extproc.bench.datasets.conversation import (
@@ -19,6 +20,9 @@ from extproc.bench.datasets.conversation import (
 from extproc.bench.datasets.synthetic import draw_tokens
 from extproc.bench.spec.traffic import Dataset, Distribution, TrafficShape
 from extproc.errors import SettingsError
+
+# Little beside a prompt, and more than enough that two runs never have the same.
+_SALT_TOKENS = 4
 
 
 def prepare(
@@ -37,6 +41,10 @@ def prepare(
     text_rng, length_rng, order_rng = (np.random.default_rng(s) for s in seed.spawn(3))
     conversations: Iterable[Conversation] = source(dataset, need, text_rng)
     kept = [c for c in conversations if is_kept(c, dataset)][: dataset.max_conversations]
+    if dataset.salt:
+        key = xxhash.xxh3_64_intdigest(dataset.salt.encode())
+        opening = ruler.write(_SALT_TOKENS, np.random.default_rng(key))
+        kept = [_add_salt(c, opening) for c in kept]
     if traffic.turns == "prompts":
         kept = [prompt for conversation in kept for prompt in build_prompts(conversation)]
     kept = [c for c in kept if _is_short(c, dataset.max_prompt_tokens, ruler)][
@@ -45,9 +53,22 @@ def prepare(
     kept = _set_lengths(kept, traffic, length_rng, ruler)
     if not kept:
         raise SettingsError(f"dataset {dataset.name}: nothing is left after its filters")
+    if dataset.salt and any(c.body is not None for c in kept):
+        raise SettingsError(
+            f"dataset {dataset.name}: recorded bodies take no salt: list the endpoints in scrape, or in "
+            "ab.flush, so that caches are emptied"
+        )
     if dataset.is_shuffled:
         order_rng.shuffle(kept)
     return kept * dataset.repeat
+
+
+def _add_salt(conversation: Conversation, opening: str) -> Conversation:
+    """Puts the same text before all prompts: what they share with each other stays as it is."""
+    first, *others = conversation.turns
+    message, *rest = first.messages
+    salted = (replace(message, content=opening + message.content), *rest)
+    return replace(conversation, turns=(replace(first, messages=salted), *others))
 
 
 def is_kept(conversation: Conversation, dataset: Dataset) -> bool:

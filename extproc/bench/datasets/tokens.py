@@ -62,7 +62,7 @@ def recount(
     """
     for record, messages in zip(records, prompts, strict=True):
         record.estimated_input_tokens = sum(ruler.count(message.content) for message in messages)
-        record.estimated_output_tokens = ruler.count(record.text)
+        record.estimated_output_tokens = max(ruler.count(record.text), len(record.chunk_s))
         if record.token_source is TokenSource.ESTIMATE:
             record.token_source = TokenSource.TOKENIZER
             record.input_tokens = record.estimated_input_tokens

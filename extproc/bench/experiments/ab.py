@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ from extproc.bench.experiments.compare import (
     Trial,
     comparable_notice,
     compare_trials,
+    find_shared_endpoints,
     list_headlines,
     list_known,
     list_means,
     show_change,
+    without_certainty,
 )
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted, Run
@@ -151,6 +154,9 @@ async def measure_arm(
     """
     if spec.ab.urls:
         spec = spec.model_copy(update={"endpoint": arm.name, "port": None})
+    if not spec.flushed:
+        salted = spec.traffic.dataset.model_copy(update={"salt": secrets.token_hex(8)})
+        spec = with_traffic(spec, {"dataset": salted})
     for may_retry in (True, False):
         await lab.prepare(arm)
         if spec.ab.prime:
@@ -173,7 +179,10 @@ async def measure_arm(
 #
 # Within a repeat all arms have one seed, so one schedule and the same prompts: pairs differ in the
 # arm alone. Before each arm every cache is emptied (`Lab.prepare`); otherwise the second arm would
-# be sent what the first one has just cached. With `prime` other prompts of the same kind go first,
+# be sent what the first one has just cached. Where no cache is emptied (two gateways before one set
+# of engines), each run has a salt before its prompts: the same lengths, the same sharing among
+# themselves, and nothing of them in any cache. It is drawn, as the engines may remember yesterday's
+# comparison, too; the run's report has it. With `prime` other prompts of the same kind go first,
 # so that what is measured is a working cache and not an empty one; their seed is far from all
 # measured ones.
 def rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
@@ -252,10 +261,14 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     if len(trials) < wanted:
         faults.insert(0, f"partial: interrupted after {len(trials)} of {wanted} runs")
     first = trials[0].report
-    if ab.flush is None and not first.spec.get("scrape"):
+    if not (first.spec.get("scrape") if ab.flush is None else ab.flush):
         remarks.append(
-            "no cache was emptied, as scrape lists no endpoint: "
-            "who has had these prompts before, as of another run, is sooner"
+            "no cache was emptied: each run had prompts of its own, by a salt in front of them"
+        )
+    if ab.urls and (shared := find_shared_endpoints([trial.report for trial in trials])):
+        remarks.append(
+            f"the servers send to the same endpoints, {', '.join(sorted(shared))}: what differs is the "
+            "gateways, not the engines"
         )
     return AbReport(
         schema=AB_SCHEMA,
@@ -263,7 +276,7 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         model=first.model,
         baseline=baseline,
         confidence=ab.confidence,
-        arms=found.arms,
+        arms=without_certainty(found.arms) if faults else found.arms,
         faults=tuple(faults),
         remarks=tuple(remarks),
         sentences=() if faults else found.sentences,
@@ -280,8 +293,6 @@ _PLOTTED = (
     "e2e_median_ms",
     "itl_mean_ms",
 )
-# An interval so many times the mean would flatten every bar beside it: the table has it.
-_WIDEST = 3.0
 
 
 def ab_markdown(report: AbReport) -> str:
@@ -330,8 +341,9 @@ def _parts(report: AbReport) -> Iterator[str]:
     known = list_known(report.arms)
     yield comparable_notice(report.faults, report.sentences)
     yield page.remarks((name_part(report.trials[0].report), *report.remarks))
-    plotted = [name for name in _PLOTTED if name in known][:4]
-    yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})
+    if report.is_valid:
+        plotted = [name for name in _PLOTTED if name in known][:4]
+        yield page.cards({FIGURES[name].heading: _draw(report, name) for name in plotted})
     for title, table in zip(("Figures", "Changes"), _list_headlines(report), strict=False):
         yield page.table(title, *table)
     yield '<details class="card"><summary>All figures, and changes paired by repeat</summary>'
@@ -346,9 +358,7 @@ def _draw(report: AbReport, name: str) -> str:
     items = []
     for place, arm in enumerate(report.arms):
         if level := arm.figures.get(name):
-            if level.high is not None and level.high > _WIDEST * level.mean:
-                level = Interval(level.mean, None, None, level.count)
-            scaled = level.map(lambda value: 100 * value) if name in SHARES else level
-            items.append(Bar(arm.label, scaled.mean, place, scaled.low, scaled.high))
+            # Without a whisker: that of an arm alone is wider than that of the paired change, which counts.
+            items.append(Bar(arm.label, (100 if name in SHARES else 1) * level.mean, place))
     unit = "%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s"
     return bars(items, y_label=unit)

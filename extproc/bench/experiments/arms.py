@@ -191,8 +191,7 @@ async def open_lab(
     Arms are shown on `board` where the spec has no way of its own.
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as http:
-        endpoints = spec.scrape if spec.ab.flush is None else spec.ab.flush
-        lab = Lab(http, build_switch(spec.ab, board), spec.ab, endpoints, stop)
+        lab = Lab(http, build_switch(spec.ab, board), spec.ab, spec.flushed, stop)
         try:
             yield lab
         finally:

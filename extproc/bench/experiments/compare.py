@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
+from extproc.bench.measure.groups import UNKNOWN
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
 from extproc.bench.measure.words import DASH, Table, markdown_table
 from extproc.bench.report.headline import (
@@ -37,6 +38,19 @@ class Arm:
     @property
     def means(self) -> dict[str, float]:
         return {name: level.mean for name, level in self.figures.items()}
+
+
+def without_certainty(arms: Iterable[Arm]) -> tuple[Arm, ...]:
+    """Arms that may not be compared: no change has an interval, so that none is called certain."""
+    return tuple(
+        replace(
+            arm,
+            changes={
+                name: replace(change, low=None, high=None) for name, change in arm.changes.items()
+            },
+        )
+        for arm in arms
+    )
 
 
 Repeats = Mapping[int, Mapping[str, float | None]]
@@ -140,7 +154,8 @@ def compare(
         name: sorted(side, key=lambda run: (run.seed, run.started_at))
         for name, side in zip(names, (a, b), strict=True)
     }
-    faults, remarks = [], []
+    faults: list[str] = []
+    remarks: list[str] = []
     seeds = [", ".join(str(run.seed) for run in side) for side in sides.values()]
     if seeds[0] != seeds[1]:
         faults.append(
@@ -157,6 +172,12 @@ def compare(
             "give folders with the reports of several seeds"
         )
 
+    if not any(run.arm for run in (*a, *b)) and any(map(_has_same_prompts, *sides.values())):
+        remarks.append(
+            "both asked the same endpoints the same: unless caches were emptied in between, the later one "
+            "found the prompts of the earlier one; `dataset: {salt: TEXT}` gives a run prompts of its own"
+        )
+
     def name_run(trial: Trial) -> str:
         return f"{trial.arm} (seed {trial.report.seed})" if count > 1 else trial.arm
 
@@ -168,7 +189,9 @@ def compare(
     found = compare_trials(
         trials, names[0], name_run=name_run, tolerance=tolerance, confidence=confidence
     )
-    return replace(found, faults=(*faults, *found.faults), remarks=(*remarks, *found.remarks))
+    faults += found.faults
+    sure = without_certainty(found.arms) if faults else found.arms
+    return replace(found, arms=sure, faults=tuple(faults), remarks=(*remarks, *found.remarks))
 
 
 def is_better(name: str, change: Interval | None) -> bool | None:
@@ -220,10 +243,24 @@ def describe_difference(
     what += _describe_certainty(ttft, f"{100 * confidence:g} %")
     if tokens is not None and abs(tokens.mean) >= _SAME:
         what += f", with {1 + tokens.mean:.2f} times the tokens per second"
-    served = [{row.label for row in run.groups.endpoints} for run in runs]
-    if served[0] == served[-1] and served[0] - {"unknown"}:
-        what += f", on the same {len(served[0])} endpoint{'s' if len(served[0]) > 1 else ''}"
+    if count := len(find_shared_endpoints(runs)):
+        what += f", on the same {count} endpoint{'s' if count > 1 else ''}"
     return f"{what}, {ttft.count} repeat{'s' if ttft.count > 1 else ''}."
+
+
+def find_shared_endpoints(runs: Iterable[Report]) -> set[str]:
+    """The endpoints that answered in every run; none where runs differ, or nobody said which it was."""
+    first, *others = [{row.label for row in run.groups.endpoints} - {UNKNOWN} for run in runs]
+    return first if all(each == first for each in others) else set()
+
+
+def _has_same_prompts(a: Report, b: Report) -> bool:
+    """Whether two runs asked the same of the same endpoints, so that the later one found full caches."""
+    loads = [
+        run.spec.get("performance", {}).get("traffic-shape", {}).get("dataset") for run in (a, b)
+    ]
+    is_again = loads[0] == loads[1] and a.seed == b.seed and a.started_at != b.started_at
+    return is_again and bool(find_shared_endpoints((a, b)))
 
 
 def _describe_certainty(change: Interval, level: str) -> str:
@@ -277,8 +314,8 @@ def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterat
     for label, run in runs:
         flow = run.measured.throughput
         allowed = max(flow.started_rps * tolerance, _find_noise(run, flow.started_rps))
-        if flow.requests_rps < flow.started_rps - allowed:
-            served = f"{flow.requests_rps:.2f} of {flow.started_rps:.2f} req/s sent"
+        if flow.served_rps < flow.started_rps - allowed:
+            served = f"{flow.served_rps:.2f} of {flow.started_rps:.2f} req/s sent"
             yield f"{label} served {served}: past its capacity, or measured without enough warm-up"
 
 

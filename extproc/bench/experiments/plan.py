@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from extproc.bench.datasets.conversation import BYTES, Ruler
 from extproc.bench.datasets.dataset_account import Honesty, account
 from extproc.bench.datasets.synthetic import draw
 from extproc.bench.experiments.run import check_target, find_window
-from extproc.bench.judge.verdict import DUE
+from extproc.bench.judge.verdict import DUE, find_short_warm_up
 from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.spec.tree import Spec
@@ -24,6 +24,8 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Most time of one core of a load process: to write a request and read its head; to read a chunk.
 _REQUEST_CPU_S = 500e-6
 _CHUNK_CPU_S = 40e-6
+# Time of a request as a guess: its least, and for each token of its answer, as of an L4.
+_LEAST_S, _TOKEN_S = 5.0, 0.045
 # A bar of the schedule on the terminal, by height.
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # Files that a process needs besides its requests' sockets: pipes, the event loop, scrapes.
@@ -67,9 +69,11 @@ def account_for(
     spec: Spec, workload: Workload, ruler: Ruler = BYTES, endpoints: int | None = None
 ) -> Honesty:
     """The account of what a run asks; its period is held against `endpoints`, else the scraped ones."""
-    return account(
+    made = account(
         workload.conversations, workload.total, endpoints or max(1, len(spec.scrape)), ruler
     )
+    are_prompts = spec.traffic.turns == "prompts"
+    return replace(made, left_out=dict(workload.left_out), are_prompts=are_prompts)
 
 
 def plan(
@@ -77,12 +81,17 @@ def plan(
     workload: Workload,
     host: ClientHost,
     *,
-    latency_s: float,
+    latency_s: float | None = None,
     slices: int = 20,
     ruler: Ruler = BYTES,
 ) -> Plan:
-    """Works out a run; `latency_s` is how long a request is assumed to take from its sending to its end."""
+    """Works out a run; `latency_s` is how long a request is assumed to take from its sending to its end.
+
+    Without it, it is what its answer's tokens take, five seconds at least.
+    """
     honesty = account_for(spec, workload, ruler)
+    if latency_s is None:
+        latency_s = max(_LEAST_S, round(_TOKEN_S * honesty.output_quantiles[0], 1))
     starts, slice_s = _slice(workload, slices)
     peak_rps = max(starts) / slice_s * workload.turns_mean if slice_s else None
     due_rps = _find_due(spec, workload, latency_s)
@@ -107,6 +116,7 @@ def plan(
         remarks=(
             *_find_remarks(spec, host, peak_rps, latency_s),
             *_find_surprises(spec, workload, due_rps),
+            *_find_early_window(spec, workload, latency_s),
         ),
     )
 
@@ -184,6 +194,12 @@ def _find_surprises(spec: Spec, workload: Workload, due_rps: float | None) -> It
         yield "the traffic spike lasts the whole run: it is the same as a higher req-rate"
 
 
+def _find_early_window(spec: Spec, workload: Workload, latency_s: float) -> Iterator[str]:
+    window, traffic = find_window(spec, workload, ()), spec.traffic
+    if workload.starts_s and not traffic.is_queued and traffic.warm_up:
+        yield from find_short_warm_up(latency_s, traffic.warm_up, window.end_s - window.start_s)
+
+
 def plan_text(plan: Plan) -> str:
     """Lines of name and figure; the schedule as a row of bars, one per slice."""
     return "".join(f"{name:<17}{value}\n" for name, value in _lines(plan)) + f"{plan.honesty}\n"
@@ -207,7 +223,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "client CPU", f"{plan.cpu_cores:.2f} cores"
 
 
-def plan_here(spec: Spec, *, latency_s: float) -> Plan:
+def plan_here(spec: Spec, *, latency_s: float | None) -> Plan:
     """Plans a run as `run` would make it; raises `SettingsError` for what `run` refuses."""
     registry = open_registry(spec)
     asyncio.run(check_target(spec, registry))

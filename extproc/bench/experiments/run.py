@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,7 +24,7 @@ from extproc.bench.load.parts import Part, find_clock_offset
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.http import Keys, NoToken, name_fault
-from extproc.bench.processors.processor import Wiring
+from extproc.bench.processors.processor import NotJson, Wiring, parse_json
 from extproc.bench.progress import Goal, Pace, Progress, watching
 from extproc.bench.record import (
     EndpointScrape,
@@ -37,10 +38,17 @@ from extproc.bench.record import (
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.bench.status_server import StatusServer
+from extproc.documents import printable
 from extproc.errors import ExtprocError, SettingsError
 
 Run = Callable[[Spec, str], Awaitable[RunResult]]
 """Runs a spec; the text says on the terminal what is running."""
+
+
+# What clients of other tools are given, and here is put behind the server's address.
+_API_PATHS = ("/completions", "/responses", "/messages", "/models")
+# A list of models is short, whatever a server sends.
+_MOST_BYTES = 1 << 20
 
 
 class Interrupted(ExtprocError):
@@ -192,6 +200,8 @@ async def check_target(spec: Spec, registry: Registry) -> None:
     Raises `SettingsError`.
     """
     target = spec.target
+    if spec.base_url.endswith(_API_PATHS):
+        raise SettingsError(f"endpoint: {spec.base_url}: leave the path out: the API adds its own")
     if target.api_key_env and target.api_key_env not in os.environ:
         raise SettingsError(f"target.api-key-env: {target.api_key_env} is not set")
     clock = RunClock()
@@ -210,17 +220,31 @@ async def find_model(spec: Spec) -> str:
     url = f"{spec.base_url}/v1/models"
     try:
         timeout = aiohttp.ClientTimeout(total=60)  # for a gateway that wakes a server up
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-            return spec.target.model or str((await response.json())["data"][0]["id"])
+        async with (
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
+            session.get(url, allow_redirects=False) as response,
+        ):
+            if spec.target.model:
+                return spec.target.model
+            listed: Any = parse_json(await _read_some(response.content))
+            return printable(str(listed["data"][0]["id"]))
     except aiohttp.ClientConnectorError as error:
         raise LoadError(f"{url}: {name_fault(error)}: no request was sent") from None
     except aiohttp.ClientError as error:
         fault = name_fault(error)
-    except (TimeoutError, ValueError, LookupError, TypeError):
+    except (TimeoutError, NotJson, LookupError, TypeError):
         fault = "lists no model"
     if spec.target.model:
         return spec.target.model
     raise LoadError(f"give target.model: {url}: {fault}")
+
+
+async def _read_some(content: aiohttp.StreamReader) -> bytes:
+    """A body, or its first `_MOST_BYTES`."""
+    text = b""
+    while len(text) < _MOST_BYTES and (data := await content.read(_MOST_BYTES)):
+        text += data
+    return text
 
 
 async def find_direct(base_url: str) -> str | None:

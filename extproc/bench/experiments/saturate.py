@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from extproc.bench.experiments.ab import with_traffic
 from extproc.bench.experiments.run import Interrupted, Run
-from extproc.bench.judge.verdict import FAILED
+from extproc.bench.judge.verdict import FAILED, find_short_warm_up
 from extproc.bench.measure.words import fixed, markdown_table, milliseconds, percent
 from extproc.bench.report import report
 from extproc.bench.report.headline import name_failed, name_part
@@ -34,7 +34,7 @@ class Rung:
 
     @property
     def served_rps(self) -> float:
-        return self.report.measured.throughput.requests_rps
+        return self.report.measured.throughput.served_rps
 
     @property
     def total_tps(self) -> float:
@@ -43,9 +43,20 @@ class Rung:
     @property
     def is_measured(self) -> bool:
         """Whether the rung says something about the server: its figures hold, or the server refused."""
-        return (
-            set(self.report.verdict.kinds) <= {FAILED} and self.report.measured.counts.completed > 0
-        )
+        is_sound = set(self.report.verdict.kinds) <= {FAILED}
+        return is_sound and self.report.measured.counts.completed > 0 and not self.short_warm_up
+
+    @property
+    def short_warm_up(self) -> tuple[str, ...]:
+        """What is wrong with the warm-up: of answers that are not streamed the shortest must fit in it."""
+        measured = self.report.measured
+        whole_ms, first_ms = measured.latency("e2e", "p50"), measured.latency("ttft", "p50")
+        answer_ms = measured.latency("e2e", "min")
+        if whole_ms is not None and first_ms is not None:
+            answer_ms = whole_ms - first_ms
+        window = measured.window
+        width_s = window.end_s - window.start_s
+        return tuple(find_short_warm_up((answer_ms or 0.0) / 1000, window.start_s, width_s))
 
     @property
     def has_failed(self) -> bool:
@@ -58,7 +69,9 @@ class Rung:
 
     @property
     def why(self) -> str:
-        return f"at {self.rate:.2f} req/s: {self.report.verdict.text}: {'; '.join(self.report.verdict.reasons)}"
+        said = self.report.verdict
+        title = "" if said.is_valid else f"{said.text}: "
+        return f"at {self.rate:.2f} req/s: {title}{'; '.join((*said.reasons, *self.short_warm_up))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +100,18 @@ class Saturation:
 
 # The search for the highest rate that a server keeps up with.
 #
-# A rate is *served* if nearly all of it is answered within the window. Rates are multiplied by
-# `factor` until one is saturated, and then the gap between the best served one and the first
-# saturated one is halved until it is within `precision`.
+# A rate is *served* if nearly as many answers begin within the window as requests are due in it. The
+# ends of answers would say less: where an answer lasts longer than the warm-up, the window opens
+# before the first one ends, and a server that is idle has served too little. Such a warm-up says
+# nothing about the server at all, as its load is not there yet: it is a fault, with its remedy.
+# Rates are multiplied by `factor` until one is saturated, and then the gap between the best served
+# one and the first saturated one is halved until it is within `precision`.
 #
 # Two corrections were needed, and both are in `is_saturated`. A window of a few latencies loses the
 # answers that come after its end, at every rate alike: efficiency is held against the best one at a
-# lower rate and not against 1. But a server that answers half of a rate serves it badly, whatever
-# it did below: hence the floor. And a run that the *client* limited, or that measured nothing, says
+# lower rate and not against 1; and where the lowest rate itself is not served, there is no answer.
+# But a server that answers half of a rate serves it badly, whatever it did below: hence the floor.
+# And a run that the *client* limited, or that measured nothing, says
 # nothing about the server: it ends the climb, since every higher rate would say as little. Failures
 # are the server's limit only above a rate that it did serve; a server that fails at the first rung
 # is broken and not saturated.
@@ -180,15 +197,28 @@ def _find_faults(rungs: Sequence[Rung], first_bad: int, missing: float | None) -
     for place, rung in enumerate(rungs):
         if not rung.is_measured or (rung.has_failed and (place < first_bad or not first_bad)):
             yield rung.why
+    if not first_bad and rungs[0].is_measured and not rungs[0].has_failed:
+        yield _name_lowest(rungs)
+
+
+def _name_lowest(rungs: Sequence[Rung]) -> str:
+    return f"The lowest rate was not served: begin below {rungs[0].rate:.2f} req/s."
 
 
 def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
+    """What failed beyond the inflection point; and what the rungs' verdicts say, each thing once."""
+    said: dict[str, list[str]] = {}
     for place, rung in enumerate(rungs):
         if rung.is_measured and rung.has_failed and first_bad and place >= first_bad:
             yield rung.why
         for remark in rung.report.verdict.remarks:
-            if remark.startswith(("short window", "few requests", "the dataset's")):
-                yield f"at {rung.rate:.2f} req/s: {remark}"
+            kind = remark.partition(":")[0]
+            if remark.startswith(
+                ("short window", "few requests", "the dataset's", "guessed tokens")
+            ):
+                said.setdefault(kind, []).append(f"at {rung.rate:.2f} req/s: {remark}")
+    for first, *others in said.values():
+        yield f"{first}{f' (and at {len(others)} more rates)' if others else ''}"
 
 
 _HEADER = (
@@ -204,10 +234,10 @@ def saturation_markdown(found: Saturation) -> str:
 
 def headline(found: Saturation) -> str:
     """The answer in a sentence."""
+    if found.faults == (lowest := _name_lowest(found.rungs),):
+        return lowest
     if found.faults:
         return "No answer: at some rate the run does not hold, so the server's limit is not known."
-    if found.inflection_rps is None:
-        return f"The lowest rate was not served: begin below {found.rungs[0].rate:.2f} req/s."
     if not found.is_bracketed:
         return f"No saturation up to {found.rungs[-1].rate:.2f} req/s: the inflection point lies above."
     return (
@@ -221,7 +251,8 @@ def _rows(found: Saturation) -> Iterator[Sequence[str]]:
         measured = rung.report.measured
         state = "saturated" if is_saturated else "served"
         if not rung.is_measured:
-            state = rung.report.verdict.text
+            is_early = rung.short_warm_up and rung.report.verdict.is_valid
+            state = "short warm-up" if is_early else rung.report.verdict.text
         elif rung.has_failed:
             state = "saturated: requests failed"
         yield (

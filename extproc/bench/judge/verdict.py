@@ -6,17 +6,20 @@ Reasons make a run invalid; remarks say how a valid one must be read.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 
-from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, Record, RunInfo, RunResult
+from extproc.bench.measure.metrics import is_failure
+from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, Record, RunInfo, RunResult, TokenSource
 from extproc.bench.spec.tree import Limits
 
 # The kinds of reasons.
 PARTIAL = "partial"
 FAILED = "requests failed"
 NOTHING = "nothing measured"
+TOO_FEW = "too few requests"
+NO_TOKENS = "no first token"
 MISSING = "share missing"
 CLIENT_LIMITED = "client-limited"
 NOT_OFFERED = "load not offered"
@@ -28,6 +31,8 @@ _FEW_IN_FLIGHT = 1.0
 # The share of the scheduled rate that must have been due: for a plain valid, and for a valid one at
 # all.
 DUE, _DUE_AT_ALL = 0.95, 0.8
+# The share of answers without a first token up to which the others still stand for all.
+_MOST_WORDLESS = 0.1
 # Below this a p99 is no more than the largest value.
 _FEW_REQUESTS = 100
 # `Date` has whole seconds: two readings of it differ by up to one.
@@ -139,13 +144,21 @@ def judge(result: RunResult) -> RunVerdict:
         *_find_interruption(result.info),
         *_find_failures(result, limits.errors),
         *_find_nothing(result),
+        *_find_few(result, limits.requests),
+        *_find_wordless(result, _MOST_WORDLESS),
         *_find_missing_load(result, figures),
         *(FaultReason(CLIENT_LIMITED, text) for text in _name_client_limits(figures, limits)),
         *_find_clock_faults(result.info),
     )
     return build_verdict(
         reasons,
-        (*_find_remarks(figures, limits), *_find_short_windows(result), *_find_surprises(result)),
+        (
+            *(reason.text for reason in _find_wordless(result, 0.0)),
+            *_find_guessed_tokens(result),
+            *_find_remarks(figures, limits),
+            *_find_short_windows(result),
+            *_find_surprises(result),
+        ),
         figures,
         _find_doubts(result, figures),
     )
@@ -205,11 +218,6 @@ def _find_failures(result: RunResult, limit: float) -> Iterator[FaultReason]:
             return
 
 
-def is_failure(record: Record) -> bool:
-    """Whether a request failed; one that the run's own end broke off did not."""
-    return record.failure is not None and record.failure != INTERRUPTED
-
-
 def name_causes(failed: Iterable[Record]) -> str:
     """The commonest causes with their counts and one of the server's own words for each."""
     records = list(failed)
@@ -234,6 +242,39 @@ def _find_nothing(result: RunResult) -> Iterator[FaultReason]:
         )
     elif not any(record.is_ok for record in _list_measured(result)):
         yield FaultReason(NOTHING, "no request was completed where it was measured")
+
+
+def _find_few(result: RunResult, limit: int) -> Iterator[FaultReason]:
+    """A handful of requests is an anecdote, however good each of them was."""
+    count = sum(record.is_ok for record in _list_measured(result))
+    if 0 < count < limit and result.info.interrupted_s is None:
+        yield FaultReason(
+            TOO_FEW,
+            f"{count} requests were measured, {limit} are wanted: run longer, or ask for more",
+        )
+
+
+def _find_wordless(result: RunResult, limit: float) -> Iterator[FaultReason]:
+    """Streamed answers without a first token are in no TTFT: what is left may be the quick ones."""
+    if not result.info.spec.target.is_streaming:
+        return
+    answered = [record for record in _list_measured(result) if record.is_ok]
+    count = sum(record.first_token_s is None for record in answered)
+    if count > limit * len(answered):
+        yield FaultReason(
+            NO_TOKENS,
+            f"{count:,} of {len(answered):,} answers had no first token: they are in no TTFT, TPOT or ITL",
+        )
+
+
+def _find_guessed_tokens(result: RunResult) -> Iterator[str]:
+    answered = [record for record in _list_measured(result) if record.is_ok]
+    count = sum(record.token_source is TokenSource.ESTIMATE for record in answered)
+    if count:
+        yield (
+            f"guessed tokens: {count:,} of {len(answered):,} answers came without usage, and there is no "
+            "tokenizer: tok/s, TPOT and time per token count four bytes as a token; set target.tokenizer"
+        )
 
 
 def _list_measured(result: RunResult) -> list[Record]:
@@ -271,8 +312,21 @@ def _find_doubts(result: RunResult, figures: VerdictInputs) -> Iterator[str]:
     if asked is not None and due is not None and asked - due > max((1 - DUE) * asked, 1 / width_s):
         yield _name_shortfall(asked, due)
     count = sum(record.is_ok for record in _list_measured(result))
-    if 0 < count < _FEW_REQUESTS:
+    if result.info.spec.limits.requests <= count < _FEW_REQUESTS:
         yield f"few requests: {count} were measured, so that the p99 is about the largest"
+
+
+# What a window may lose to answers that were not there at its beginning, as a share.
+_LOST = 0.025
+
+
+def find_short_warm_up(answer_s: float, warm_up_s: float, width_s: float) -> Iterator[str]:
+    """Says that no answer ends in the first part of a window, and how long to warm up instead."""
+    if answer_s - warm_up_s > _LOST * width_s:
+        yield (
+            f"short warm-up: it takes {warm_up_s:g} s, an answer about {answer_s:.1f} s, so that none ends "
+            f"when the window begins: warm up for {ceil(1.2 * answer_s)} s"
+        )
 
 
 def _find_short_windows(result: RunResult) -> Iterator[str]:
@@ -286,6 +340,13 @@ def _find_short_windows(result: RunResult) -> Iterator[str]:
             f"short window: its {width_s:.1f} s are {width_s / mean_s:.1f} times as long as a request takes; "
             "throughput counts what began before it"
         )
+    own_s = [
+        record.end_s - record.first_token_s
+        for record in measured
+        if record.end_s is not None and record.first_token_s is not None
+    ]
+    if own_s and not info.spec.traffic.is_closed:
+        yield from find_short_warm_up(float(np.median(own_s)), info.window.start_s, width_s)
 
 
 def _find_surprises(result: RunResult) -> Iterator[str]:

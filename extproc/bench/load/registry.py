@@ -50,7 +50,7 @@ DATASET_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
 _SHAPE_OPTIONS: Mapping[str, type[SpecSection]] = MappingProxyType(
     {"ramp": RampOptions, "steps": StepsOptions}
 )
-_PROCESSORS: Mapping[str, OpenAIChat | OpenAIResponses | AnthropicMessages] = MappingProxyType(
+PROCESSORS: Mapping[str, OpenAIChat | OpenAIResponses | AnthropicMessages] = MappingProxyType(
     {
         "openai-chat": OpenAIChat(),
         "openai-completions": OpenAICompletions(),
@@ -59,6 +59,15 @@ _PROCESSORS: Mapping[str, OpenAIChat | OpenAIResponses | AnthropicMessages] = Ma
         "vllm": OpenAIChat(forces_length=True),
         "vllm-completions": OpenAICompletions(forces_length=True),
         "sglang": OpenAIChat(forces_length=True),
+    }
+)
+# The field of a recorded body that has the prompt.
+_PROMPTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(PROCESSORS, "messages"),
+        "openai-completions": "prompt",
+        "vllm-completions": "prompt",
+        "openai-responses": "input",
     }
 )
 _REMOVED = frozenset(
@@ -74,13 +83,15 @@ class Registry:
     """What there is to choose from. A plugin's `register(registry)` adds to it or replaces in it.
 
     `datasets` yield conversations, `shapes` request rates, `clients` carry requests (an HTTP API
-    needs only a processor: `add_processor`). `ruler` counts tokens.
+    needs only a processor: `add_processor`). `ruler` counts tokens. `left_out`: rows of a file that
+    became nothing, by reason, once it is read.
     """
 
     datasets: dict[str, chats.Source] = field(default_factory=dict)
     shapes: dict[str, ShapeFactory] = field(default_factory=dict)
     clients: dict[str, ClientFactory] = field(default_factory=dict)
     ruler: Ruler = BYTES
+    left_out: dict[str, int] = field(default_factory=dict)
 
     def add_processor(self, name: str, processor: Processor) -> None:
         """Makes an HTTP API known as a target's `api`; the api's options are the processor's fields."""
@@ -110,10 +121,12 @@ class Registry:
 
 def open_registry(spec: Spec) -> Registry:
     """Returns what there is to choose from for a spec, its plugins and its tokenizer included."""
-    return build_registry(spec.plugins, read_ruler(spec.target))
+    return build_registry(spec.plugins, read_ruler(spec.target), spec.target.api.name)
 
 
-def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registry:
+def build_registry(
+    plugins: Iterable[str] = (), ruler: Ruler = BYTES, api: str | None = None
+) -> Registry:
     """Returns everything built in, then what each plugin registers.
 
     A plugin is a module's name or a path to a `.py` file. Raises `SettingsError` if it cannot be
@@ -121,13 +134,13 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     """
     registry = Registry(ruler=ruler)
     files: dict[str, Callable[[Dataset], list[Conversation]]] = {
-        "share-gpt": partial(chats.read_sharegpt, ruler=ruler),
-        "sharegpt": partial(chats.read_sharegpt, ruler=ruler),
-        "open-orca": partial(chats.read_openorca, ruler=ruler),
-        "openorca": partial(chats.read_openorca, ruler=ruler),
+        "share-gpt": partial(chats.read_sharegpt, ruler=ruler, left_out=registry.left_out),
+        "sharegpt": partial(chats.read_sharegpt, ruler=ruler, left_out=registry.left_out),
+        "open-orca": partial(chats.read_openorca, ruler=ruler, left_out=registry.left_out),
+        "openorca": partial(chats.read_openorca, ruler=ruler, left_out=registry.left_out),
         "kubeai-sharegpt": partial(chats.read_kubeai_sharegpt, ruler=ruler),
-        "openai-bodies": chats.read_bodies,
-        "prepared": chats.read_prepared,
+        "openai-bodies": partial(chats.read_bodies, wanted=_PROMPTS.get(api or "")),
+        "prepared": partial(chats.read_prepared, wanted=_PROMPTS.get(api or "")),
     }
     registry.datasets.update({name: _draw_nothing(read) for name, read in files.items()})
     registry.datasets |= {
@@ -137,7 +150,7 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
         "trace": partial(traces.replay_trace, ruler=ruler),
     }
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps)
-    for name, processor in _PROCESSORS.items():
+    for name, processor in PROCESSORS.items():
         registry.add_processor(name, processor)
     for plugin in plugins:
         _import(plugin).register(registry)
@@ -177,7 +190,7 @@ def find_part_faults(spec: Spec) -> Iterator[PlacedText]:
         return
     registry, shape = build_registry(), ("performance", "traffic-shape")
     apis: dict[str, type[BaseModel]] = {}
-    for name, api in _PROCESSORS.items():
+    for name, api in PROCESSORS.items():
         options: dict[str, Any] = {each.name: (Any, None) for each in fields(api) if each.init}
         apis[name] = create_model("ApiOptions", __base__=SpecSection, **options)
     yield from _check((*shape, "dataset"), spec.traffic.dataset, registry.dataset, DATASET_OPTIONS)

@@ -2,8 +2,8 @@
 
 import bisect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -53,7 +53,7 @@ class Workload:
 
     `jobs` conversations are begun (`None`: until time is up), `requests` requests made at most. The
     schedule spans `span_s`: the duration, or if the count ends it, one mean gap beyond its last
-    start.
+    start. `left_out`: rows of the dataset's file that became nothing, by reason.
     """
 
     conversations: tuple[Conversation, ...]
@@ -61,6 +61,7 @@ class Workload:
     jobs: int | None
     requests: int | None
     span_s: float | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def prompts(self) -> int:
@@ -102,7 +103,7 @@ def build_workload(spec: Spec, registry: Registry) -> Workload:
     except ValueError as error:
         raise SettingsError(f"traffic-shape: {error}") from None
     _check_window(traffic, workload)
-    return workload
+    return replace(workload, left_out=dict(registry.left_out))
 
 
 def _build(spec: Spec, registry: Registry) -> Workload:

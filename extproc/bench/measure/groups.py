@@ -27,17 +27,25 @@ class Timeline:
     ttft_p99_ms: Floats
 
 
-def cut_timeline(records: Sequence[Record], duration_s: float) -> Timeline:
-    """Cuts `[0, duration_s]`; latencies go by the intended start, `in_flight` by the middle."""
+def cut_timeline(
+    records: Sequence[Record], duration_s: float, offered_until_s: float = np.inf
+) -> Timeline:
+    """Cuts `[0, duration_s]`; latencies go by the intended start, `in_flight` by the middle.
+
+    Nothing is asked for after `offered_until_s`: a slice that is mostly later has no such rate, and
+    of another only the part before it counts.
+    """
     # A slice needs some requests, or the plot shows their arrivals instead of the load.
     slices = min(_MOST_SLICES, 1 + len(records) // _REQUESTS_PER_SLICE)
     edges = np.linspace(0.0, max(duration_s, 1e-9), slices + 1)
     width_s = float(edges[1] - edges[0])
     middles = (edges[:-1] + edges[1:]) / 2
+    offered_s = np.clip(offered_until_s - edges[:-1], 0.0, width_s)
+    offered_s[offered_s < width_s / 2] = np.nan
     latencies = [sample(part, metrics.ttft) * 1000 for part in _by_slice(records, edges)]
     return Timeline(
         at_s=middles,
-        asked_rps=_rate([record.intended_s for record in records], edges, width_s),
+        asked_rps=_rate([record.intended_s for record in records], edges, offered_s),
         completed_rps=_rate(
             [record.end_s for record in records if record.is_ok and record.end_s is not None],
             edges,
@@ -61,8 +69,8 @@ def _by_slice(records: Sequence[Record], edges: Floats) -> list[list[Record]]:
     return parts
 
 
-def _rate(times_s: Sequence[float], edges: Floats, width_s: float) -> Floats:
-    return np.histogram(times_s, bins=edges)[0] / width_s
+def _rate(times_s: Sequence[float], edges: Floats, width_s: Floats | float) -> Floats:
+    return np.asarray(np.histogram(times_s, bins=edges)[0] / width_s, dtype=np.float64)
 
 
 def _in_flight(records: Sequence[Record], at_s: Floats) -> Floats:

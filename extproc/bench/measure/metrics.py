@@ -108,13 +108,22 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Per second of the span, completed requests only. `in_flight` is the mean number of sent requests."""
+    """Per second of the span, completed requests only. `in_flight` is the mean number of sent requests.
+
+    `begun_rps`: answers whose first chunk arrived; reports of older versions lack it.
+    """
 
     started_rps: float
     requests_rps: float
     input_tps: float
     output_tps: float
     in_flight: float
+    begun_rps: float | None = None
+
+    @property
+    def served_rps(self) -> float:
+        """What the server kept up with: answers are long, and those in flight at the end are served, too."""
+        return self.requests_rps if self.begun_rps is None else self.begun_rps
 
     @property
     def total_tps(self) -> float:
@@ -164,7 +173,8 @@ class RunMetrics:
     def latency(self, name: str, point: str) -> float | None:
         """A value of a latency's summary in milliseconds; `None` where no request has the latency."""
         summary = self.latency_ms.get(name)
-        return None if summary is None else float(getattr(summary, point))
+        value = None if summary is None else getattr(summary, point)
+        return None if value is None else float(value)
 
     @property
     def good_share(self) -> float | None:
@@ -245,7 +255,9 @@ def hit_rate(records: Iterable[Record]) -> float | None:
 # Throughput cannot follow it: the answers to requests of the window come after its end, and their
 # share grows as the server slows down. It counts what *arrived* within the window, whenever it was
 # asked for: the last byte of a request, the first chunk for its input tokens, and chunk by chunk
-# its output tokens. Here both edges belong to the window, because the last byte of a whole run
+# its output tokens. Whether a server keeps up is read from answers that *began* (`begun_rps`): with
+# a warm-up shorter than an answer none ends at first, and a server that is idle would seem to be
+# too slow. Here both edges belong to the window, because the last byte of a whole run
 # comes exactly at its end. Two windows that meet then count an arrival at the very edge twice; no
 # figure adds windows up, and tests cut where nothing happens.
 #
@@ -259,23 +271,31 @@ def throughput(records: Iterable[Record], window: Window) -> Throughput:
     Output tokens are spread evenly over their request's chunks; input tokens count with the first
     one.
     """
-    started = requests = input_tokens = 0
+    started = requests = begun = input_tokens = 0
     output_tokens = busy_s = 0.0
     for record in records:
         started += record.sent_s is not None and _is_within(record.sent_s, window)
         busy_s += _overlap(record, window)
-        if not record.is_ok or record.end_s is None:
+        if is_failure(record) or record.end_s is None:
             continue
         arrivals = record.chunk_s or [record.end_s]
+        begun += (record.is_ok or bool(record.chunk_s)) and _is_within(arrivals[0], window)
+        if not record.is_ok:
+            continue
         requests += _is_within(record.end_s, window)
         input_tokens += record.input_tokens * _is_within(arrivals[0], window)
         inside = bisect_right(arrivals, window.end_s) - bisect_left(arrivals, window.start_s)
         output_tokens += record.output_tokens * inside / len(arrivals)
     span_s = window.end_s - window.start_s
     per_second = (
-        value / span_s for value in (started, requests, input_tokens, output_tokens, busy_s)
+        value / span_s for value in (started, requests, input_tokens, output_tokens, busy_s, begun)
     )
-    return Throughput(*per_second) if span_s > 0 else Throughput(0.0, 0.0, 0.0, 0.0, 0.0)
+    return Throughput(*per_second) if span_s > 0 else Throughput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def is_failure(record: Record) -> bool:
+    """Whether a request failed; one that the run's own end broke off did not."""
+    return record.failure is not None and record.failure != INTERRUPTED
 
 
 def _is_within(at_s: float, window: Window) -> bool:

@@ -16,10 +16,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+# Fewer values are no sample: a run of so few measures nothing, and they have no 99th percentile.
+FEWEST = 30
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A summary in the unit of its sample. `std` divides by n, as vLLM's report does."""
+    """A summary in the unit of its sample. `std` divides by n, as vLLM's report does.
+
+    Of fewer than `FEWEST` values there is no `p99` and no `p999`: it would be the largest.
+    """
 
     count: int
     mean: float
@@ -30,8 +36,8 @@ class Stats:
     p75: float
     p90: float
     p95: float
-    p99: float
-    p999: float
+    p99: float | None
+    p999: float | None
     max: float
 
     @classmethod
@@ -40,8 +46,10 @@ class Stats:
         values = np.asarray(sample, dtype=np.float64) * scale
         if not values.size:
             return None
-        points = np.percentile(values, (0, 25, 50, 75, 90, 95, 99, 99.9, 100))
-        return cls(values.size, float(values.mean()), float(values.std()), *map(float, points))
+        points = np.percentile(values, (0, 25, 50, 75, 90, 95, 99, 99.9, 100)).tolist()
+        if values.size < FEWEST:
+            points[6:8] = (None, None)
+        return cls(values.size, float(values.mean()), float(values.std()), *points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """From stamped bytes to what a record says: events are cut out of the stream, then read. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from extproc.bench.datasets.conversation import BYTES
 from extproc.bench.processors.processor import AnswerPiece, NotJson, Processor, Usage, parse_json
 from extproc.bench.record import Record, TokenSource
+from extproc.documents import printable
 
 Read = tuple[float, bytes]
 """Bytes of a response and the time they arrived."""
@@ -13,22 +15,32 @@ Read = tuple[float, bytes]
 DONE = b"[DONE]"
 
 
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
 def cut_sse(reads: Iterable[Read]) -> Iterator[Read]:
     """Yields the data of each server-sent event; comments and other fields are dropped.
 
-    Lines end in LF or CRLF. An event that the response ends within is not one (WHATWG HTML §9.2.6).
+    Lines end in LF, CRLF or CR. An event that the response ends within is not one (WHATWG HTML
+    §9.2.6), but for the terminator, with which nothing is missing.
     """
-    rest = b""
+    rest, at_s, is_after_cr = b"", 0.0, False
     data: list[bytes] = []
-    for at_s, chunk in reads:
-        *lines, rest = (rest + chunk).split(b"\n")
+    for at_s, read in reads:
+        # The LF of a CRLF that was cut in two ends no line of its own.
+        chunk = read.removeprefix(b"\n") if is_after_cr else read
+        is_after_cr = chunk.endswith(b"\r")
+        *lines, rest = _LINE_END.split(rest + chunk)
         for raw in lines:
-            line = raw.removesuffix(b"\r")
+            line = raw.removeprefix(_BOM)
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
             elif not line and data:
                 yield at_s, b"\n".join(data)
                 data = []
+    if [*data, *([rest[5:].strip()] if rest else [])] == [DONE]:
+        yield at_s, DONE
 
 
 _MAX_DETAIL = 300
@@ -39,14 +51,16 @@ class _Answer:
     """What the pieces of an answer add up to."""
 
     text: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
     chunk_s: list[float] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
     is_complete: bool = False
 
     def add(self, at_s: float, piece: AnswerPiece) -> None:
-        if piece.text:
+        if piece.text or piece.other:
             self.text.append(piece.text)
+            self.other.append(piece.other)
             self.chunk_s.append(at_s)
         if piece.usage:
             self.usage = _merge(self.usage, piece.usage)
@@ -84,7 +98,8 @@ def collect_whole(record: Record, reads: Sequence[Read], processor: Processor) -
 def fail(record: Record, failure: str, detail: str = "") -> None:
     """Notes the first failure of a request; later ones follow from it."""
     if record.failure is None:
-        record.failure, record.failure_detail = failure, detail[:_MAX_DETAIL]
+        # A server's words reach terminals and pages.
+        record.failure, record.failure_detail = failure, printable(detail[:_MAX_DETAIL])
 
 
 def _fill(record: Record, answer: _Answer) -> None:
@@ -93,9 +108,13 @@ def _fill(record: Record, answer: _Answer) -> None:
     elif not answer.is_complete:
         fail(record, "cut short")
     record.text = "".join(answer.text)
-    record.estimated_output_tokens = BYTES.count(record.text)
+    # No chunk has less than a token.
+    written = BYTES.count(record.text + "".join(answer.other))
+    record.estimated_output_tokens = max(written, len(record.chunk_s))
     record.cached_tokens = answer.usage.cached_tokens
     apply_usage(record, answer.usage)
+    if record.cached_tokens is not None:
+        record.cached_tokens = min(record.cached_tokens, record.input_tokens)
 
 
 def apply_usage(record: Record, usage: Usage) -> None:

@@ -20,6 +20,7 @@ from extproc.bench.processors.processor import (
 )
 from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
+from extproc.documents import printable
 from extproc.errors import ExtprocError
 
 # After a refusal the file is read again, but no sooner than this after the last time: every request
@@ -75,6 +76,10 @@ def _read_token(path: Path) -> str:
 _KEEPALIVE_S = 4.0
 
 
+# Ten times what the longest answers take, chunk by chunk; more comes from a server that never ends.
+_MOST_BYTES = 64 << 20
+
+
 class HttpClient:
     """Sends what a processor makes of a request. Connections are kept and never limited here."""
 
@@ -85,6 +90,8 @@ class HttpClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=wiring.target.timeout),
+            # What is sent packed although `identity` was asked for may unpack to anything.
+            auto_decompress=False,
             headers={
                 "Content-Type": "application/json",
                 "Accept-Encoding": "identity",
@@ -126,18 +133,30 @@ class HttpClient:
         own = {name.lower() for name in self._wiring.target.headers}
         headers = {name: value for name, value in headers.items() if name.lower() not in own}
         async with self._session.post(
-            url, data=body, headers=headers, trace_request_ctx=record
+            # A key must not go along to another server, and another server is not what is measured.
+            url,
+            data=body,
+            headers=headers,
+            trace_request_ctx=record,
+            allow_redirects=False,
         ) as response:
             record.status = response.status
             if response.status == HTTPStatus.UNAUTHORIZED:
                 self._keys.refuse()
-            record.endpoint = response.headers.get(self._wiring.target.endpoint_header)
+            endpoint = response.headers.get(self._wiring.target.endpoint_header)
+            record.endpoint = None if endpoint is None else printable(endpoint)
             after = response.headers.get(
                 "Retry-After", ""
             )  # seconds: the date form is not worth a clock
             record.retry_after_s = float(after) if after.isascii() and after.isdigit() else None
+            left = _MOST_BYTES
             async for data in response.content.iter_any():
-                reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
+                reads.append((self._clock(), data))
+                left -= len(data)
+                if left < 0:
+                    response.close()
+                    fail(record, "too long", f"more than {_MOST_BYTES >> 20} MiB")
+                    return
 
     def _collect(self, query: ChatQuery, record: Record, reads: list[Read]) -> None:
         record.first_byte_s = reads[0][0] if reads else None
@@ -145,6 +164,8 @@ class HttpClient:
             return
         if record.status >= 300:
             fail(record, f"http {record.status}", _read_refusal(reads))
+        elif record.failure == "too long":
+            return
         elif query.is_streaming:
             collect_stream(record, reads, self._processor)
         elif record.failure is None:

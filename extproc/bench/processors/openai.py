@@ -1,15 +1,17 @@
 """OpenAI's chat, completions and responses, vLLM and SGLang that speak them, and Anthropic's messages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from extproc.bench.datasets.conversation import join_prompt
+from extproc.bench.datasets.conversation import TurnMessage, join_prompt
 from extproc.bench.processors.processor import (
     EMPTY,
     AnswerPiece,
     ChatQuery,
     HttpApi,
+    Json,
     Usage,
+    gather_text,
     get_count,
     get_error,
     get_list,
@@ -17,7 +19,8 @@ from extproc.bench.processors.processor import (
     get_text,
 )
 
-_OWN_FIELDS = frozenset({"messages", "prompt", "input", "max_tokens", "max_completion_tokens"})
+_LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+_TEXTS = frozenset({"response.output_text.delta", "response.reasoning_text.delta"})
 _FINISHED = frozenset({"response.completed", "response.incomplete"})
 
 
@@ -37,10 +40,10 @@ class OpenAIChat(HttpApi):
         return "/v1/chat/completions"
 
     def body(self, query: ChatQuery) -> dict[str, object]:
-        return {"messages": _list_messages(query, "messages"), **self._common(query)}
+        return self._fill(query, {"messages": _list_messages(query.messages)})
 
-    def _common(self, query: ChatQuery) -> dict[str, object]:
-        body = {**_list_settings(query), "model": query.model, "stream": query.is_streaming}
+    def _fill(self, query: ChatQuery, prompt: Json) -> dict[str, object]:
+        body = {**_start(query, prompt), "model": query.model, "stream": query.is_streaming}
         body[self.length_field] = query.max_tokens
         if query.is_streaming:
             body["stream_options"] = {"include_usage": True}
@@ -52,8 +55,14 @@ class OpenAIChat(HttpApi):
         error = get_error(payload)
         if error is not None:
             return AnswerPiece(error=error)
-        text = "".join(map(_read_choice, get_list(payload, "choices")))
-        return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")))
+        choices = get_list(payload, "choices")
+        return AnswerPiece(
+            text="".join(map(_read_choice, choices)),
+            other="".join(map(_read_other, choices)),
+            usage=_read_usage(get_object(payload, "usage")),
+            # Some servers close without `[DONE]`.
+            is_last=any(get_text(choice, "finish_reason") for choice in choices),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class OpenAICompletions(OpenAIChat):
         return "/v1/completions"
 
     def body(self, query: ChatQuery) -> dict[str, object]:
-        return {"prompt": join_prompt(query.messages), **self._common(query)}
+        return self._fill(query, {"prompt": join_prompt(query.messages)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,7 @@ class OpenAIResponses(HttpApi):
 
     def body(self, query: ChatQuery) -> dict[str, object]:
         return {
-            "input": _list_messages(query, "input"),
-            **_list_settings(query),
+            **_start(query, {"input": _list_messages(query.messages)}),
             "model": query.model,
             "max_output_tokens": query.max_tokens,
             "stream": query.is_streaming,
@@ -87,8 +95,10 @@ class OpenAIResponses(HttpApi):
 
     def read(self, payload: object) -> AnswerPiece:
         kind = get_text(payload, "type")
-        if kind in {"response.output_text.delta", "response.reasoning_text.delta"}:
-            return AnswerPiece(text=get_text(payload, "delta"))
+        if kind.endswith(".delta"):
+            delta = get_text(payload, "delta")
+            # The others are arguments, a refusal, a summary, audio, and what is yet to come.
+            return AnswerPiece(text=delta) if kind in _TEXTS else AnswerPiece(other=delta)
         if kind in _FINISHED:
             usage = _read_usage(get_object(get_object(payload, "response"), "usage"))
             return AnswerPiece(usage=usage, is_last=True)
@@ -104,26 +114,42 @@ class OpenAIResponses(HttpApi):
         return EMPTY if error is None else AnswerPiece(error=error)
 
     def _read_whole(self, payload: object) -> AnswerPiece:
-        parts = [part for item in get_list(payload, "output") for part in get_list(item, "content")]
+        output = get_list(payload, "output")
+        parts = [part for item in output for part in get_list(item, "content")]
         text = "".join(get_text(part, "text") for part in parts)
-        error = get_error(payload)
-        return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
+        other = "".join(get_text(item, "name") + get_text(item, "arguments") for item in output)
+        usage, error = _read_usage(get_object(payload, "usage")), get_error(payload)
+        return AnswerPiece(text=text, other=other, usage=usage, error=error)
 
 
-def _list_messages(query: ChatQuery, field: str) -> object:
-    """Returns a recorded body's own messages, images and tool calls included, or the query's."""
-    return (query.body or {}).get(field) or [
-        {"role": m.role, "content": m.content} for m in query.messages
-    ]
+def _list_messages(messages: Iterable[TurnMessage]) -> list[Json]:
+    return [{"role": m.role, "content": m.content} for m in messages]
 
 
-def _list_settings(query: ChatQuery) -> dict[str, object]:
-    return {name: value for name, value in (query.body or {}).items() if name not in _OWN_FIELDS}
+def _start(query: ChatQuery, prompt: Json) -> Json:
+    """Returns a recorded body as it is, without its limit of the answer; else the query's `prompt`."""
+    if query.body is None:
+        return prompt
+    return {name: value for name, value in query.body.items() if name not in _LENGTHS}
+
+
+_OTHER = ("tool_calls", "function_call", "refusal", "audio", "reasoning_details")
+
+
+def _find_part(choice: object) -> object:
+    """A streamed `delta`, a whole `message`, or a completion."""
+    return get_object(choice, "delta") or get_object(choice, "message") or choice
+
+
+def _read_other(choice: object) -> str:
+    part = _find_part(choice)
+    if not isinstance(part, Mapping):
+        return ""
+    return "".join(gather_text(part.get(field)) for field in _OTHER)
 
 
 def _read_choice(choice: object) -> str:
-    """Reads a streamed `delta`, a whole `message`, or a completion's `text`."""
-    part = get_object(choice, "delta") or get_object(choice, "message") or choice
+    part = _find_part(choice)
     # vLLM says `reasoning`; its older versions and other servers say `reasoning_content`.
     reasoning = get_text(part, "reasoning") or get_text(part, "reasoning_content")
     return reasoning + (get_text(part, "content") or get_text(part, "text"))
@@ -158,18 +184,22 @@ class AnthropicMessages(HttpApi):
     def body(self, query: ChatQuery) -> dict[str, object]:
         system = "\n\n".join(m.content for m in query.messages if m.role == "system")
         turns = [m for m in query.messages if m.role != "system"]
-        body: dict[str, object] = {
+        prompt: Json = {"messages": _list_messages(turns), **({"system": system} if system else {})}
+        return {
+            **_start(query, prompt),
             "model": query.model,
             "max_tokens": query.max_tokens,
-            "messages": [{"role": m.role, "content": m.content} for m in turns],
             "stream": query.is_streaming,
         }
-        return {**body, "system": system} if system else body
 
     def read(self, payload: object) -> AnswerPiece:
         match get_text(payload, "type"):
             case "content_block_delta":
-                piece = AnswerPiece(text=_read_block(get_object(payload, "delta")))
+                delta = get_object(payload, "delta")
+                piece = AnswerPiece(text=_read_block(delta), other=get_text(delta, "partial_json"))
+            case "content_block_start":
+                # A tool's name is what the model wrote; text and thinking come in the deltas.
+                piece = AnswerPiece(other=get_text(get_object(payload, "content_block"), "name"))
             case "message_start":
                 piece = AnswerPiece(
                     usage=_sum_usage(get_object(get_object(payload, "message"), "usage"))
@@ -179,8 +209,12 @@ class AnthropicMessages(HttpApi):
             case "message_stop":
                 piece = AnswerPiece(is_last=True)
             case "message":
-                text = "".join(map(_read_block, get_list(payload, "content")))
-                piece = AnswerPiece(text=text, usage=_sum_usage(get_object(payload, "usage")))
+                blocks = get_list(payload, "content")
+                piece = AnswerPiece(
+                    text="".join(map(_read_block, blocks)),
+                    other="".join(gather_text(get_object(block, "input")) for block in blocks),
+                    usage=_sum_usage(get_object(payload, "usage")),
+                )
             case "error":
                 piece = AnswerPiece(error=get_error(payload) or "error")
             case _:

@@ -1,6 +1,6 @@
 """What every API has in common: queries, answers, clients, and reading JSON without trusting it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -30,9 +30,32 @@ def get_text(parent: object, field: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+# More tokens than any answer has: a server's number is not to be trusted.
+_MOST_TOKENS = 2**40
+
+
 def get_count(parent: object, field: str) -> int | None:
+    """A whole number from 0 on; `None` for anything else that a server may say."""
     value = parent.get(field) if isinstance(parent, Mapping) else None
-    return value if isinstance(value, int) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= _MOST_TOKENS else None
+
+
+# What names a part of an output, and is none of it.
+_LABELS = frozenset({"id", "type", "index", "role", "format", "call_id", "item_id", "signature"})
+
+
+def gather_text(value: object, depth: int = 8) -> str:
+    """All texts in a piece of output, as the arguments of a tool call; labels such as `id` are left out."""
+    if isinstance(value, str):
+        return value
+    inner: Iterable[object] = ()
+    if depth and isinstance(value, list):
+        inner = value
+    elif depth and isinstance(value, Mapping):
+        inner = (each for name, each in value.items() if name not in _LABELS)
+    return "".join(gather_text(each, depth - 1) for each in inner)
 
 
 def get_error(payload: object) -> str | None:
@@ -85,11 +108,13 @@ class Usage:
 class AnswerPiece:
     """What one event of a stream, or a whole answer, says.
 
-    `text` is content or reasoning; empty for a role-only or usage event. `is_last`: nothing that
-    matters follows. `error` is the server's own message.
+    `text` is content or reasoning; empty for a role-only or usage event. `other` is what the model
+    wrote besides: tool calls, a refusal, audio, a summary; it counts as output, and is no part of
+    the reply. `is_last`: nothing that matters follows. `error` is the server's own message.
     """
 
     text: str = ""
+    other: str = ""
     usage: Usage | None = None
     error: str | None = None
     is_last: bool = False

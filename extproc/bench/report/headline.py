@@ -8,7 +8,7 @@ from types import MappingProxyType
 from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import Elasticity, LoadPhase
 from extproc.bench.measure.words import fixed, markdown_table, milliseconds, percent
-from extproc.bench.record import PartStats
+from extproc.bench.record import PartStats, TokenSource
 from extproc.bench.report.report import Report
 
 
@@ -76,7 +76,17 @@ def read_figures(report: Report) -> dict[str, float | None]:
 
 
 PHASE_HEADER = (
-    *("", "from", "asked/s", "done/s", "tok/s", "TTFT p50", "TTFT p99", "time per token", "failed"),
+    *(
+        "",
+        "from",
+        "asked/s",
+        "begun/s",
+        "tok/s",
+        "TTFT p50",
+        "TTFT p99",
+        "time per token",
+        "failed",
+    ),
     *("goodput", "SLO s missed", "ready"),
 )
 
@@ -88,7 +98,7 @@ def list_phase(phase: LoadPhase) -> tuple[str, ...]:
         phase.name,
         f"{figures.window.start_s:.0f} s",
         fixed(figures.counts.offered / span_s),
-        fixed(figures.throughput.requests_rps),
+        fixed(figures.throughput.served_rps),
         fixed(figures.throughput.total_tps, 0),
         milliseconds(figures.latency("ttft", "p50")),
         milliseconds(figures.latency("ttft", "p99")),
@@ -152,8 +162,13 @@ def headlines(said: Report) -> dict[str, str]:
     """Headings and figures of the measured part; failures are those of the whole run."""
     figures = read_figures(said)
     figures_shown = [(name, value) for name in _SHOWN if (value := figures[name]) is not None]
+    is_guess = bool(said.measured.tokens.sources.get(TokenSource.ESTIMATE))
+
+    def show_origin(name: str, value: float) -> str:
+        return f"{show(name, value)}{' (tokens guessed)' if is_guess and 'tok' in name else ''}"
+
     return {
-        **{FIGURES[name].heading: show(name, value) for name, value in figures_shown},
+        **{FIGURES[name].heading: show_origin(name, value) for name, value in figures_shown},
         "failed, of the whole run": name_failed(said),
     }
 

@@ -182,13 +182,7 @@ class Report:
 def build(result: RunResult) -> Report:
     """Measures and judges a run: the one place where that is done, however many formats show it."""
     info, slo = result.info, result.info.spec.performance.slo
-    # Until when the load was offered, not until the last straggler's answer.
-    end_s = (
-        info.interrupted_s
-        or info.spec.traffic.duration
-        or info.window.end_s + info.spec.traffic.cool_down
-    )
-    stretches = list_stretches(info.spec.traffic, end_s)
+    stretches = list_stretches(info.spec.traffic, info.offered_until_s)
     starts = ",".join(f"{at_s:.6f}" for at_s in info.schedule_s)
     said = Report(
         schema=SCHEMA,

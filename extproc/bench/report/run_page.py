@@ -125,7 +125,10 @@ def _fleet_plots(said: Report) -> dict[str, str]:
 
 
 def _plots(result: RunResult, said: Report) -> dict[str, str]:
-    records, at = result.records, cut_timeline(result.records, result.info.duration_s)
+    records, at = (
+        result.records,
+        cut_timeline(result.records, result.info.duration_s, result.info.offered_until_s),
+    )
     return {
         "Asked for and served": lines(
             [

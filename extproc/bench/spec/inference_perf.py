@@ -39,6 +39,19 @@ _REFUSED: Final = {
 }
 
 
+# What a type of theirs is in a spec of ours.
+_INSTEAD: Final = {
+    "load.type": {
+        "trace_replay": "a spec has it as `shape: trace`",
+        "trace_session_replay": "a spec has sessions as `dataset: {name: share-gpt, path: FILE}`, with `vus`",
+    },
+    "data.type": {
+        "sharegpt": "a spec has it as `dataset: {name: share-gpt, path: FILE}`",
+        "cnn_dailymail": "write prompts as bodies, for `dataset: {name: openai-bodies, path: FILE}`",
+    },
+}
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -191,9 +204,22 @@ def translate(document: Document, environment: Mapping[str, str]) -> dict[str, o
     try:
         config = _Config.model_validate(_clear(document.tree, "", aside))
     except ValidationError as error:
+        found = [(".".join(map(str, fault["loc"])), fault) for fault in error.errors()]
+        # A section whose type is not known has other keys, which are no faults of their own.
+        foreign = {
+            fault["loc"][0]
+            for key, fault in found
+            if key in _INSTEAD and fault["type"] == "literal_error"
+        }
         faults = []
-        for fault in error.errors():
-            key = ".".join(map(str, fault["loc"]))
+        for key, fault in found:
+            if fault["loc"][0] in foreign:
+                if key in _INSTEAD:
+                    name = str(fault["input"])
+                    instead = _INSTEAD[key].get(name.lower(), describe(fault))
+                    why = f"{key}: {name} is not done here: {instead}"
+                    faults.append(document.fault(fault["loc"], why))
+                continue
             why = f"{key}: not done here: {_REFUSED.get(key, 'no such key is known')}"
             is_unknown = fault["type"] == "extra_forbidden"
             faults.append(document.fault(fault["loc"], why if is_unknown else describe(fault)))

@@ -96,7 +96,8 @@ class Dataset(Component):
     is put into a random order if `shuffle` says so, then gone through `repeat` times in that order.
     Requests beyond the last prompt begin again at the first. Conversations are kept that have
     `min_messages` messages, `min_user_messages` of them users', `min_user_characters` characters in
-    these; and prompts of at most `max_prompt_tokens` tokens.
+    these; and prompts of at most `max_prompt_tokens` tokens. Four tokens made from `salt` stand
+    before every prompt: caches that another salt has filled hold none of them.
     """
 
     path: Path | None = None
@@ -110,6 +111,7 @@ class Dataset(Component):
     max_prompts: int | None = Field(default=None, gt=0)
     repeat: int = Field(default=1, gt=0)
     is_shuffled: bool = Field(default=False, alias="shuffle")
+    salt: str = ""
 
     @property
     def is_bounded(self) -> bool:

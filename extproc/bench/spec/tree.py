@@ -145,7 +145,8 @@ class Performance(SpecSection):
 class Limits(SpecSection):
     """When a run is no measurement: requests failed, or the client, not the server, is what was measured.
 
-    `errors`: the share of requests that may fail. `lag_p99`: between a request being due and the
+    `errors`: the share of requests that may fail. `requests`: how many must be measured; of fewer
+    than 30 values no report has a p99. `lag_p99`: between a request being due and the
     client taking it up. `loop_lag_p99`: of the event loop. `cpu`: share of one core per load
     process. `achieved`: started per offered request rate. `in_flight`: mean in flight over what an
     on-time client would have had. `cap_full`: share of time above which a rate with a cap reads as
@@ -154,6 +155,7 @@ class Limits(SpecSection):
     """
 
     errors: float = Field(default=0.01, ge=0, le=1)
+    requests: int = Field(default=30, ge=1)
     lag_p99: Seconds = Field(default=0.05, ge=0)
     loop_lag_p99: Seconds = Field(default=0.05, ge=0)
     cpu: float = Field(default=0.9, gt=0)
@@ -326,6 +328,11 @@ class Spec(SpecSection):
     @property
     def traffic(self) -> TrafficShape:
         return self.performance.traffic_shape
+
+    @property
+    def flushed(self) -> tuple[str, ...]:
+        """The endpoints whose caches a comparison empties before each run."""
+        return self.scrape if self.ab.flush is None else self.ab.flush
 
     @property
     def base_url(self) -> str:

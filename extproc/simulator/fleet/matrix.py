@@ -44,7 +44,7 @@ _USUAL: Final = {
     "share_fault": "none",
 }
 _HEAD: Final = (
-    *("arm", "runs", "TTFT mean", "range", "p99", "e2e", "hit rate", "tok/s"),
+    *("arm", "runs", "TTFT ms", "range ms", "p99 ms", "e2e ms", "hit rate", "tok/s"),
     *("to best other", "worst seed", "warned"),
 )
 Row = Mapping[str, object]
