@@ -45,7 +45,8 @@ _SCORE: Api = tuple(
     for name in ("query", "queries", "data_1", "text_1", "documents", "items", "data_2", "text_2")
 )
 _EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
-_TOKENS: Api = (Field("token_ids", has_turns=True),)
+# The second is SGLang's spelling.
+_TOKENS: Api = (Field("token_ids", has_turns=True), Field("input_ids", has_turns=True))
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
 # Told apart by their fields: SageMaker's one path for all APIs, and requests without a path.

@@ -28,17 +28,13 @@ import jiter
 import msgspec
 from msgspec import Raw
 from msgspec.structs import asdict
-from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import PromptError, PromptTooComplex
 from extproc.router.routing.prompt.apis import FIELDS
+from extproc.router.routing.prompt.media import DIGEST, digest_of
 
 # A chat of so many messages has its prefix among them.
 MAX_ELEMENTS: Final = 2_048
-
-# What a medium's digest begins with in its place. A client that writes it names a medium that it
-# did not send, and misleads its own routing alone: the engine reads the body.
-DIGEST: Final = "\x1f"
 
 TOO_COMPLEX: Final = "the body is too large and too complex to be read for routing"
 
@@ -357,7 +353,7 @@ def _without_media(body: bytes | bytearray, limits: ReadLimits) -> bytes | bytea
             limit = min(start + 256, end)
             found = _BASE64.match(body, start, limit) if start > done else None
             if found and found.end() >= limit - 1 and body[end - 1] != _BACKSLASH:
-                digest = xxh3_64_hexdigest(memoryview(body)[start:end])
+                digest = digest_of(memoryview(body)[start:end])
                 pieces += [body[done:start], b"\\u%04x%b" % (ord(DIGEST), digest.encode())]
                 done = end
             at = end

@@ -174,7 +174,7 @@ def _part_text(part: MessagePart) -> str:
     result = (part.model_extra or {}).get("content")
     if part.type == "tool_result" and isinstance(result, list):
         return "\n".join(str(item.get("text", "")) for item in result if isinstance(item, dict))
-    return part.model_dump_json(exclude=_UNREAD_MEMBERS)
+    return part.medium or part.model_dump_json(exclude=_UNREAD_MEMBERS)
 
 
 def count_tokens(body: object, tokenizer: Tokenizer) -> tuple[str, int]:
