@@ -42,6 +42,10 @@ CELLS: Final[Mapping[str, MatrixCell]] = {
     "small": _cell("small", load=0.8, warmup_s=30, measured_s=35),
     # Jobs of hundreds of requests that begin at once behind a prefix nobody has.
     "fewshot": _cell("fewshot", load=0.8, warmup_s=40, measured_s=60),
+    # Pictures of 1,200 tokens fill the caches, beyond what the fleet sustains.
+    "image": _cell("image", load=1.2, seed=3, warmup_s=200, measured_s=100),
+    # Prompts of token ids, without a turn to be seen.
+    "ids": _cell("ids", load=0.9, warmup_s=120, measured_s=60),
     # The two k6 cases of KubeAI's documents: closed loops on 8 x H100 and on 2 x L4.
     "seed-002": _cell(
         "k6-chat", users=320, endpoints=8, requests=2400, profiles=("h100-llama70b-fp8",)

@@ -62,7 +62,8 @@ _MEMBERS: Final = msgspec.json.Decoder(
 )
 _DIGITS: Final = re.compile(rb"-?\d")
 _ARRAY: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+(?=[-\d])")
-_NUMBERS: Final = re.compile(rb"[-+.\deE,\s]++")
+_OF_NUMBERS: Final = b"-+.0123456789eE, \t\r\n"
+_NUMBERS: Final = re.compile(rb"[-+.\deE, \t\r\n]++")
 _BASE64: Final = re.compile(rb"(?:data:(?:[\w/+.;=\\-]{0,100},)?)?(?:[\w+/=-]|\\/)++")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _VALUE: Final = re.compile(
@@ -370,10 +371,14 @@ def _decoder_of(name: str) -> msgspec.json.Decoder[Any]:
 
 def _head_of_numbers(raw: Raw, start: int, chars: int) -> str:
     """The first `chars` characters of the numbers from `start` on, without white space. O(chars)."""
-    size = 4 * chars + 64
+    view, size = memoryview(raw)[start:], 4 * chars + 64
     while True:
-        written = _NUMBERS.match(raw, start, min(start + size, len(raw)))
-        text = written[0].translate(None, b" \t\r\n").strip(b",").decode() if written else ""
-        if written is None or written.end() < start + size or len(text) >= chars:
+        written, bracket, _ = bytes(view[:size]).partition(b"]")
+        # Mostly there is nothing else in it: that takes a fifth of what the expression does.
+        is_all = not written.translate(None, _OF_NUMBERS)
+        found = None if is_all else _NUMBERS.match(written)
+        numbers = written if is_all else found[0] if found else b""
+        text = numbers.translate(None, b" \t\r\n").strip(b",").decode()
+        if bracket or not is_all or size >= len(view) or len(text) >= chars:
             return text[:chars]
         size *= 4
