@@ -31,14 +31,14 @@ HEADS = {
 }
 
 
-def picture(
+def png_part(
     width: int = 840, height: int = 1120, *, name: int = 0, more: int = 0
 ) -> dict[str, object]:
     data = b64encode(PNG + pack(">IIQ", width, height, name) + bytes(more)).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-def shown(*parts: object, question: str = "What is it?") -> bytes:
+def showing(*parts: object, question: str = "What is it?") -> bytes:
     asked = {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
     return orjson.dumps({"messages": [asked]})
 
@@ -56,9 +56,9 @@ def test_the_head_of_a_picture_tells_its_tokens(data: bytes, start: bytes) -> No
 @table(
     ("part", "tokens"),
     [
-        (picture(1, 1), 4),
-        (picture(2**31, 2**31), 16_384),
-        (picture(0, 28), 1_000),
+        (png_part(1, 1), 4),
+        (png_part(2**31, 2**31), 16_384),
+        (png_part(0, 28), 1_000),
         ({"type": "input_image", "image_url": "https://a/1.png", "detail": "low"}, 1_000),
         (
             {
@@ -67,7 +67,7 @@ def test_the_head_of_a_picture_tells_its_tokens(data: bytes, start: bytes) -> No
             },
             1_200,
         ),
-        ({**picture(), "uuid": "u1"}, 1_000),
+        ({**png_part(), "uuid": "u1"}, 1_000),
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, 750),
         ({"type": "video_url", "video_url": {"url": "https://a/1.mp4"}}, 6_000),
         ({"type": "video_url", "video_url": None, "uuid": "u1"}, 6_000),
@@ -77,7 +77,7 @@ def test_the_head_of_a_picture_tells_its_tokens(data: bytes, start: bytes) -> No
     ],
 )
 def test_a_medium_weighs_its_tokens(part: object, tokens: int) -> None:
-    assert read_chain(shown(part)).size // 4 - tokens in range(40)
+    assert read_chain(showing(part)).size // 4 - tokens in range(40)
 
 
 @given(
@@ -91,8 +91,8 @@ def test_any_bytes_have_tokens_within_the_limits_or_none(head: bytes, rest: byte
 
 
 def test_another_question_about_the_same_pictures_shares_them() -> None:
-    parts = [picture(name=number) for number in range(3)]
-    one, other = (read_chain(shown(*parts, question=text)) for text in ("What?", "Where?"))
+    parts = [png_part(name=number) for number in range(3)]
+    one, other = (read_chain(showing(*parts, question=text)) for text in ("What?", "Where?"))
 
     assert one.hashes[:3] == other.hashes[:3]
     assert one.hashes[3:] != other.hashes[3:]
@@ -100,7 +100,7 @@ def test_another_question_about_the_same_pictures_shares_them() -> None:
 
 
 def test_equal_blocks_have_equal_lengths_whatever_size_a_client_claims() -> None:
-    one, other = (read_chain(shown({"image_url": f"\x1fabc:{size}"})) for size in (100, 200))
+    one, other = (read_chain(showing({"image_url": f"\x1fabc:{size}"})) for size in (100, 200))
 
     assert one.hashes[0] != other.hashes[0]
 
@@ -108,7 +108,7 @@ def test_equal_blocks_have_equal_lengths_whatever_size_a_client_claims() -> None
 def test_a_chat_with_pictures_goes_on_from_turn_to_turn_however_large_its_body_becomes() -> None:
     known, chains, messages = KnownChats(), list[Chain](), list[object]()
     for number, more in enumerate((30, 9_000, 90_000)):
-        messages += orjson.loads(shown(picture(name=number, more=more)))["messages"]
+        messages += orjson.loads(showing(png_part(name=number, more=more)))["messages"]
         prompt = parse(CHAT, "", orjson.dumps({"messages": messages}))
         chains += [known.read(prompt, 1, 1 << 20), chain_of(prompt.turns(1 << 20), 1)]
         messages.append({"role": "assistant", "content": "A cat, it seems. " * 99})
@@ -120,7 +120,7 @@ def test_a_chat_with_pictures_goes_on_from_turn_to_turn_however_large_its_body_b
 
 
 def test_what_is_shown_before_the_user_speaks_changes_no_question() -> None:
-    heads = ["See: ", [picture(), {"type": "text", "text": "See."}]]
+    heads = ["See: ", [png_part(), {"type": "text", "text": "See."}]]
     asked = [
         {"messages": [{"role": "system", "content": head}, {"role": "user", "content": "Why?"}]}
         for head in heads
@@ -159,4 +159,4 @@ def test_ids_and_text_have_as_many_tokens_as_an_engine_counts_in_one_pool() -> N
 
     assert prompt_tokens(COMPLETIONS, {"prompt": [*range(50_000, 130_000)]}) == 80_000
     assert prompt_tokens(COMPLETIONS, {"prompt": "wor " * 80_000}) == 80_000
-    assert prompt_tokens(CHAT, orjson.loads(shown(picture()))) in range(1_200, 1_240)
+    assert prompt_tokens(CHAT, orjson.loads(showing(png_part()))) in range(1_200, 1_240)
