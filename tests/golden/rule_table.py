@@ -46,6 +46,10 @@ CELLS: Final[Mapping[str, MatrixCell]] = {
     "longout": _cell("longout", load=0.85, endpoints=3, warmup_s=300, measured_s=500),
     # Two gateways that share nothing: a conversation's home.
     "unshared": _cell("sessions", load=0.75, gateways=2, warmup_s=30, measured_s=40),
+    # Pictures of 1,200 tokens fill the caches, beyond what the fleet sustains.
+    "image": _cell("image", load=1.2, seed=3, warmup_s=200, measured_s=100),
+    # Prompts of token ids, without a turn to be seen.
+    "ids": _cell("ids", load=0.9, warmup_s=120, measured_s=60),
     # The two k6 cases of KubeAI's documents: closed loops on 8 x H100 and on 2 x L4.
     "seed-002": _cell(
         "k6-chat", users=320, endpoints=8, requests=2400, profiles=("h100-llama70b-fp8",)

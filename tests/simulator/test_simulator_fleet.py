@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
@@ -25,7 +26,13 @@ from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import EndpointNames, Gateways, ReadSignals, Routing
 from extproc.simulator.fleet.report import render_summaries
-from extproc.simulator.fleet.session import PlannedSession, Transcript, make_text, write_body
+from extproc.simulator.fleet.session import (
+    PlannedSession,
+    PlannedTurn,
+    Transcript,
+    make_text,
+    write_body,
+)
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import WORKLOADS, draw_sessions
@@ -390,8 +397,8 @@ def test_sessions_have_the_head_in_common_and_equal_texts_behind_different_ones_
     assert a.messages == again.messages
 
 
-@table("name", WORKLOADS)
-def test_bodies_of_every_workload_have_the_characters_of_their_tokens(name: str) -> None:
+@table("name", WORKLOADS.keys() - {"image", "ids"})
+def test_bodies_of_every_workload_of_texts_have_the_characters_of_their_tokens(name: str) -> None:
     for session in draw_sessions(name, Demand(300, 1.0), 3)[:10]:
         for turn in session.turns:
             said = turn.messages[:-1]
@@ -400,6 +407,20 @@ def test_bodies_of_every_workload_have_the_characters_of_their_tokens(name: str)
             )
             assert turn.prompt_tokens == sum(part.tokens for part in said)
             assert turn.output_tokens == turn.messages[-1].tokens
+
+
+def test_a_router_reads_pictures_and_token_ids_as_the_tokens_that_an_engine_sees() -> None:
+    def read(turn: PlannedTurn) -> int:
+        return chain_of(parse(turn.path, "", write_body(turn)).turns(1 << 24), 1).size // 4
+
+    image, ids = (
+        draw_sessions(name, Demand(300, 1.0), 3)[0].turns[-1] for name in ("image", "ids")
+    )
+    chars = sum(message.chars for message in image.messages[:-1])
+
+    assert any(message.is_picture for message in image.messages)
+    assert read(image) == pytest.approx(chars / 4, rel=0.02)
+    assert read(ids) == ids.prompt_tokens
 
 
 def test_characters_per_token_differ_by_session_and_by_a_fifth_at_most() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from extproc.simulator.http.apis.chat import Chat
-from extproc.simulator.http.apis.messages import CountRequest
+from extproc.simulator.http.apis.messages import CountRequest, Messages
 from extproc.simulator.http.apis.responses import Responses
 from extproc.simulator.http.tokens import FourByteTokenizer
 from tests.router.routing.left_out import ALIKE, ALIKE_ELSEWHERE, APART, APART_ELSEWHERE, ASK
@@ -49,3 +49,21 @@ def test_system_messages_stand_in_front() -> None:
     assert rendered({"system": "You are an agent. ", "messages": [ASK, late]}) == rendered(
         {"system": "You are an agent. Be brief.", "messages": [ASK]}
     )
+
+
+@table(
+    "part",
+    [
+        {"type": "image", "source": {"type": "url", "url": "http://a/1"}},
+        {"image_url": "http://a/1"},
+    ],
+)
+def test_a_picture_has_the_tokens_that_a_model_makes_of_it(part: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": [part]}]
+    tokenizer = FourByteTokenizer()
+    requests = [
+        api.read({"model": "m", "max_tokens": 1, "messages": messages}, tokenizer)
+        for api in (Chat(), Messages())
+    ]
+
+    assert {len(request.prompts[0]) - 1_000 for request in requests} <= {*range(20)}

@@ -214,10 +214,10 @@ class _Fleet:
         is_foreign = flight.session.owner % 10 < 10 * self._foreign
         try:
             if is_foreign:
-                pick = self._strangers.pick(0, None)
+                pick = self._strangers.pick(0)
             else:
                 body = write_body(flight.plan) if self._gateways.needs_body else None
-                pick = self._gateways.pick(flight.gateway, body)
+                pick = self._gateways.pick(flight.gateway, flight.plan.path, body)
         except (NoEndpoint, Overloaded):
             flight.is_failed = True
             self._timeline.at(self._timeline.now, self._client.ended, flight)

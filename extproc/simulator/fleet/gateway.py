@@ -119,11 +119,11 @@ class Gateways:
         pool, strategy = self.pools[gateway], self._builds[gateway]()
         pool.install(pool.snapshot, strategy)
 
-    def pick(self, gateway: int, body: bytes | None) -> Pick:
-        """Picks for a chat, by its body if `needs_body`; raises `NoEndpoint`."""
+    def pick(self, gateway: int, path: str = _PATH, body: bytes | None = None) -> Pick:
+        """Picks for a request, by its body if `needs_body`; raises `NoEndpoint`."""
         for rounds in self._rounds[gateway : gateway + 1]:
             rounds.hand_over()
-        return self._pickers[gateway].pick(Query("POST", _PATH, {}, body)).pick
+        return self._pickers[gateway].pick(Query("POST", path, {}, body)).pick
 
 
 _SYLLABLES: Final = "bcdfghjklmnpqrstvwxz2456789"

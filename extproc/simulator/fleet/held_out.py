@@ -229,9 +229,28 @@ def _generate_code(blank: Transcript, name: str, think_s: float, rng: Random) ->
     )
 
 
+def _show(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
+    """Chats of which 60 % of the turns begin with a picture."""
+    script = blank.then("system", "head", 600)
+    for turn in range(5 + int(rng.expovariate(1 / 4))):
+        has_picture = rng.random() < 0.6
+        if has_picture:
+            script = script.then("user", f"{name}.picture {turn}", 1_200, is_picture=True)
+        script = script.then("" if has_picture else "user", f"{name}.q{turn}", _QUESTION(rng))
+        planned = script.ask(f"{name}.a{turn}", _SHORT(rng), _pause(think_s, turn, rng))
+        yield planned
+        script = script.after(planned)
+
+
+def _count(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
+    return (replace(turn, is_ids=True) for turn in _plain(blank, name, think_s, rng))
+
+
 TALKS: Final[Mapping[str, Talk]] = MappingProxyType(
     {
         "codegen": _generate_code,
+        "image": _show,
+        "ids": _count,
         "swe": _code,
         "mconv": _talk_long,
         "mtool": _call_tools,

@@ -4,9 +4,12 @@ An engine sees paths of named texts, a router chat bodies with texts of known le
 meaning.
 """
 
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from random import Random
+from struct import pack
 from typing import Final
 from zlib import crc32
 
@@ -16,9 +19,12 @@ from xxhash import xxh3_64_intdigest
 from extproc.simulator.engine.runs import Path
 
 CHARS_PER_TOKEN: Final = 4.0
+# A picture has a token for so many pixels squared (Qwen2.5-VL). Identifiers are those of its vocabulary.
+_PATCH, _VOCABULARY = 28, 151_643
 # A language, or code, is off by so much from its first message to its last.
 _ERROR: Final = 0.2
 _POOL_BYTES: Final = 1 << 19
+_POOL_IDS: Final = 1 << 16
 _LETTERS: Final = bytes(b"etaoin shrdlu "[byte % 14] for byte in range(256))
 
 
@@ -26,7 +32,7 @@ class PlannedMessage(Struct, frozen=True, gc=False):
     """What one speaker says: `tokens` for the engine, `chars` for a router, which sees no tokens.
 
     `name` is that of its own text; `text` names it and all before it, as a cache sees it. Without a
-    `role` it goes on with the message before.
+    `role` it goes on with the message before. A picture has as many `chars` as a text of its tokens.
     """
 
     role: str
@@ -34,18 +40,25 @@ class PlannedMessage(Struct, frozen=True, gc=False):
     text: int
     tokens: int
     chars: int
+    is_picture: bool = False
 
 
 class PlannedTurn(Struct, frozen=True):
     """One request: the prompt's messages, then the answer as the last one.
 
-    It is sent `think_s` after the answer of the turn before.
+    It is sent `think_s` after the answer of the turn before. With `is_ids` the client has made
+    tokens of it.
     """
 
     messages: tuple[PlannedMessage, ...]
     prompt_tokens: int
     output_tokens: int
     think_s: float = 0.0
+    is_ids: bool = False
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self.is_ids else "/v1/chat/completions"
 
     def text_share(self, tokens: int) -> float:
         """The share of the prompt's characters that its first `tokens` tokens are."""
@@ -79,7 +92,9 @@ class Transcript(Struct, frozen=True):
     def tokens(self) -> int:
         return sum(message.tokens for message in self.messages)
 
-    def then(self, role: str, name: str, tokens: float) -> "Transcript":
+    def then(
+        self, role: str, name: str, tokens: float, *, is_picture: bool = False
+    ) -> "Transcript":
         """Returns the script with one message more.
 
         `name` begins with whose text it is, up to a dot: all of it has as many characters per
@@ -92,9 +107,8 @@ class Transcript(Struct, frozen=True):
         own, text = (xxh3_64_intdigest(name.encode(), seed) for seed in (self.seed, before))
         error = xxh3_64_intdigest(name.partition(".")[0].encode(), self.seed) / 2**63 - 1
         chars = round(count * CHARS_PER_TOKEN * (1 + _ERROR * error))
-        return Transcript(
-            self.seed, (*self.messages, PlannedMessage(role, own, text, count, chars))
-        )
+        message = PlannedMessage(role, own, text, count, chars, is_picture)
+        return Transcript(self.seed, (*self.messages, message))
 
     def ask(self, answer: str, tokens: float, think_s: float = 0.0) -> PlannedTurn:
         """Returns the request with this prompt, whose answer has this name and so many tokens."""
@@ -124,14 +138,58 @@ class PlannedSession(Struct, frozen=True):
 
 def write_body(turn: PlannedTurn) -> bytes:
     """Returns the body of a turn's request."""
-    said: list[bytes] = []
-    for message in turn.messages[:-1]:
+    said = turn.messages[:-1]
+    if turn.is_ids:
+        return b'{"prompt":[%b]}' % b",".join(map(_write_ids, said))
+    write = _write_parts if any(message.is_picture for message in said) else _write_texts
+    return b'{"messages":[%b}]}' % b"".join(write(said))
+
+
+def _write_texts(said: Iterable[PlannedMessage]) -> Iterator[bytes]:
+    end = b""
+    for message in said:
         if message.role:
-            said.append(
-                b'%b{"role":"%b","content":"' % (b'"},' if said else b"", message.role.encode())
-            )
-        said.append(make_text(b"%x" % message.name, message.chars))
-    return b'{"messages":[%b"}]}' % b"".join(said)
+            yield b'%b{"role":"%b","content":"' % (end, message.role.encode())
+            end = b'"},'
+        yield _write_text(message)
+    yield b'"'
+
+
+def _write_parts(said: Iterable[PlannedMessage]) -> Iterator[bytes]:
+    end = b""
+    for message in said:
+        if message.role:
+            yield b'%b{"role":"%b","content":[' % (end, message.role.encode())
+        else:
+            yield b","
+        end = b"]},"
+        kind = b"image_url" if message.is_picture else b"text"
+        value = b'{"url":"%b"}' % _write_picture(message)
+        if not message.is_picture:
+            value = b'"%b"' % _write_text(message)
+        yield b'{"type":"%b","%b":%b}' % (kind, kind, value)
+    yield b"]"
+
+
+def _write_text(message: PlannedMessage) -> bytes:
+    return make_text(b"%x" % message.name, message.chars)
+
+
+def _write_picture(message: PlannedMessage) -> bytes:
+    """The head of a PNG, one patch high and as wide as it has tokens for a router; then its name."""
+    width = round(_PATCH * message.chars / CHARS_PER_TOKEN)
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + pack(">IIQ", width, _PATCH, message.name)
+    return b"data:image/png;base64," + b64encode(head)
+
+
+def _write_ids(message: PlannedMessage) -> bytes:
+    ids, start = _ids(), message.name % _POOL_IDS
+    own = b"%d" % (message.name % _VOCABULARY)
+    rest = message.tokens - 1
+    while rest > len(ids) - start:
+        own, rest = b"%b,%b" % (own, b",".join(ids[start:])), rest - len(ids) + start
+        start = 0
+    return b",".join([own, *ids[start : start + rest]])
 
 
 def make_text(name: bytes, chars: int) -> bytes:
@@ -147,3 +205,9 @@ def make_text(name: bytes, chars: int) -> bytes:
 @lru_cache(maxsize=1)
 def _pool() -> bytes:
     return Random(0).randbytes(_POOL_BYTES).translate(_LETTERS)  # noqa: S311  # no secret
+
+
+@lru_cache(maxsize=1)
+def _ids() -> list[bytes]:
+    rng = Random(0)  # noqa: S311  # no secret
+    return [b"%d" % rng.randrange(_VOCABULARY) for _ in range(_POOL_IDS)]

@@ -41,7 +41,7 @@ class Fleet:
         self.clock.now_s += after_s
         return pick
 
-    def read(self, *texts: str) -> list[tuple[str, str]]:
+    def read(self, *texts: str) -> list[tuple[str, str | bytes]]:
         prompt = parse(CHAT, "", ask(*texts).body or b"")
         return [*prompt.turns(100_000)]
 

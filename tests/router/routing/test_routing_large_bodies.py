@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
 from extproc.router.routing.prompt.chain import chain_of
-from extproc.router.routing.prompt.json_reader import DIGEST, LIMITS
+from extproc.router.routing.prompt.json_reader import LIMITS
+from extproc.router.routing.prompt.media import DIGEST
 from extproc.router.routing.prompt.parse import Prompt, parse
 from tests.hostile import CHAT, HONEST, HOSTILE, Body, content
 from tests.tables import table

@@ -15,6 +15,13 @@ far more.
 #   whole chain is the head of this one's, to the byte; without these cuts, up to a block of each
 #   would be lost.
 # - Where the prompt ends, for the same reason, unless it is bare text, which may go on anywhere.
+# - Behind a picture, and any other medium: its few bytes of digest are hundreds of tokens to an engine.
+#   So its block is longer by as many tokens of four bytes as it is estimated to have.
+#
+# All else counts in bytes, and the endpoints' metrics say how many a token has. A token id is four bytes,
+# and a medium's token is, so these draw that figure towards the 4 that is near the truth for text:
+# where half of a pool's tokens are ids, and a token of the rest has 3.3 bytes (code), both are off by a
+# tenth. In decimals an id has about seven.
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -22,7 +29,8 @@ from typing import Final, Protocol
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
+from extproc.router.routing.prompt.media import Medium
+from extproc.router.routing.prompt.turns import TOKEN_BYTES, TURN_START, TURN_TEXT
 
 BLOCK_BYTES: Final = 1_024
 
@@ -85,45 +93,55 @@ class Chain(Struct, frozen=True, gc=False):
 _NOTHING: Final = Chain((), (), (), 0, 0, 0)
 
 
-def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHING) -> Chain:
-    """Cuts and hashes a prompt: the role and the text of each turn, in order; bare text has no role.
+def chain_of(
+    turns: Iterable[tuple[str, str | bytes]], seed: int, before: Chain = _NOTHING
+) -> Chain:
+    """Cuts and hashes a prompt: the role and the text of each turn, in order.
 
-    `seed` keeps apart what shares no cache. `before` is the chain of the turns before these, of
-    which the first is an answer.
+    Without a role, a text is bare, or goes on with the turn before. `seed` keeps apart what shares
+    no cache. `before` is the chain of the turns before these, of which the first is an answer.
     """
-    pieces, cuts = list[bytes](), dict[int, int]()
+    pieces, cuts, extras = list[bytes](), dict[int, int](), dict[int, int]()
     size, root_bytes = before.size, before.root_bytes
     answers, answered_bytes = before.answers, before.answered_bytes
-    start = first = 0
+    start = first = beyond = 0
     question_at = answer_at = -1
     is_chat, was_spoken = size > 0, False
     for role, text in turns:
         is_spoken = role in _SPOKEN
-        if is_spoken is not was_spoken:
+        if is_spoken is not was_spoken and role:
             was_spoken = is_spoken
             if is_spoken:
                 answers, start, first = answers + 1, size, first or size
-                answer_at = size if answer_at < 0 else answer_at
+                answer_at = size - beyond if answer_at < 0 else answer_at
             else:
                 answered_bytes = size
             cuts[start] = size
         elif question_at < 0 and not answers and role == "user":
-            question_at = size
+            question_at = size - beyond
             if size >= ROOT_BYTES:
                 root_bytes = cuts[size] = size
         is_chat = is_chat or (bool(role) and not size)
-        data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode(
-            "utf-8", "surrogatepass"
+        head = f"{TURN_START}{role}{TURN_TEXT}" if role else ""
+        data = (
+            head.encode("utf-8", "surrogatepass") + text
+            if isinstance(text, bytes)
+            else (head + text).encode("utf-8", "surrogatepass")
         )
         pieces.append(data)
         size += len(data)
+        if isinstance(text, Medium):
+            extra = TOKEN_BYTES * text.tokens
+            beyond += extra
+            size += extra
+            cuts[size], extras[size] = size, extra
     if was_spoken:
         answered_bytes = cuts[start] = size
     written = b"".join(pieces)
-    hashes, ends, cached_ends = _cut(written, cuts, seed, before, is_open=not is_chat)
+    hashes, ends, cached_ends = _cut(written, cuts, extras, seed, before, is_open=not is_chat)
     question, home = before.question, before.home
     if not home:
-        said = written[max(question_at, 0) : size if answer_at < 0 else answer_at]
+        said = written[max(question_at, 0) : len(written) if answer_at < 0 else answer_at]
         question = xxh3_64_intdigest(said, seed)
         home = hashes[ends.index(first) if first else -is_chat] if hashes else 0
     root = hashes[ends.index(root_bytes)] if root_bytes else 0
@@ -142,19 +160,26 @@ def chain_of(turns: Iterable[tuple[str, str]], seed: int, before: Chain = _NOTHI
 
 
 def _cut(
-    written: bytes, cuts: Mapping[int, int], seed: int, before: Chain, *, is_open: bool
+    written: bytes,
+    cuts: Mapping[int, int],
+    extras: Mapping[int, int],
+    seed: int,
+    before: Chain,
+    *,
+    is_open: bool,
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """Hashes a prompt block by block; returns the hashes, where each block ends, and the `cached_ends`.
 
-    `cuts` are where blocks end whatever their length, and where the answers to these end. An open
-    end that fills no block is left out.
+    `cuts` are where blocks end whatever their length, and where the answers to these end; `extras`
+    are bytes before a cut that were not written. An open end that fills no block is left out.
     """
     hashes, ends, cached_ends = [*before.hashes], [*before.ends], [*before.cached_ends]
     parent, start = hashes[-1] if hashes else seed, before.size
-    offset, size = start, start + len(written)
+    offset, size = start, start + len(written) + sum(extras.values())
     for cut, answer_end in (*cuts.items(), (size, size)):
+        stop_at = cut - (extras.get(cut, 0) if cut > start else 0)
         least = BLOCK_BYTES if is_open and cut == size else BLOCK_BYTES + _REST_BYTES
-        while cut - start >= least:
+        while stop_at - start >= least:
             stop = start + BLOCK_BYTES
             hashes.append(
                 parent := xxh3_64_intdigest(written[start - offset : stop - offset], parent)
@@ -163,10 +188,11 @@ def _cut(
             start = stop
         if start < cut and least > BLOCK_BYTES:
             hashes.append(
-                parent := xxh3_64_intdigest(written[start - offset : cut - offset], parent)
+                parent := xxh3_64_intdigest(written[start - offset : stop_at - offset], parent)
             )
             ends.append(cut)
             start = cut
+        offset += cut - stop_at
         cached_ends += ends[len(cached_ends) :]
         if answer_end > cut and cached_ends:
             cached_ends[-1] = answer_end

@@ -28,19 +28,15 @@ import jiter
 import msgspec
 from msgspec import Raw
 from msgspec.structs import asdict
-from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import PromptError, PromptTooComplex
 from extproc.router.routing.prompt.apis import FIELDS
+from extproc.router.routing.prompt.media import DIGEST, digest_of
 
 # A chat of so many messages has its prefix among them.
 MAX_ELEMENTS: Final = 2_048
 # How gzip and zstd begin. vLLM reads neither.
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-
-# What a medium's digest begins with in its place. A client that writes it names a medium that it
-# did not send, and misleads its own routing alone: the engine reads the body.
-DIGEST: Final = "\x1f"
 
 TOO_COMPLEX: Final = "the body is too large and too complex to be read for routing"
 
@@ -68,7 +64,8 @@ _MEMBERS: Final = msgspec.json.Decoder(
 )
 _DIGITS: Final = re.compile(rb"-?\d")
 _ARRAY: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+(?=[-\d])")
-_NUMBERS: Final = re.compile(rb"[-+.\deE,\s]++")
+_OF_NUMBERS: Final = b"-+.0123456789eE, \t\r\n"
+_NUMBERS: Final = re.compile(rb"[-+.\deE, \t\r\n]++")
 _BASE64: Final = re.compile(rb"(?:data:(?:[\w/+.;=\\-]{0,100},)?)?(?:[\w+/=-]|\\/)++")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _VALUE: Final = re.compile(
@@ -361,7 +358,7 @@ def _without_media(body: bytes | bytearray, limits: ReadLimits) -> bytes | bytea
             limit = min(start + 256, end)
             found = _BASE64.match(body, start, limit) if start > done else None
             if found and found.end() >= limit - 1 and body[end - 1] != _BACKSLASH:
-                digest = xxh3_64_hexdigest(memoryview(body)[start:end])
+                digest = digest_of(memoryview(body)[start:end])
                 pieces += [body[done:start], b"\\u%04x%b" % (ord(DIGEST), digest.encode())]
                 done = end
             at = end
@@ -378,10 +375,14 @@ def _decoder_of(name: str) -> msgspec.json.Decoder[Any]:
 
 def _head_of_numbers(raw: Raw, start: int, chars: int) -> str:
     """The first `chars` characters of the numbers from `start` on, without white space. O(chars)."""
-    size = 4 * chars + 64
+    view, size = memoryview(raw)[start:], 4 * chars + 64
     while True:
-        written = _NUMBERS.match(raw, start, min(start + size, len(raw)))
-        text = written[0].translate(None, b" \t\r\n").strip(b",").decode() if written else ""
-        if written is None or written.end() < start + size or len(text) >= chars:
+        written, bracket, _ = bytes(view[:size]).partition(b"]")
+        # Mostly there is nothing else in it: that takes a fifth of what the expression does.
+        is_all = not written.translate(None, _OF_NUMBERS)
+        found = None if is_all else _NUMBERS.match(written)
+        numbers = written if is_all else found[0] if found else b""
+        text = numbers.translate(None, b" \t\r\n").strip(b",").decode()
+        if bracket or not is_all or size >= len(view) or len(text) >= chars:
             return text[:chars]
         size *= 4

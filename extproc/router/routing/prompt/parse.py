@@ -16,7 +16,14 @@ from extproc.errors import PromptError
 from extproc.router.routing.prompt.apis import Api, api_of, reads_body
 from extproc.router.routing.prompt.json_reader import LIMITS, Object, ReadLimits, open_object
 from extproc.router.routing.prompt.multipart import is_form, open_form
-from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, read_turns, turns_of
+from extproc.router.routing.prompt.turns import (
+    TURN_START,
+    TURN_TEXT,
+    Turn,
+    read_turns,
+    turns_of,
+    weigh_turns,
+)
 
 __all__ = ["Prompt", "parse", "reads_body"]
 
@@ -67,14 +74,14 @@ class Prompt(Struct, frozen=True):
         Tools, system text, then the messages in order; each turn behind its role; images, sounds
         and files by digest; tool calls and results, reasoning.
         """
-        turns = self.turns(chars)
+        turns = read_turns(self._api, self._fields, chars)
         return "".join(
             [f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text for role, text in turns]
         )[:chars]
 
-    def turns(self, chars: int) -> Iterator[tuple[str, str]]:
-        """The role and the text of each turn, as many as the first characters of the whole prompt need."""
-        return read_turns(self._api, self._fields, chars)
+    def turns(self, chars: int) -> Iterator[tuple[str, str | bytes]]:
+        """The turns as a chain counts them, as many as the first bytes of the whole prompt need; see `weigh_turns`."""
+        return weigh_turns(self._api, self._fields, chars)
 
     def written(self, chars: int) -> list[bytes]:
         """A chat's fields as they were written, the messages last; one empty field if they are longer."""
@@ -82,9 +89,9 @@ class Prompt(Struct, frozen=True):
         texts = self._fields.written(map(_NAME, self._api)) if is_chat else [b""]
         return texts if sum(map(len, texts)) <= chars else [b""]
 
-    def later_turns(self, messages: bytes, chars: int) -> Iterator[tuple[str, str]]:
+    def later_turns(self, messages: bytes, chars: int) -> Iterator[tuple[str, str | bytes]]:
         """As `turns`, of messages that came after the others of a chat."""
-        return read_turns(self._api[-1:], Object({"messages": Raw(messages)}), chars)
+        return weigh_turns(self._api[-1:], Object({"messages": Raw(messages)}), chars)
 
     def leaves_out_of(self, messages: bytes) -> bool:
         """Whether of these messages of a chat something may be left out."""

@@ -4,22 +4,23 @@ Exact rendering needs the model's own chat template and tokenizer; this is the s
 order with marked boundaries, which is what makes equal prefixes equal.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.json import decode
-from xxhash import xxh3_64, xxh3_64_hexdigest
+from msgspec.json import Decoder, decode
+from xxhash import xxh3_64
 
 from extproc.router.routing.prompt.apis import Api, Field
 from extproc.router.routing.prompt.json_reader import (
-    DIGEST,
     MAX_ELEMENTS,
     Object,
     compact,
     elements,
 )
+from extproc.router.routing.prompt.media import Medium, medium_in
 
 # What vLLM leaves out, normalises or adds before it caches must not tell prompts apart here, and what it
 # reads must. docs/how-to/agents.md has the table; tests/router/routing/left_out.py has a pair for each
@@ -36,14 +37,6 @@ _SPOKEN: Final = (
     *("tool_calls", "function_call", "name", "arguments", "output"),
 )
 _TEXTS: Final = ("text", "refusal", "thinking")
-# First `uuid`: vLLM takes it for the identity of the medium, and lets later turns leave the data
-# out.
-_MEDIA: Final = (
-    *("uuid", "image_url", "video_url", "audio_url", "input_audio", "source"),
-    *("image_embeds", "audio_embeds", "file", "file_data", "file_url", "file_id"),
-)
-_MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
-
 # Members of a part that the model does not read: what marks it, what numbers it.
 _MARKER: Final = "cache_control"
 _NUMBERS: Final = frozenset({"id", "tool_use_id", "call_id", "tool_call_id"})
@@ -59,6 +52,26 @@ _FUNCTION: Final = ("name", "description", "parameters")
 
 # A tool's result holds parts of its own (Anthropic); nothing that vLLM takes goes deeper.
 _LEVELS: Final = 2
+
+
+# Bytes of one token, on average. What is counted in tokens, not in bytes, weighs as much.
+TOKEN_BYTES: Final = 4
+# An id is cut behind this many digits, and a comma.
+_ID_CHARS: Final = 11
+_IDS: Final = Decoder(list[int])
+
+
+class TokenIds(str):
+    """Token ids as they were written, joined by commas."""
+
+    __slots__ = ()
+
+    def packed(self) -> bytes:
+        """Four bytes for each id. What holds anything else is as it was written: no engine takes it."""
+        try:
+            return array("I", _IDS.decode(f"[{self.rstrip(',')}]")).tobytes()
+        except (ValueError, OverflowError):
+            return self.encode()
 
 
 class Turn(Struct, frozen=True):
@@ -89,6 +102,25 @@ class Turn(Struct, frozen=True):
             return first[:chars]
         return _join(self._pieces(), chars)
 
+    def weighed(self) -> Iterator[tuple[str, str | bytes]]:
+        """The role and what is said up to each medium, then without a role what is said behind it.
+
+        Token ids have four bytes each.
+        """
+        role, texts = self.role, list[str]()
+        for piece in self._pieces():
+            if isinstance(piece, TokenIds):
+                yield role, piece.packed()
+                return
+            texts.append(piece)
+            if isinstance(piece, Medium):
+                # With its tokens in the text equal hashes have equal lengths, whatever a client says.
+                texts[-1] += f":{piece.tokens}"
+                yield role, Medium("\n".join(texts), piece.tokens)
+                role, texts = "", [""]
+        if texts != [""]:
+            yield role, "\n".join(texts)
+
     def feed(self, hasher: xxh3_64) -> None:
         """Gives everything said to `hasher`: the bytes of what `rendered` returns without a limit."""
         for index, piece in enumerate(self._pieces()):
@@ -109,7 +141,7 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
     """
     for field in api:
         if field.has_turns and (numbers := fields.numbers(field.name, chars)):
-            yield Turn(field.role, (numbers,))
+            yield Turn(field.role, (TokenIds(numbers),))
             continue
         value = fields.value(field.name)
         if field.has_turns:
@@ -123,26 +155,45 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
 def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]]:
     """Yields the role and the text of each turn, media by digest: as many as the first characters need."""
     left = chars
-    for field in api:
-        value: Any = fields.value(field.name) if field.name == "messages" else None
-        is_chat = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-        for item in value[:MAX_ELEMENTS] if is_chat else turns_of((field,), fields, chars):
+    for turn in _read(api, fields, chars):
+        role, text = turn if isinstance(turn, tuple) else (turn.role, turn.rendered(chars))
+        if left <= 0:
+            return
+        yield role[:chars], text[:left]
+        left -= len(role) + len(text)
+
+
+def weigh_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str | bytes]]:
+    """As `read_turns`, but a text ends behind each medium, which counts as its tokens, and ids are packed.
+
+    Without a role, a turn goes on.
+    """
+    left = chars
+    for turn in _read(api, fields, chars // TOKEN_BYTES * _ID_CHARS):
+        for role, text in (turn,) if isinstance(turn, tuple) else turn.weighed():
             if left <= 0:
                 return
-            # Most messages are a role and a text, and nothing else: these need no `Turn`.
+            yield role[:chars], text if len(text) <= left else text[:left]
+            left -= len(role) + len(text)
+            if isinstance(text, Medium):
+                left -= TOKEN_BYTES * text.tokens
+
+
+def _read(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str] | Turn]:
+    """Yields each turn. Most messages are a role and a text, and nothing else: these need no `Turn`."""
+    for field in api:
+        value: Any = fields.value(field.name) if field.name == "messages" else None
+        if not (isinstance(value, list) and value and isinstance(value[0], dict)):
+            yield from turns_of((field,), fields, chars)
+            continue
+        for item in value[:MAX_ELEMENTS]:
             if type(item) is dict and len(item) == 2:
                 role, text = item.get("role"), item.get("content")
                 if type(role) is str and type(text) is str and not _is_cut(field, role):
-                    yield role[:chars], text[:left]
-                    left -= len(role) + len(text)
+                    yield role, text
                     continue
-            for turn in _turns(field, [item]) if is_chat else (item,):
-                if left <= 0:
-                    return
-                text = turn.rendered(chars)
-                yield turn.role[:chars], text[:left]
-                left -= len(turn.role) + len(text)
-            if is_chat and not isinstance(item, dict):
+            yield from _turns(field, [item])
+            if not isinstance(item, dict):
                 break  # a batch: its first conversation is the prompt
 
 
@@ -225,7 +276,7 @@ def _pieces(part: object, levels: int) -> Iterator[str]:
         yield plain
     elif not isinstance(part, dict):
         return
-    elif medium := _medium(part):
+    elif medium := medium_in(part):
         yield medium
     elif part.get("content") and levels:
         is_result = part.get("type") == _RESULT
@@ -272,22 +323,6 @@ def _read_arguments(written: str) -> object:
         return decode(written) if written else None
     except (ValueError, RecursionError):
         return written
-
-
-def _medium(part: Mapping[str, object]) -> str:
-    """An image, a sound, a video or a file as the digest of its distinguishing members."""
-    for name in _MEDIA:
-        value = part.get(name)
-        texts = map(value.get, _MEDIA_DATA) if isinstance(value, dict) else [value]
-        data = next((text for text in texts if isinstance(text, str)), None)
-        if data:
-            digest = (
-                data.removeprefix(DIGEST)
-                if data.startswith(DIGEST)
-                else xxh3_64_hexdigest(data.encode())
-            )
-            return f"{TURN_TEXT}{name}:{digest}"
-    return ""
 
 
 def _join(pieces: Iterator[str], chars: int) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from extproc.router.routing.prompt.media import medium_in
 from extproc.simulator.http.api_request import ApiRequest
 from extproc.simulator.http.refusals import VllmRefusal, refuse_shape, refuse_value
 
@@ -38,7 +39,7 @@ class StreamOptions(Fields):
 
 
 class MessagePart(Fields):
-    """One part of a message: text, or anything else, which the simulator reads as its own JSON."""
+    """One part of a message: text, a medium, or anything else, which is read as its own JSON."""
 
     model_config = ConfigDict(extra="allow")
     type: str = "text"
@@ -46,7 +47,13 @@ class MessagePart(Fields):
 
     @property
     def content(self) -> str:
-        return self.model_dump_json() if self.text is None else self.text
+        return (self.medium or self.model_dump_json()) if self.text is None else self.text
+
+    @property
+    def medium(self) -> str:
+        """A medium's digest in hexadecimal, and as many words as its tokens need; empty for any other part."""
+        medium = medium_in({"type": self.type, **(self.model_extra or {})})
+        return f"{medium[-16:]}{' pic' * (medium.tokens - 4)}" if medium else ""
 
 
 class ChatMessage(Fields):

@@ -182,7 +182,7 @@ def _part_text(part: MessagePart) -> str:
             return write_call({"name": members.get("name"), "arguments": members.get("input")})
         case "tool_result":
             return "tool_result:" + "\n".join(_result_texts(members.get("content")))
-    return part.model_dump_json(exclude=_UNREAD_MEMBERS)
+    return part.medium or part.model_dump_json(exclude=_UNREAD_MEMBERS)
 
 
 def _result_texts(content: Any) -> Iterator[str]:
