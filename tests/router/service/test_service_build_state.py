@@ -152,6 +152,7 @@ def test_hits_predicted_and_found_are_shown_by_endpoint_and_of_the_pool() -> Non
     stage.draw()
     text = "the same prompt " * 100
     first = stage.pick(text)
+    stage.clock.now_s += 1
     assert stage.pick(text) == first
     endpoint = stage.pool.snapshot.ready[first]
     stage.feedback.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000, hit_tokens=400))

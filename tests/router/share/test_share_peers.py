@@ -282,6 +282,7 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
 
     assert other.neighbours == PeerCounts(1, prompt, 0)
     assert other.counted == prompt
+    both.wait(0.2)  # the first prompt is read by now
     assert other.pick(*texts, "Because.", "How?").endpoint.name == first.endpoint.name
     assert other.share.peers.delays() == {1_000: pytest.approx(late_s, abs=0.002)}
     assert other.strategy.gateways.times == 2 - prompt

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping
+from itertools import count
+from random import Random
 from typing import Any
 
 import orjson
@@ -11,11 +13,11 @@ from hypothesis import strategies as st
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
 from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, describe_span
 from tests.grpc_server.calls import RecordedCall
-from tests.router.outside import fixed_outside
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
 from tests.router.stream.served import build_processor
 from tests.router.stream.wire import write_request
@@ -87,8 +89,9 @@ def test_clean_text_is_short_and_utf8_can_write_it(text: str) -> None:
 
 
 def decide_last(*texts: str) -> Decision:
-    """The last of several requests, each with its answer forgotten, to a pool of three."""
-    pool = Pool("llama", PrefixCache(fixed_outside()), fallbacks=1)
+    """The last of several requests, a second or more apart and none of them released, to a pool of three."""
+    outside = ClockAndRandom(Random(0), count().__next__)
+    pool = Pool("llama", PrefixCache(outside), fallbacks=1)
     pool.replace([Endpoint(name, f"10.0.0.{place}:80") for place, name in enumerate("abc", 1)])
     picker = Picker([Route(pool)])
     for text in texts:

@@ -175,7 +175,7 @@ def _part_text(part: MessagePart) -> str:
     members = part.model_extra or {}
     match part.type:
         case "text" | "thinking":
-            return part.text or members.get("thinking") or ""
+            return part.text or members.get("thinking") or part.medium
         case "redacted_thinking":
             return ""
         case "tool_use":
