@@ -270,16 +270,16 @@ async def test_cancelled_run_leaves_no_process_behind() -> None:
 def test_run_command_prints_the_report_and_exits_by_its_verdict(
     null_server: int, tmp_path: Path
 ) -> None:
-    output, traffic = tmp_path / "out", {"req-rate": 50, "total-prompts": 20}
+    output, traffic = tmp_path / "out", {"req-rate": 50, "total-prompts": 40}
     path = write_spec(tmp_path, null_server, {**traffic})
     good = call("run", path, "--quiet", "--output", output, "--metrics-port", "0")
     strict = write_spec(tmp_path, null_server, {**traffic}, limits={"lag-p99": 1e-9})
     bad, allowed = call("run", strict, "--quiet"), call("run", strict, "--allow-client-limited")
 
     assert (good.exit_code, bad.exit_code, allowed.exit_code) == (0, DOES_NOT_HOLD, 0), good.output
-    assert "20 asked, 20 completed, 0 failed, 0 cut off" in good.stdout
+    assert "40 asked, 40 completed, 0 failed, 0 cut off" in good.stdout
     assert "figures of the steady window" in good.stdout
-    assert "Successful requests:                     20" in (output / "report.txt").read_text()
+    assert "Successful requests:                     40" in (output / "report.txt").read_text()
     assert "invalid: client-limited" in bad.stderr
 
 

@@ -72,7 +72,7 @@ def test_the_router_alone_serves_static_file_and_dns_pools(
         try:
             for line in service.stderr:
                 # There may be no name server here: that the pool looks its name up is enough.
-                listed |= {name for name in "abc" if f"pool {name}: 1 unknown" in line}
+                listed |= {name for name in "abc" if f"pool {name}: 1 not probed yet" in line}
                 listed |= {"c"} if "pool c: no list" in line and "dns_" in line else set()
                 if listed == set("abc"):
                     break
