@@ -63,10 +63,9 @@ async def test_twelve_honest_bodies_at_once_are_served_or_routed_without(
 
     assert memory_bytes(memory_service.pid, "VmHWM") <= BOUND_BYTES
     assert memory_service.metric("extproc_requests_total", outcome="routed") == AT_ONCE + 1
-    # Four and a half fit: four are read at least, the others are not refused for that, and counted.
-    assert (
-        1 <= memory_service.metric("extproc_prompt_errors_total", why="budget") <= AT_ONCE + 1 - 4
-    )
+    # Four at least are read. A body without a length counts a megabyte until it is here, so all may be.
+    unread = memory_service.metric("extproc_prompt_errors_total", why="budget")
+    assert unread <= AT_ONCE + 1 - 4
 
 
 @pytest.mark.timeout(300)
