@@ -127,7 +127,7 @@ async def test_search_for_the_best_rate_is_one_too(
 ) -> None:
     async with operating(served):
         # However slow this machine is, no rung is too much.
-        ladder = {"start": 10, "factor": 2, "steps": 2, "served": 0.01}
+        ladder = {"start": 20, "factor": 2, "steps": 2, "served": 0.01}
         served.cluster.apply(
             "b", build_operator_spec(null_server, mode="saturate", saturate=ladder)
         )
@@ -138,5 +138,5 @@ async def test_search_for_the_best_rate_is_one_too(
 
     folder = tmp_path / "results" / status["report"].partition("/")[2]
     found = json.loads((folder / "saturation.json").read_text())
-    assert [rung["rate"] for rung in found["rungs"]] == [10, 20]
-    assert status["figures"]["inflection_rps"] == 20
+    assert [rung["rate"] for rung in found["rungs"]] == [20, 40]
+    assert status["figures"]["inflection_rps"] == 40
