@@ -91,7 +91,7 @@ def test_an_envoy_configured_otherwise_is_found_by_its_listener(tmp_path: Path) 
         found = findings(stack)
 
     assert found == {
-        "route_timeout": "Envoy, hasty_clients: 1 of 2 routes end an answer after 15 s: vllm, route 2",
+        "route_timeout": "Envoy, hasty_clients: 1 of 2 routes end an answer after 15 s: vllm, route 3",
         "fails_closed": "Envoy, closed_clients: failure_mode_allow is false; pool vllm is to be open "
         "while the service is away",
         "hold_cut": "pool vllm holds for 30 s, Envoy, stubborn_clients, allows 3 s",
