@@ -24,7 +24,7 @@ from extproc.simulator.fleet.bus import BusFault, Sharing
 from extproc.simulator.fleet.changes import FleetChange, Kind
 from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
-from extproc.simulator.fleet.gateway import EndpointNames, Gateways, ReadSignals, Routing
+from extproc.simulator.fleet.gateway import EndpointNames, Gateways, ReadMetrics, Routing
 from extproc.simulator.fleet.report import render_summaries
 from extproc.simulator.fleet.session import (
     PlannedSession,
@@ -349,7 +349,7 @@ def learn_in_fleet(
             endpoints: Sequence[Endpoint],
             outsides: Sequence[ClockAndRandom],
             scrapes: Sequence[Scrape],
-            read: ReadSignals,
+            read: ReadMetrics,
         ) -> Gateways:  # nobody is scraped
             def build() -> PrefixCache:
                 kept.append(PrefixCache(outsides[0], learn=True))

@@ -22,7 +22,7 @@ _PATH: Final = "/v1/chat/completions"
 _FALLBACKS: Final = 2
 
 
-ReadSignals = Callable[[str], EndpointSignals]
+ReadMetrics = Callable[[str], EndpointSignals]
 """What an endpoint's metrics say now, by its name."""
 
 
@@ -43,7 +43,7 @@ class Routing:
         endpoints: Sequence[Endpoint],
         outsides: Sequence[ClockAndRandom],
         scrapes: Sequence[Scrape],
-        read: ReadSignals,
+        read: ReadMetrics,
     ) -> "Gateways":
         """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
         builds = [
@@ -65,8 +65,9 @@ class MetricRounds:
     It looks when a request is picked for: what nobody waits for costs nothing.
     """
 
-    def __init__(self, pool: Pool, outside: ClockAndRandom, read: ReadSignals) -> None:
+    def __init__(self, pool: Pool, outside: ClockAndRandom, read: ReadMetrics) -> None:
         self._pool, self._read = pool, read
+        # Draws of its own: when metrics are read must not change which of equal endpoints is picked.
         self._clock, self._rng = outside.clock, Random(str(outside.rng.getstate()[1][0]))  # noqa: S311  # no secret
         self._due: list[tuple[float, str]] = []
 
@@ -94,7 +95,7 @@ class Gateways:
         self,
         builds: Sequence[Callable[[], Strategy]],
         outsides: Sequence[ClockAndRandom] = (),
-        read: ReadSignals = lambda _: EndpointSignals(),
+        read: ReadMetrics = lambda _: EndpointSignals(),
     ) -> None:
         self._builds = builds
         self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
