@@ -346,6 +346,7 @@ def run(options: argparse.Namespace) -> int:
             options.kv_tokens,
             options.max_model_len,
             4_096,
+            32 if kind == "vllm-cpu" else 16,  # what its attention takes
             profile=options.profile,
         )
         load = plan.Load(options.groups, options.prefix_tokens, utilisation=options.utilisation)

@@ -16,7 +16,7 @@ SMALL = (
     "--repeats",
     "1",
     "--budget-s",
-    "75",
+    "110",
     "--arms",
     "least_load,prefix_cache",
     "--utilisation",

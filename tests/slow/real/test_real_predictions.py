@@ -6,6 +6,8 @@ is from the moment before it is sent; the truth is the engine's own `cached_toke
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from math import ceil
 from pathlib import Path
 from time import monotonic
@@ -36,6 +38,14 @@ CHATS, RESET, RESTARTED = (
 )
 SMALL_CACHE = "60 open chats, a cache of 9,600 tokens"
 SMALL = ("--num-gpu-blocks-override", "300")
+
+
+@asynccontextmanager
+async def running_vllm(port: int, log: Path, *options: str) -> AsyncIterator[None]:
+    """While it starts, who listens to it goes on."""
+    with ExitStack() as stack:
+        await asyncio.to_thread(stack.enter_context, run_vllm(port, log, *options))
+        yield
 
 
 class EnginePool:
@@ -125,7 +135,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
         reader = asyncio.create_task(
             EventReader(hearing.pool, hearing.heard, None, {}, monotonic, asyncio.Event()).run()
         )
-        with run_vllm(port, tmp_path / "1.log", "--kv-events-config", config):
+        async with running_vllm(port, tmp_path / "1.log", "--kv-events-config", config):
             await scene.ask(110)
             await until(lambda: any(log.next for log in hearing.heard["e"]))
             rows[CHATS] = await scene.ask(200)
@@ -133,7 +143,7 @@ async def test_what_is_predicted_is_what_vllm_finds(tmp_path: Path) -> None:
                 await post(client, f"{scene.url}/reset_prefix_cache", b"")
                 rows[RESET] += await scene.ask_emptied(25)
             await scene.ask(60)
-        with run_vllm(port, tmp_path / "2.log", "--kv-events-config", config, *SMALL):
+        async with running_vllm(port, tmp_path / "2.log", "--kv-events-config", config, *SMALL):
             rows[RESTARTED] = await scene.ask_emptied(100)
             scene.talks.latest = 60
             await scene.ask(60)
