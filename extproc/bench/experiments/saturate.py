@@ -298,7 +298,7 @@ def _parts(found: Saturation) -> Iterator[str]:
                 x_label="asked req/s",
                 y_label="req/s",
             ),
-            "Latency by rate": lines(
+            "Time to first token by rate": lines(
                 waits,
                 x_label="asked req/s",
                 y_label="ms",
