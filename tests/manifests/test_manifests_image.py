@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from extproc.cli import _EXTRAS
+from extproc.cli import COMMAND_EXTRAS
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def needed_extras(house: str) -> set[str]:
 
 def test_the_one_image_has_what_the_jobs_the_operator_and_its_runs_ask_for() -> None:
     commands = run_commands()
-    needed = {_EXTRAS[command] for command in commands if command in _EXTRAS}
+    needed = {COMMAND_EXTRAS[command] for command in commands if command in COMMAND_EXTRAS}
 
     assert {"bench", "operate"} <= commands
     assert needed == {"bench", "operator"}
