@@ -3,8 +3,8 @@
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
-# The operator and its benchmark Pods need more: --build-arg EXTRAS=kubernetes,otel,nats,operator,tokenizers
-ARG EXTRAS=kubernetes,otel,nats
+# One image for all that manifests/ runs: the router, the operator, benchmarks. A router alone needs kubernetes,otel,nats.
+ARG EXTRAS=kubernetes,otel,nats,operator,tokenizers
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE constraints.txt install.sh ./
 COPY extproc extproc

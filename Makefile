@@ -46,9 +46,8 @@ IMAGE ?= extproc-router:local
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' extproc/__init__.py)
 IMAGE_ARGS = $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 
-# The operator's image has more: EXTRAS=kubernetes,otel,nats,operator,tokenizers
 .PHONY: image
-image:  ## Build IMAGE; needs Docker. The operator's wants more EXTRAS (docs/how-to/kubernetes.md)
+image:  ## Build IMAGE: router, operator, benchmarks; needs Docker. Smaller with fewer EXTRAS
 	docker build $(IMAGE_ARGS) --tag $(IMAGE) .
 
 .PHONY: image-push
@@ -89,7 +88,7 @@ sign-image:  ## Sign the image that `make image-push` pushed as IMAGE; needs cos
 .PHONY: sbom
 sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment
 	@rm -rf build/sbom build/cyclonedx && mkdir -p build
-	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),kubernetes,otel,nats)
+	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),$(shell sed -n "s/^ARG EXTRAS=//p" Dockerfile))
 	@$(PYTHON) -m venv build/cyclonedx && build/cyclonedx/bin/python -m pip install -qq --upgrade pip && build/cyclonedx/bin/python -m pip install -qq --constraint constraints.txt --group tools
 	@build/cyclonedx/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json build/sbom/bin/python
 	@rm -rf build/sbom build/cyclonedx && echo build/sbom.json
@@ -101,7 +100,7 @@ test: $(READY)  ## The gate: `make check` and all quick tests, about six minutes
 .PHONY: test-slow
 test-slow: $(READY)  ## The rest: foreign clients, browsers, NATS, Prometheus, faults
 	@$(BIN)/python tests/slow/packages.py
-	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" $(PYTEST_ARGS)
+	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" -r s $(PYTEST_ARGS)
 
 .PHONY: unit
 unit: $(READY)  ## One package's tests: make unit PYTEST_ARGS=tests/grpc_server
@@ -237,9 +236,13 @@ gpu-kit:  ## Pack what a machine with a GPU and no network needs, into .gpu/work
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently
 	$(BIN)/python tests/slow/stack/envoys.py $(ENVOYS)
 
-.PHONY: test-compose
-test-compose: $(READY)  ## Break the parts of a composed stack under load; needs Docker, or root
-	$(BIN)/python -m pytest -s -m slow tests/slow/compose
+.PHONY: docker-check
+docker-check:
+	@$(PYTHON) tests/slow/packages.py --docker
+
+.PHONY: compose-test
+compose-test: docker-check $(READY)  ## Break the parts of a composed stack under load; needs Docker
+	COMPOSE=required $(BIN)/python -m pytest -m slow tests/slow/compose $(PYTEST_ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers, the session and HTTP/2 for FUZZ_SECONDS

@@ -34,7 +34,7 @@ _ROOMS: Final = {
 }
 
 # The extras that whole rooms need.
-_EXTRAS: Final = {"bench": "bench", "calibrate": "bench", "operate": "operator"}
+COMMAND_EXTRAS: Final = {"bench": "bench", "calibrate": "bench", "operate": "operator"}
 
 ADMIN_URL: Final = "http://127.0.0.1:9090"
 
@@ -59,9 +59,9 @@ class _Lazy(CommandGroup):
         try:
             command = getattr(import_module(_ROOMS[cmd_name][0]), cmd_name)
         except ModuleNotFoundError as error:
-            if cmd_name not in _EXTRAS or (error.name or "").startswith("extproc"):
+            if cmd_name not in COMMAND_EXTRAS or (error.name or "").startswith("extproc"):
                 raise
-            return _refuse(MissingExtra(f"`extproc {cmd_name}`", _EXTRAS[cmd_name]))
+            return _refuse(MissingExtra(f"`extproc {cmd_name}`", COMMAND_EXTRAS[cmd_name]))
         assert isinstance(command, click.Command)  # noqa: S101  # a fact of our own modules
         return command
 

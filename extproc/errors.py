@@ -18,6 +18,7 @@ class MissingExtra(SettingsError):
     def __init__(self, user: str, extra: str) -> None:
         super().__init__(
             f"{user} needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'"
+            f", or for a container make image EXTRAS={extra},…"
         )
 
 

@@ -51,3 +51,12 @@ def test_workflows_are_workflows_and_run_what_is_there() -> None:
         re.search(r"@v\d+$|^\./", each["uses"]) for each in (*steps, *jobs) if "uses" in each
     )
     assert all("permissions" in job for job in jobs)
+
+
+def test_a_job_on_the_runner_itself_must_run_the_composed_stack() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    running = [job for job in jobs.values() if {"run": "make compose-test"} in job["steps"]]
+    shown = subprocess.check_output(["make", "-n", "-C", str(ROOT), "compose-test"], text=True)
+
+    assert ["container" in job for job in running] == [False]
+    assert "COMPOSE=required" in shown

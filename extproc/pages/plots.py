@@ -6,10 +6,12 @@ matplotlib fixed colours.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from os.path import commonprefix
 
-from extproc.pages.page import escape, table
+from extproc.pages.page import escape
 
 _WIDTH, _HEIGHT = 640, 310
 # Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet
@@ -17,7 +19,7 @@ _WIDTH, _HEIGHT = 640, 310
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 24, 60
 _NOTHING = '<p class="nothing">Nothing to plot.</p>'
 _DESK, _TELEPHONE = 8, 12.5  # units that a letter takes: on a desk, on a telephone
-_FEW_POINTS, _MARKED_POINTS = 5, 16
+_MARKED_POINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,6 @@ def lines(
     points = [point for line in drawn for point in line]
     if not points:
         return _NOTHING
-    if max(map(len, drawn)) < _FEW_POINTS:
-        return _points_table(series, drawn, x_label, y_label)
 
     xs, ys = [x for x, _ in points], [y for _, y in points]
     # An axis that begins near its values makes a small difference look large.
@@ -123,21 +123,6 @@ def lines(
     legend = {_css(index): line.label for index, line in enumerate(series)}
     parts = [*_rules(y_axis), *ticks, *paths, *labels]
     return _figure(parts, legend, f"{y_label} by {x_label}")
-
-
-def _points_table(
-    series: Sequence[Series],
-    drawn: Sequence[Sequence[tuple[float, float]]],
-    x_label: str,
-    y_label: str,
-) -> str:
-    """So few points are no picture."""
-    rows = [
-        (number(x), line.label, number(y))
-        for line, kept in zip(series, drawn, strict=True)
-        for x, y in kept
-    ]
-    return table("", (x_label, "", y_label), rows)
 
 
 def dotted(
@@ -223,27 +208,44 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
     longest = max(len(item.label) for item in items)
     has_own_colours = len({item.colour for item in items}) == len(items) > 1
     has_legend = longest * _TELEPHONE > slot and has_own_colours
-    named = [replace(item, label="") for item in items] if has_legend else items
+    labels = [item.label for item in items]
+    if has_legend:
+        labels = [""] * len(items)
+    elif longest * _TELEPHONE > slot:
+        labels = _cut_shared(labels)
     # All values or none: a few of them would look chosen.
     has_values = all(len(number(item.value)) * _DESK <= slot for item in items)
-    texts = [item.label for item in named]
-    if has_values:
-        texts += [number(item.value) for item in named]
+    texts = [*labels, *(number(item.value) for item in items if has_values)]
     # On a telephone only each so-manieth bar has room for its texts.
     every = max(1, math.ceil(max(map(len, texts)) * _TELEPHONE / slot))
     drawn = [
         _bar(
             item,
+            label,
             _LEFT + (index + 0.5) * slot,
             slot,
             y_axis,
             is_spare=index % every > 0,
             has_value=has_values,
         )
-        for index, item in enumerate(named)
+        for index, (item, label) in enumerate(zip(items, labels, strict=True))
     ]
     legend = {_css(item.colour): item.label for item in items if has_legend}
     return _figure([*_rules(y_axis), *drawn, *_labels("", y_label)], legend, y_label)
+
+
+def _cut_shared(labels: Sequence[str]) -> list[str]:
+    """Leaves out the pieces at either end that all names have: addresses differ in one of theirs."""
+    rows = [re.findall(r"[^.:/-]+[.:/-]?|[.:/-]", label) for label in labels]
+    spare = max(0, min(map(len, rows)) - 1)
+    both = (rows, [row[::-1] for row in rows])
+    head, tail = [len(commonprefix(each)) for each in both]  # noqa: RUF071  # of lists: by pieces
+    head = min(head, spare)
+    tail = min(tail, spare - head)
+    return [
+        f"{'…' * (head > 0)}{''.join(row[head : len(row) - tail]).rstrip('.:/-')}{'…' * (tail > 0)}"
+        for row in rows
+    ]
 
 
 def _drawable(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, float]]:
@@ -321,14 +323,16 @@ def _labels(
     yield f'<g transform="translate(20 {middle}) rotate(-90)">{_text(0, 0, y_label, css="axis")}</g>'
 
 
-def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, has_value: bool) -> str:
+def _bar(
+    item: Bar, label: str, x: float, slot: float, y_axis: Axis, *, is_spare: bool, has_value: bool
+) -> str:
     """With its value above, if it `has_value`; a telephone has no room for the texts of `is_spare` bars."""
     top, bottom, width = y_axis.px(item.value), y_axis.px(0.0), min(0.6 * slot, 90.0)
     shape = f'x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     title = f"<title>{escape(item.label)}: {item.value:.6g}</title>"
     spare = " spare" if is_spare else ""
     # The end of a name, where names differ, is what fits; nothing if only scraps do.
-    room, label = int(slot / _DESK), item.label
+    room = int(slot / _DESK)
     label = label if len(label) <= room else f"…{label[1 - room :]}" if room > 3 else ""
     parts = [
         f'<rect class="bar s{item.colour % 6}{" hollow" if item.is_hollow else ""}" {shape}>{title}</rect>',

@@ -199,6 +199,7 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
     summary = ab.summarise_trials(trials, comparing().ab)
 
     assert not summary.is_valid
+    assert "<svg" not in ab.ab_html(summary)
     assert any("unequal load" in fault for fault in summary.faults)
 
 

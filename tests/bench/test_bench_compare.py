@@ -166,13 +166,17 @@ def test_compare_command_pairs_the_repeats_of_folders_and_exits_3_when_the_loads
         write_run_report(
             tmp_path / "b" / str(seed) / "report.json", slower_by(2 + seed / 100), seed
         )
-    fair = call("compare", tmp_path / "a", tmp_path / "b")
+        write_run_report(
+            tmp_path / "c" / str(seed) / "report.json", steady(100, per_second=20 + seed), seed
+        )
+    fair, unfair = [call("compare", tmp_path / "a", tmp_path / other) for other in "bc"]
     usual, more = tmp_path / "a" / "0" / "report.json", tmp_path / "more.json"
     unequal = call("compare", usual, write_run_report(more, steady(100, per_second=20)))
 
     assert (fair.exit_code, unequal.exit_code) == (0, 3), fair.output
     assert "+101.0%" in fair.stdout
     assert "worse" in fair.stdout
+    assert ("*" in fair.stdout, "*" in unfair.stdout, unfair.exit_code) == (True, False, 3)
     assert "one run of each" not in fair.stderr
     assert "unequal load" in unequal.stderr
 

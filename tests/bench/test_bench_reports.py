@@ -89,6 +89,7 @@ def test_vllm_json_has_vllms_keys_and_an_entry_per_request() -> None:
         for name in ("ttft", "tpot", "itl", "e2el")
         for point in ("mean", "median", "std", "p90", "p95", "p99")
     ]
+    assert "the role" in fields.pop("itl_definition"), "the ITL is not vLLM's, and no word says so"
     assert (list(fields), fields["ttfts"]) == ([*VLLM_KEYS.split(), *summaries], [0.5, None])
     assert fields["itls"][0] == pytest.approx([0.1] * 10)
     assert (fields["errors"], fields["completed"], fields["failed"]) == (["", "timeout"], 1, 1)

@@ -11,6 +11,8 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
+from extproc.bench.experiments.run import check_target
+from extproc.bench.load.registry import build_registry
 from extproc.bench.report.outputs import OutputError
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.section import parse_duration, parse_rate
@@ -105,6 +107,13 @@ def test_endpoint_may_be_a_url_and_its_port_said_twice(
     tree = {"endpoint": address, "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}}}
 
     assert Spec.model_validate(tree | ({"port": port} if port else {})).base_url == expected
+
+
+async def test_endpoint_with_the_path_of_an_api_is_refused_with_what_to_leave_out() -> None:
+    traffic = {"req-rate": 1, "duration": 1}
+    tree = {"endpoint": "http://x/v1/chat/completions", "performance": {"traffic-shape": traffic}}
+    with pytest.raises(SettingsError, match="leave the path out"):
+        await check_target(Spec.model_validate(tree), build_registry())
 
 
 @table(

@@ -1,27 +1,37 @@
-"""What the docs and the code offer is in the image that they say to build."""
+"""What the manifests run and the code asks for is in the image that `make image` builds."""
 
 import re
 import tomllib
 from pathlib import Path
 
+from extproc.cli import COMMAND_EXTRAS
+
 ROOT = Path(__file__).parents[2]
-EXTRAS = re.compile(r"EXTRAS=([a-z]+(?:,[a-z]+)+)")
 
 
-def operators_images() -> dict[str, set[str]]:
-    """Returns the extras of the operator's image, by the file that says how to build it."""
-    found = {}
-    for name in (
-        "Dockerfile",
-        "Makefile",
-        "docs/how-to/benchmark-in-cluster.md",
-        "docs/how-to/kubernetes.md",
-    ):
-        named_extras = [
-            set(each.split(",")) for each in EXTRAS.findall(ROOT.joinpath(name).read_text())
-        ]
-        [found[name]] = [extras for extras in named_extras if "operator" in extras]
-    return found
+def image_extras() -> set[str]:
+    """Returns the extras of the Dockerfile, and those that they bring."""
+    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    [named] = re.findall(
+        r"^ARG EXTRAS=(\S+)$", ROOT.joinpath("Dockerfile").read_text(), re.MULTILINE
+    )
+    words = named.split(",")
+    brought = [re.findall(r"extproc-router\[(.*)\]", " ".join(extras[word])) for word in words]
+    return {*words, *",".join(each for found in brought for each in found).split(",")}
+
+
+def run_commands() -> set[str]:
+    """Returns the commands of ours that manifests and chart run."""
+    texts = [
+        path.read_text()
+        for house in ("manifests", "charts")
+        for path in ROOT.joinpath(house).rglob("*.yaml")
+    ]
+    return {
+        command for text in texts for command in re.findall(r"command: \[extproc, ([a-z]+)", text)
+    }
 
 
 def needed_extras(house: str) -> set[str]:
@@ -31,14 +41,24 @@ def needed_extras(house: str) -> set[str]:
     return {extra for extras in asked for extra in extras}
 
 
-def test_the_operators_image_has_what_its_runs_may_ask_for_and_every_extra_is_one() -> None:
-    images = operators_images()
-    needed = needed_extras("operator") | needed_extras("bench") | needed_extras("router")
-    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+def test_the_one_image_has_what_the_jobs_the_operator_and_its_runs_ask_for() -> None:
+    commands = run_commands()
+    needed = {COMMAND_EXTRAS[command] for command in commands if command in COMMAND_EXTRAS}
 
-    assert "tokenizers" in needed
-    assert [sorted(needed - extras) for extras in images.values()] == [[]] * len(images)
-    assert len({frozenset(extras) for extras in images.values()}) == 1
-    assert set().union(*images.values()) <= extras.keys()
+    assert {"bench", "operate"} <= commands
+    assert needed == {"bench", "operator"}
+    assert "tokenizers" in needed_extras("bench")
+    assert needed.union(*map(needed_extras, ("operator", "bench", "router"))) <= image_extras()
+
+
+def test_nothing_asks_for_another_image_than_that_one() -> None:
+    pages = [
+        *ROOT.joinpath("docs").rglob("*.md"),
+        *ROOT.joinpath(".github").rglob("*.yml"),
+        ROOT / "Makefile",
+    ]
+    assert [
+        path
+        for path in pages
+        if re.search(r"EXTRAS=\S*operator|-operator\b.*image", path.read_text())
+    ] == []

@@ -8,7 +8,7 @@ import yaml
 from monitoring.generate import COMPONENT, ROOT
 from tests.slow.compose.docker import IMAGES
 
-COMPOSE = ROOT / "tests" / "slow" / "compose"
+COMPOSE = ROOT / "examples" / "compose"
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"
 
 

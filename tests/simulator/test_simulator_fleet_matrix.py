@@ -1,6 +1,7 @@
 """Cells, arms, scenarios and the matrix: chosen by name, run on all cores, and gone on with."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -157,8 +158,11 @@ def matrix_row(arm: str, seed: int, ttft: float | None, **more: object) -> matri
 def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() -> None:
     rows = [matrix_row("a", seed, ttft) for seed, ttft in enumerate((1.0, 2.0, 9.0))]
     rows += [matrix_row("b", seed, 2.0, faults=["slow"]) for seed in range(3)]
-    _, _, _, first, second = matrix.render_rows(rows).splitlines()
+    case, head, _, first, second, *words = matrix.render_rows(rows).splitlines()
 
+    assert case == "workload C, load 0.3 of its capacity, endpoints 2"
+    names = [re.sub(r"( mean| p\d+)?( ms)?$", "", name) for name in re.split("  +", head)]
+    assert [name for name in names[2:] if f"{name}:" not in " ".join(words)] == []
     assert first.split() == [
         "a",
         "3",

@@ -12,8 +12,9 @@ import pytest
 from tests.stack.process import Process
 
 ROOT = Path(__file__).parents[2]
-# Commands of these want a cluster; tests/manifests has what they render.
-TYPED = {path.name for path in ROOT.glob("examples/*/") if path.is_dir()} - {"helm-values", "keda"}
+# Commands of these want a cluster (tests/manifests has what they render), or Docker (tests/slow/compose).
+RUN_ELSEWHERE = {"helm-values", "keda", "compose"}
+TYPED = {path.name for path in ROOT.glob("examples/*/") if path.is_dir()} - RUN_ELSEWHERE
 PATHS = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 ROOTS = pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own needs root")
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(600), ROOTS]

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.slow.packages import PACKAGES
+import pytest
+
+from tests.slow.compose.docker import skip
+from tests.slow.packages import PACKAGES, find_compose
 
 SCRIPT = Path(__file__).with_name("packages.py")
 
@@ -34,3 +37,42 @@ def test_the_list_for_ci_has_every_package() -> None:
     assert {*PACKAGES.values(), "docker.io", "python3-venv"} < {
         *run_packages("", "--list").stdout.split()
     }
+
+
+def test_without_docker_one_line_says_what_to_install() -> None:
+    found = run_packages("", "--docker")
+
+    assert (found.returncode, found.stderr.count("\n")) == (1, 1)
+    assert "apt-get install docker.io docker-compose" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("programs", "words"),
+    [
+        ({"docker": "true"}, ["docker", "compose"]),
+        ({"docker": "true", "docker-compose": "true"}, ["docker", "compose"]),
+        ({"docker": "false", "docker-compose": "true"}, ["docker-compose"]),
+        ({"docker": "false"}, []),
+        ({"docker-compose": "true"}, []),
+    ],
+)
+def test_compose_is_dockers_plugin_or_the_older_program(
+    programs: dict[str, str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in programs.items():
+        tmp_path.joinpath(name).write_text(f"#!/bin/sh\n{answer}\n")
+        tmp_path.joinpath(name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert find_compose() == words
+
+
+@pytest.mark.parametrize(("asked", "outcome"), [("required", "Failed"), ("", "Skipped")])
+def test_what_must_run_fails_where_it_cannot(
+    asked: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSE", asked)
+    with pytest.raises(BaseException, match="no engine") as found:
+        skip("no engine")
+
+    assert type(found.value).__name__ == outcome

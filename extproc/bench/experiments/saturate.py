@@ -223,7 +223,7 @@ def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
 
 _HEADER = (
     *("asked req/s", "served req/s", "tok/s", "TTFT p50", "TTFT p99", "E2E p50"),
-    *("time per token", "failed", "Little's residual", ""),
+    *("time per token", "failed", "Little's residual", "the rate is"),
 )
 
 
@@ -298,7 +298,7 @@ def _parts(found: Saturation) -> Iterator[str]:
                 x_label="asked req/s",
                 y_label="req/s",
             ),
-            "Latency by rate": lines(
+            "Time to first token by rate": lines(
                 waits,
                 x_label="asked req/s",
                 y_label="ms",

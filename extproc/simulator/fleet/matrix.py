@@ -18,7 +18,7 @@ import msgspec
 
 from extproc.errors import SettingsError
 from extproc.simulator.fleet.cell import MatrixCell
-from extproc.simulator.fleet.report import flatten, lay_out
+from extproc.simulator.fleet.report import DEFINITIONS, flatten, lay_out
 
 CELLS: Final = "cells.jsonl"
 _CASE: Final = (
@@ -35,8 +35,15 @@ _CASE: Final = (
     ),
     *("share_delay_ms", "share_loss", "share_fault"),
 )
-# What most matrices have in common goes without saying.
+_UNITS: Final = {
+    "load": "of its capacity",
+    "rate": "requests/s",
+    "trace_speed": "times its own",
+    "share_loss": "of the messages",
+}
+# What most matrices have in common goes without saying; without `profiles` they are the workload's.
 _USUAL: Final = {
+    "profiles": "",
     "scenario": "plain",
     "gateways": "1",
     "trace_speed": "1.0",
@@ -44,9 +51,15 @@ _USUAL: Final = {
     "share_fault": "none",
 }
 _HEAD: Final = (
-    *("arm", "runs", "TTFT ms", "range ms", "p99 ms", "e2e ms", "hit rate", "tok/s"),
-    *("to best other", "worst seed", "warned"),
+    *("arm", "runs", "TTFT mean ms", "of the runs ms", "TTFT p99 ms", "E2E mean ms"),
+    *("hit rate", "tok/s", "to best other", "worst seed", "runs warned"),
 )
+_DEFINITIONS: Final = f"""{DEFINITIONS}
+Each figure is the median of the runs, one for each seed. of the runs: the lowest and the highest of their mean TTFTs.
+to best other: an arm's mean TTFT divided by that of the best other arm of the same seed, without a unit, below 1 is
+sooner; the geometric mean of the seeds. worst seed: the highest of these. runs warned: runs that were not offered, or
+did not serve, the scheduled load.
+"""
 Row = Mapping[str, object]
 """What a cell was, and its figures."""
 
@@ -130,16 +143,12 @@ def run_cell(cell: MatrixCell, version: str) -> Row:
 
 
 def render_rows(rows: Iterable[Row]) -> str:
-    """One table for each case: medians over the seeds, of the TTFT also the range; milliseconds.
-
-    `to best other` is the geometric mean over the seeds of an arm's mean TTFT as a share of the
-    best other arm's in the same seed, `worst seed` the highest of these. `warned` counts the seeds
-    that were not offered, or did not serve, the scheduled load.
-    """
+    """One table for each case, then what their figures are."""
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         cases[_name_case(row)].append(row)
-    return "\n".join(f"{name}\n{_lay_out_case(group)}" for name, group in cases.items())
+    tables = [f"{name}\n{_lay_out_case(group)}" for name, group in cases.items()]
+    return "\n".join([*tables, _DEFINITIONS])
 
 
 def values(rows: Iterable[Row], name: str) -> list[float]:
@@ -150,7 +159,9 @@ def values(rows: Iterable[Row], name: str) -> list[float]:
 def _name_case(row: Row) -> str:
     named = ((name, _word(row.get(name))) for name in _CASE)
     return ", ".join(
-        f"{name} {word}" for name, word in named if word not in {"None", _USUAL.get(name)}
+        " ".join([name, word, *filter(None, [_UNITS.get(name)])])
+        for name, word in named
+        if word not in {"None", _USUAL.get(name)}
     )
 
 

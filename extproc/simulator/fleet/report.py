@@ -12,18 +12,35 @@ _RESULT = (
     "seed",
     "requests",
     "failed",
-    "asked/s",
-    "offered/s",
-    "served/s",
+    "asked req/s",
+    "offered req/s",
+    "served req/s",
     "output tok/s",
     "tok/s",
 )
 # What fits a terminal; `--csv` and `--json` have every figure.
-_LATENCIES = ("to the first", "TTFT mean", "median", "p90", "p99", "TPOT mean", "p99", "ITL p99")
-_CACHE = ("strategy", "seed", "hit rate", "preempted", "TTFT from due mean", "reasons")
+_LATENCIES = (
+    "TTFT to first arm's",
+    "TTFT mean",
+    "median",
+    "p90",
+    "p99",
+    "TPOT mean",
+    "p99",
+    "ITL p99",
+)
+DEFINITIONS = """TTFT: from the sending of a request to its first token; E2E: to its last. ITL: between two tokens.
+TPOT: a token after the first, by request. mean, median, pNN: of the requests. hit rate: cached tokens of all prompt
+tokens, 0 to 1. tok/s: prompt and output tokens a second, of what ended in the window."""
+_FLEET = f"""{DEFINITIONS}
+asked: by the schedule; offered: due in the window; served: ended in it. preempted: how often an engine set a request
+back for want of memory. reasons: requests, by why their endpoint was picked. TTFT to first arm's: the mean TTFT
+divided by that of the first arm of the same seed, without a unit; below 1 is sooner.
+"""
+_CACHE = ("strategy", "seed", "hit rate", "preempted", "TTFT from due mean ms", "reasons")
 _ELASTIC = (
     *("strategy", "seed", "ready", "reaction s", "recovery s", "SLO s missed"),
-    *("endpoint-s ready", "held", "TTFT from due mean", "p95"),
+    *("endpoint-s ready", "held", "TTFT from due mean ms", "p95 ms"),
 )
 
 
@@ -45,6 +62,7 @@ def render_summaries(summaries: Sequence[Summary]) -> str:
     return (
         window
         + "\n".join(map(lay_out, tables))
+        + f"\n{_FLEET}"
         + "".join(f"\nWARNING  {line}\n" for line in warn(summaries))
     )
 

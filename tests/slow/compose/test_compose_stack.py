@@ -1,24 +1,28 @@
-"""The composed stack in containers: a day's story, and faults while answers stream (`make test-compose`)."""
+"""The composed stack in containers: a day's story, and faults while answers stream (`make compose-test`)."""
 
 import asyncio
 import json
+import re
+import subprocess
 import time
 import urllib.error
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from urllib.request import urlopen
 
 import aiohttp
 import pytest
 
 from extproc import __version__
-from tests.slow.compose.docker import NETWORK, PROJECT, Compose, build_images, docker, engine
+from tests.slow.compose.docker import NETWORK, Compose, docker, engine, find_images
 from tests.stack.ports import free_ports
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 ENDPOINTS = 4
+LABEL = "label=org.opencontainers.image.title=extproc-router"
 # Images are built: minutes.
 pytestmark = [pytest.mark.xdist_group("compose"), pytest.mark.timeout(900)]
 
@@ -54,13 +58,15 @@ def compose_stack() -> Iterator[ComposeStack]:
     gateway, admin, envoy = free_ports(3)
     ports = {"GATEWAY_PORT": gateway, "ADMIN_PORT": admin, "ENVOY_PORT": envoy}
     with engine():
-        compose = Compose({**build_images(), **{name: str(port) for name, port in ports.items()}})
+        compose = Compose({**find_images(), **{name: str(port) for name, port in ports.items()}})
         try:
-            compose.run("down", "--volumes")  # what an earlier run left
-            compose.run("up", "--detach")
+            compose.run("up", "--build", "--detach")
             yield ComposeStack(compose, gateway, admin, envoy)
         finally:
             compose.run("down", "--volumes", "--timeout", "5")
+            # Images that this build replaced have no name any more.
+            docker("image", "prune", "--force", "--filter", LABEL)
+        assert compose.find_leftovers() == ["", "", ""]
 
 
 def test_the_image_runs_without_rights_has_labels_and_writes_nothing(
@@ -154,6 +160,25 @@ async def stream_answers(stack: ComposeStack) -> dict[str, str]:
     return {text: each.endpoint for text, each in answers.items()}
 
 
+def test_the_line_that_the_stack_prints_finds_its_first_answer_in_a_cache(
+    compose_stack: ComposeStack,
+) -> None:
+    def read_lines() -> list[str]:
+        printed = compose_stack.compose.run("logs", "--no-color", "ready")
+        return [
+            line[line.index("curl -si") :] for line in printed.splitlines() if "curl -si" in line
+        ]
+
+    wait_until(read_lines, "no line to type was ever printed")
+    [line] = read_lines()
+    first, second = [subprocess.check_output(line, shell=True, text=True) for _ in range(2)]
+    [one, another] = [re.findall(r"x-simulated-endpoint: (\S+)", each) for each in (first, second)]
+
+    assert (f"127.0.0.1:{compose_stack.gateway}" in line, one) == (True, another)
+    assert '"cached_tokens":0' in first
+    assert '"cached_tokens":32' in second
+
+
 async def test_conversations_have_homes_whoever_comes_and_goes(compose_stack: ComposeStack) -> None:
     await until(compose_stack.is_whole, "an endpoint was never ready")
     homes = await stream_answers(compose_stack)
@@ -172,7 +197,7 @@ async def test_conversations_have_homes_whoever_comes_and_goes(compose_stack: Co
     assert later == anew
 
 
-# What is done to a container, and what undoes it.
+# What is done to a service, and what undoes it: words of Compose, or where it has none, of Docker about the container.
 WORDS = {
     "kill": ("kill", "start"),
     "pause": ("pause", "unpause"),
@@ -181,10 +206,21 @@ WORDS = {
 }
 
 
-async def do(words: str, name: str) -> None:
+async def do(stack: ComposeStack, words: str, service: str) -> None:
+    """Again until it is done: an engine on a busy machine may fail to freeze a container."""
+    if words.startswith("network"):
+        ask = partial(docker, *words.split(), stack.compose.find_container(service))
+    else:
+        ask = partial(stack.compose.try_to, words, service)
+    faults = []
+
+    async def is_done() -> bool:
+        done = await asyncio.to_thread(ask)
+        faults.append(done.stderr)
+        return done.returncode == 0
+
     if words:
-        done = await asyncio.to_thread(docker, *words.split(), f"{PROJECT}_{name}_1")
-        assert done.returncode == 0, done.stderr
+        await until(is_done, lambda: faults[-1])
 
 
 FAULTS = [
@@ -206,9 +242,10 @@ async def test_clients_lose_what_streamed_through_the_broken_part_and_nothing_el
     async with streaming_clients(compose_stack) as answers:
         before = len(answers)
         broken_s = time.monotonic()
-        await do(WORDS[fault][0], name)
+        await do(compose_stack, WORDS[fault][0], name)
+        done_s = time.monotonic()
         await until(lambda: len(answers) >= before + 60 or time.monotonic() - broken_s > 10)
-        await do(WORDS[fault][1], name)
+        await do(compose_stack, WORDS[fault][1], name)
         await until(compose_stack.is_whole, "the stack was never whole again")
         mended_s = time.monotonic()
         mended = len(answers)
@@ -218,7 +255,7 @@ async def test_clients_lose_what_streamed_through_the_broken_part_and_nothing_el
     if name == "envoy":  # nobody is there to answer
         assert all(each.ended_s >= broken_s and each.began_s <= mended_s for each in lost), lost
     elif fault in {"kill", "cut"} and name != "extproc":
-        assert all(each.endpoint in {name, ""} and each.began_s <= broken_s + 1 for each in lost), (
+        assert all(each.endpoint in {name, ""} and each.began_s <= done_s + 1 for each in lost), (
             lost
         )
         assert len(lost) <= 12

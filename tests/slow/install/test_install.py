@@ -102,7 +102,8 @@ def test_a_command_says_in_one_line_which_extra_it_lacks(
 
     assert (2, 1) == (status, len(output.splitlines())), output
     assert output.endswith(
-        f"needs the extra `{extra}`: in the checkout, pip install '.[{extra}]'\n"
+        f"needs the extra `{extra}`: in the checkout, pip install '.[{extra}]', "
+        f"or for a container make image EXTRAS={extra},…\n"
     )
 
 
