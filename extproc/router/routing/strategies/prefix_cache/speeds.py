@@ -16,7 +16,7 @@ from msgspec import Struct
 _REQUESTS: Final = 300.0
 _FEWEST_REQUESTS: Final = 50
 # Endpoints of one kind differ by less, measured so.
-_ALIKE: Final = 1.5
+_ALIKE: Final = 1.6
 _MOST: Final = 8.0
 
 
