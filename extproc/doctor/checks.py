@@ -384,7 +384,7 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
         prefills = _sum(engines, "request_prefill_time_seconds_count")
         time_ms = 1000 * _sum(engines, "request_prefill_time_seconds_sum")
         tokens = _count_computed(engines)
-        if settings.learn or prefills < _FEW_REQUESTS or tokens < _TOKENS:
+        if prefills < _FEW_REQUESTS or tokens < _TOKENS:
             continue
         presumed_ms = settings.costs.prefill_ms_per_token
         is_faster = presumed_ms * tokens > _FASTER * time_ms

@@ -49,7 +49,7 @@ pools:
   fallbacks: 2  # further endpoints, for the gateway's retries
   strategy:
     name: prefix_cache
-    engine: {engine}  # the nearest of `extproc schema`'s list; `learn: true` measures yours
+    engine: {engine}  # the nearest of `extproc schema`'s list; `extproc calibrate` measures yours
     gateways: 2  # replicas; with an autoscaler its minReplicas
 share:  # the replicas tell each other what they picked; a change needs a restart
   cluster: extproc

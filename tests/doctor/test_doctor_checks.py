@@ -178,7 +178,6 @@ def rows() -> Iterator[tuple[Evidence, set[str]]]:
             set(),
         )
     yield prefills_seen(100, 19.0), set()
-    yield prefills_seen(100, 6.0, learn=True), set()
     yield prefills_seen(100, 80.0), {"engine_slower"}
     yield prefills_seen(1000, 80.0), set()  # short prompts: a step each
 

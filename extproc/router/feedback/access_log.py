@@ -25,13 +25,8 @@ METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 MAX_MESSAGE_BYTES: Final = 262_144
 MAX_ENTRIES: Final = 1_000
 
-# Microseconds from the request's first byte to the endpoint to the first of the answer's body.
-FIRST_BODY_TAG: Final = "first_body_us"
-_MOST_DIGITS: Final = 12
 _TICKET_DIGITS: Final = 16
 _HEX: Final = "0123456789abcdef"
-_STREAM: Final = "text/event-stream"
-_OK: Final = 200
 
 _MAY_BE_BUSY: Final = frozenset({429, 503})
 _ENDED: Final = frozenset({0, 6})  # AccessLogType: NotSet, DownstreamEnd
@@ -72,17 +67,8 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
         attempts,
         _destinations(spaces) if attempts > 1 else (),
         response.response_headers.get("retry-after") if status in _MAY_BE_BUSY else None,
-        _first_token_s(common, response) if ticket and attempts <= 1 else None,
         ticket,
     )
-
-
-def _first_token_s(common: pb.AccessLogCommon, response: pb.HTTPResponseProperties) -> float | None:
-    text = common.custom_tags.get(FIRST_BODY_TAG, "")
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        return None
-    is_stream = response.response_headers.get("content-type", "").startswith(_STREAM)
-    return int(text) / 1e6 if is_stream and response.response_code.value == _OK else None
 
 
 def _destinations(spaces: Mapping[str, Struct]) -> Sequence[str]:

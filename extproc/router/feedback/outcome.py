@@ -53,10 +53,8 @@ class Exchange(Struct, frozen=True):
 
     `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent
     the proxy, best first, read only where there was more than one attempt. `first_byte_s` is `None`
-    where no byte of an answer came, `status` 0 where the client got none. `first_token_s` counts
-    from when the request was sent to the endpoint to the first byte of a streamed answer's body:
-    the head of a stream comes at once (vLLM), the first event with the first token. `ticket` is the
-    pick's number, 0 where it has none.
+    where no byte of an answer came, `status` 0 where the client got none. `ticket` is
+    the pick's number, 0 where it has none.
     """
 
     address: str
@@ -67,7 +65,6 @@ class Exchange(Struct, frozen=True):
     attempts: int = 1
     destinations: Sequence[str] = ()
     retry_after: str | None = None
-    first_token_s: float | None = None
     ticket: int = 0
 
 

@@ -47,7 +47,7 @@ class Feedback:
                 if outcome.address in named:
                     pool.feedback.observe(outcome)
         # A request that no endpoint answered has a status, too, unless its client left.
-        pick.learn(RequestResult(exchange.status or None, exchange.first_token_s), exchange.address)
+        pick.learn(RequestResult(exchange.status or None), exchange.address)
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:
         """Takes the headers of a response, from a gateway."""

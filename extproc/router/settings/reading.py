@@ -34,6 +34,8 @@ _SERVICE_LINK: Final = re.compile(
 REMOVED: Final[Mapping[str, str]] = {
     "server.workers": "was removed in 0.2: run more replicas, or several services behind one "
     "Envoy cluster; see docs/how-to/several-replicas.md",
+    "pools.strategy.learn": "was removed in 0.3: unequal endpoints are found without it, by `signals`; "
+    "`extproc calibrate URL` measures an engine's constants for `engine`",
     **dict.fromkeys(
         ("pools.endpoints.kubernetes.context", "pools.endpoints.inference_pool.context"),
         "was removed in 0.2: give a `kubeconfig` whose current context it is",

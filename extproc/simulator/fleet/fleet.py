@@ -234,7 +234,7 @@ class _Fleet:
         pick.release()
         self._post(flight)
         if flight.is_answered:
-            pick.learn(RequestResult(200, flight.ttft_s))
+            pick.learn(RequestResult(200))
         if flight.ended_at > self._timeline.now:
             self._timeline.at(flight.ended_at, self._client.ended, flight)
         else:

@@ -36,7 +36,6 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
     headers: Mapping[str, str] = {},
     type_: AccessLogType = AccessLogType.DownstreamEnd,
     pick: str | None = None,
-    first_body_us: str | None = None,
 ) -> HttpAccessLogEntry:
     """An entry with everything that Envoy also sends and we do not read."""
     spaces = {"other": struct_of(x="y")}
@@ -54,7 +53,6 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
         upstream_cluster="vllm",
         response_flags=None if flag is None else ResponseFlags(**{flag: True}),  # type: ignore[arg-type]  # all but one are booleans
         metadata=Metadata(filter_metadata=spaces),
-        custom_tags={} if first_body_us is None else {"first_body_us": first_body_us},
         duration=time_of(duration_ms),
         upstream_request_attempt_count=attempts,
         access_log_type=type_,

@@ -105,38 +105,14 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
     assert "secret" not in repr(exchange)  # what the client wrote
 
 
-STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 TICKET = "00000000000000ff"
-
-
-@table(
-    ("fields", "first_token_s"),
-    [
-        ({}, 0.25),
-        ({"headers": {"content-type": "application/json"}}, None),
-        ({"headers": {}}, None),
-        ({"status": 400}, None),
-        ({"attempts": 2}, None),
-        ({"first_body_us": "-"}, None),
-        ({"first_body_us": ""}, None),
-        ({"first_body_us": "9" * 99}, None),
-        ({"first_body_us": None}, None),
-    ],
-)
-def test_the_first_token_is_that_of_a_stream_at_the_first_attempt(
-    fields: dict[str, Any], first_token_s: float | None
-) -> None:
-    written = entry(**{"pick": TICKET, "first_body_us": "250000", "headers": STREAM} | fields)
-    (exchange,) = read_entries(log_message(written))
-
-    assert (exchange.ticket, exchange.first_token_s) == (255, first_token_s)
 
 
 @table("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
 def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
-    (exchange,) = read_entries(log_message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
+    (exchange,) = read_entries(log_message(entry(pick=pick)))
 
-    assert (exchange.ticket, exchange.first_token_s) == (0, None)
+    assert exchange.ticket == 0
 
 
 def test_only_what_has_a_number_is_taken() -> None:

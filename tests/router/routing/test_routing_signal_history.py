@@ -13,6 +13,7 @@ from extproc.router.routing.strategies.prefix_cache.engine import (
     Trust,
     foreign_requests,
 )
+from extproc.router.routing.strategies.prefix_cache.speeds import Prefills
 from tests.tables import table
 
 FIRST = EndpointSignals(queried_tokens=10, prefills=1, started_s=1e9)
@@ -136,15 +137,15 @@ def test_bytes_of_a_token_are_known(prefills: int, tokens: int, expected: float 
     assert sense.add(later).bytes_per_token == expected
 
 
-def test_prefills_are_known_per_request() -> None:
+def test_prefills_are_what_came_since_the_last_look() -> None:
     sense = SignalHistory()
     sense.add(FIRST)
     later = EndpointSignals(
         queried_tokens=4_010, hit_tokens=1_000, prefills=11, prefill_s=2.5, started_s=1e9
     )
 
-    assert sense.add(later).prefill == (300.0, 250.0)
-    assert sense.add(later).prefill is None
+    assert sense.add(later).prefills == Prefills(10.0, 3_000.0, 2_500.0)
+    assert sense.add(later).prefills is None
 
 
 @table(

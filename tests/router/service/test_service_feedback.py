@@ -54,9 +54,7 @@ def endpoint_states(pools: Pools) -> dict[str, str]:
     return {each["name"]: each["state"] for endpoints in described for each in endpoints}  # type: ignore[attr-defined]  # JSON
 
 
-CACHES = TWO_POOLS.replace(
-    "probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}"
-)
+CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache}")
 LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why " * 500}]})
 
 
@@ -197,18 +195,6 @@ async def test_response_headers_reach_the_pool() -> None:
         assert pools["b"].feedback.counters.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
-async def test_an_access_log_reaches_the_strategy_that_placed_the_request() -> None:
-    async with running_two_pools(CACHES) as pools:
-        pick, number = take(pools)
-        exchange = Exchange(pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
-        for _ in range(2):
-            pools.feedback.note(exchange)
-        learnt = pick.pool.describe_engines()
-
-        assert (learnt["samples"], learnt["source"]) == (1, "access_log")
-        assert describe_pool(pools["a"])["learnt"] == learnt
-
-
 @table(
     ("who", "exchange", "known"),
     [
@@ -255,7 +241,7 @@ async def test_response_headers_take_back_what_failed() -> None:
 async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed() -> None:
     async with running_two_pools(CACHES) as pools:
         pick, number = take(pools)
-        other = CACHES.replace("name: prefix_cache, learn: true", "name: least_load")
+        other = CACHES.replace("name: prefix_cache", "name: least_load")
         pools.apply(parse_settings(other, {}).pools)
         await until(lambda: pick.pool.strategy.name == "least_load")
         pools.feedback.note(Exchange(pick.endpoint.address, 500, 1.0, ticket=number))

@@ -26,7 +26,11 @@ from tests.waiting import wait_until
 GATEWAYS: Final = 2
 ENDPOINTS: Final = 4
 PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
-_OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
+_OTHERS: Final = (
+    {"name": "prefix_hash"},
+    {"name": "least_load"},
+    {**PREFIX_CACHE, "kv_tokens": 60_000},
+)
 
 
 class Deployment:

@@ -1,6 +1,5 @@
 """Envoys as operators configure them, all in one: a listener each, with clusters of its own."""
 
-import re
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Final
@@ -95,18 +94,6 @@ def lock(tree: Tree) -> None:
     filters[names.index("envoy.filters.http.ext_proc") : 0] = yaml.safe_load(shown)
 
 
-def first_tokens_in_the_log(tree: Tree) -> None:
-    """Adds what docs/how-to/plain-envoy.md says that `learn` needs."""
-    [tag] = re.findall(r"custom_tags: \[\{tag: (\S+), value: \"(\S+)\"\}\]", DOCS)
-    for logs in find(tree, "access_log"):
-        for log in logs:
-            if log["name"] == "envoy.access_loggers.http_grpc":
-                log["typed_config"]["common_config"]["custom_tags"] = [
-                    {"tag": tag[0], "value": tag[1]}
-                ]
-                log["typed_config"]["additional_response_headers_to_log"].append("content-type")
-
-
 def headers_instead_of_the_log(tree: Tree) -> None:
     """A gateway that sends response headers and keeps no log for us."""
     (logs,) = find(tree["static_resources"]["listeners"][0], "access_log")
@@ -121,7 +108,7 @@ VARIANTS: Final[Mapping[str, Edit]] = {
         edit.__name__: edit
         for edit in (
             *(a_part_of_1_mb, small_buffer, impatient, impatient_in_full_duplex),
-            *(route_batch_to_second, split_cluster, open_ping, lock, first_tokens_in_the_log),
+            *(route_batch_to_second, split_cluster, open_ping, lock),
             headers_instead_of_the_log,
         )
     },

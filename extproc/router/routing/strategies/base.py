@@ -97,14 +97,9 @@ class CostRow(Struct, frozen=True):
 
 
 class RequestResult(Struct, frozen=True):
-    """What became of a request. The proxy says so some time after the end; `None` where it does not.
-
-    `first_token_s` counts from the moment when the proxy sent the request to the endpoint. It is
-    unknown for a request that was tried more than once, or whose answer came all at once.
-    """
+    """What became of a request. The proxy says so some time after the end; `None` where it does not."""
 
     status: int | None = None
-    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

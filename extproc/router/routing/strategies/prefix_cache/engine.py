@@ -16,8 +16,6 @@ It starts with the constants of one kind of engine. Requests and the endpoints' 
 #   requests are ours.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from math import inf
-from random import Random
 from types import MappingProxyType
 from typing import Final
 
@@ -27,7 +25,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import PredictedHits, ReadsSignals, Reason
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
-from extproc.router.routing.strategies.prefix_cache.learning import Learner, LearntCosts, Slowdown
+from extproc.router.routing.strategies.prefix_cache.speeds import Prefills, Speeds
 
 # Weight of a new figure against those before it: a mean of many requests, and a single one.
 _SLOWLY: Final = 0.25
@@ -38,10 +36,6 @@ BYTES_PER_TOKEN: Final = 4.0
 
 # What a request waits for that waits for no other: the rest of a step, and its own.
 _STEPS_TO_FIRST: Final = 1.5
-_ALONE: Final = 0.25
-# Of so many samples that waited, the one with the shortest wait counts all the same.
-_CROWDED: Final = 16
-_NO_ENDPOINT: Final = (inf, 0.0, "", 0.0, 0.0)
 
 
 # Judged after so many tokens, in so many rounds. A round is some minutes of one endpoint's traffic.
@@ -136,7 +130,7 @@ class SignalChange(Struct, frozen=True):
 
     is_lost: bool = False
     bytes_per_token: float | None = None
-    prefill: tuple[float, float] | None = None
+    prefills: Prefills | None = None
 
 
 class SignalHistory:
@@ -185,7 +179,7 @@ class SignalHistory:
             self._was_sent, self._was_sized = _copy(self.sent), _copy(self.sent)
             return SignalChange(is_lost=not (is_first or is_known))
         return SignalChange(
-            self._judge(before, signals), self._size(signals), _prefill(before, signals)
+            self._judge(before, signals), self._size(signals), _prefills(before, signals)
         )
 
     def _judge(self, before: EndpointSignals, signals: EndpointSignals) -> bool:
@@ -218,7 +212,7 @@ def _copy(sent: SentTotals) -> SentTotals:
     return SentTotals(sent.requests, sent.size, sent.cached)
 
 
-def _prefill(before: EndpointSignals, signals: EndpointSignals) -> tuple[float, float] | None:
+def _prefills(before: EndpointSignals, signals: EndpointSignals) -> Prefills | None:
     requests = signals.prefills - before.prefills
     if requests < 1:
         return None
@@ -226,9 +220,8 @@ def _prefill(before: EndpointSignals, signals: EndpointSignals) -> tuple[float, 
         signals.queried_tokens - before.queried_tokens,
         signals.hit_tokens - before.hit_tokens,
     )
-    return max(0.0, queried - found) / requests, (
-        signals.prefill_s - before.prefill_s
-    ) * 1000 / requests
+    seconds = signals.prefill_s - before.prefill_s
+    return Prefills(requests, max(0.0, queried - found), seconds * 1000)
 
 
 def foreign_requests(
@@ -297,9 +290,8 @@ class EngineModel(ReadsSignals):
     """What `prefix_cache` has learnt of a pool's engines, and resizes its `index` by.
 
     `kv_tokens` is the size of a cache whose endpoint does not say it, `reasons` those of picks by a
-    prompt. With an `rng` it learns the engine's constants, and calls `forget_backlogs` when they
-    change. `slow` has the factors of slower endpoints, `others_ms` the cost of other gateways'
-    requests that wait there.
+    prompt. `slow` has the factors of endpoints that are slower or faster than most, `others_ms` the
+    cost of other gateways' requests that wait there.
     """
 
     def __init__(
@@ -310,29 +302,24 @@ class EngineModel(ReadsSignals):
         gateways: GatewayCount,
         *,
         reasons: Iterable[Reason],
-        rng: Random | None,
-        forget_backlogs: Callable[[], None],
     ) -> None:
         self.bytes_per_token = BYTES_PER_TOKEN
         self._predicted = {reason: PredictedHits() for reason in reasons}
-        self._waited, self._least = 0, _NO_ENDPOINT
         self.slow: dict[str, float] = {}
         self.others_ms: dict[str, float] = {}
         self.unseen: dict[str, float] = {}
         self._engine, self._kv_tokens = engine, kv_tokens
         self._index, self._gateways = index, gateways
-        self._forget_backlogs = forget_backlogs
         self._is_measured = False
-        self._use(LearntCosts(engine.prefill_ms_per_token / BYTES_PER_TOKEN, engine.step_ms))
-        self.learner = Learner(self._costs, rng) if rng is not None else None
-        self._has_first_tokens = False
-        self._slowdowns: dict[str, Slowdown] = {}
+        self.ms_per_byte = engine.prefill_ms_per_token / BYTES_PER_TOKEN
+        self.step_ms = engine.step_ms
+        self._speeds = Speeds()
         self._histories: dict[str, SignalHistory] = {}
         self.mean_prefill_ms = 0.0
 
     def follow(self, ready: Collection[str]) -> None:
-        self._slowdowns = {name: self._slowdowns.get(name) or Slowdown() for name in ready}
-        self.slow = {name: factor for name, factor in self.slow.items() if name in ready}
+        self._speeds.follow(ready)
+        self.slow = self._speeds.slow
         self._histories = {name: self._histories.get(name) or SignalHistory() for name in ready}
         self.others_ms = {name: ms for name, ms in self.others_ms.items() if name in ready}
         self.unseen = {name: share for name, share in self.unseen.items() if name in ready}
@@ -340,6 +327,10 @@ class EngineModel(ReadsSignals):
     def tokens(self, size: float) -> int:
         """How many so many bytes of a prompt are, about."""
         return round(size / self.bytes_per_token)
+
+    def prefill_ms(self, endpoint: str) -> float:
+        """What a byte that is not cached takes there."""
+        return self.ms_per_byte * self.slow.get(endpoint, 1.0)
 
     def apply_signals(
         self,
@@ -404,46 +395,11 @@ class EngineModel(ReadsSignals):
             for name, history in self._histories.items()
         }
 
-    def learn(self, endpoint: str, missing: float, backlog_ms: float, first_token_s: float) -> None:
-        """Takes a request's time to its first token; only one that waited for no other explains it.
-
-        Constants that are too large make a backlog of nothing: so of many that seem to have waited,
-        the one with the least before it is taken.
-        """
-        costs, learner = self._costs, self.learner
-        if learner is not None and not self._has_first_tokens:
-            # Better than the endpoints' own figures, which leave out the rest of a step.
-            self._has_first_tokens = True
-            learner.forget()
-        own_ms = costs.step_ms * _STEPS_TO_FIRST + missing * costs.ms_per_byte
-        if learner is None:
-            return
-        self._waited += 1
-        self._least = min(
-            self._least, (backlog_ms / own_ms, own_ms, endpoint, missing, first_token_s)
-        )
-        if self._least[0] > _ALONE and self._waited < _CROWDED:
-            return
-        _, own_ms, endpoint, missing, first_token_s = self._least
-        self._waited, self._least = 0, _NO_ENDPOINT
-        self._fit(missing, first_token_s * 1000)
-        slowdown = self._slowdowns.get(endpoint)
-        if slowdown is not None and learner.lines:
-            slowdown.add(own_ms, first_token_s * 1000)
-            if slowdown.factor != self.slow.get(endpoint, 1.0):
-                self.slow = {
-                    name: each.factor for name, each in self._slowdowns.items() if each.factor != 1
-                }
-
     def describe_engines(self) -> Mapping[str, object]:
-        learner, costs = self.learner, self._costs
         return {
-            "prefill_ms_per_token": round(costs.ms_per_byte * self.bytes_per_token, 4),
-            "step_ms": round(costs.step_ms, 2),
+            "prefill_ms_per_token": round(self.ms_per_byte * self.bytes_per_token, 4),
+            "step_ms": round(self.step_ms, 2),
             "bytes_per_token": round(self.bytes_per_token, 2),
-            "source": "access_log" if self._has_first_tokens else "signals" if learner else None,
-            "samples": learner.samples if learner else 0,
-            "lines": learner.lines if learner else 0,
             "gateways": round(self._gateways.count, 1),
             "endpoints": {
                 name: self._describe_endpoint(name, history)
@@ -470,21 +426,12 @@ class EngineModel(ReadsSignals):
             share = _SLOWLY if self._is_measured else 1.0
             self._is_measured = True
             self.bytes_per_token += share * (change.bytes_per_token - self.bytes_per_token)
-            if self.learner is None or not self.learner.lines:
-                per_byte = self._engine.prefill_ms_per_token / self.bytes_per_token
-                self._use(LearntCosts(per_byte, self._costs.step_ms))
+            self.ms_per_byte = self._engine.prefill_ms_per_token / self.bytes_per_token
         kv_tokens = history.kv_tokens or self._kv_tokens
         self._index.resize(endpoint, int(kv_tokens * self.bytes_per_token * history.trust.share))
-        if change.prefill is not None and not self._has_first_tokens:
-            tokens, ms = change.prefill
-            self._fit(tokens * self.bytes_per_token, ms)
-
-    def _fit(self, missing: float, first_token_ms: float) -> None:
-        if self.learner is not None and self.learner.add(missing, first_token_ms):
-            self._use(self.learner.costs)
-            self._forget_backlogs()  # counted with other constants, they outweigh what a prefill costs now
-
-    def _use(self, costs: LearntCosts) -> None:
-        self._costs = costs
-        self.ms_per_byte = costs.ms_per_byte
-        self.step_ms = costs.step_ms
+        if change.prefills is not None:
+            did = change.prefills
+            step_ms = did.requests * self.step_ms * _STEPS_TO_FIRST
+            per_token = self.ms_per_byte * self.bytes_per_token
+            self._speeds.add(endpoint, did, step_ms + did.tokens * per_token)
+            self.slow = self._speeds.slow

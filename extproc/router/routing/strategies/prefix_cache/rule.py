@@ -288,7 +288,7 @@ class CostModel:
             missing *= self._rule.home
         if name not in request.waits:
             self._weigh((name,), request)
-        cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
+        cost_ms = missing * engine.prefill_ms(name) + request.waits[name]
         waits = self._backlogs.ms(name, request.now), in_flight
         return CostRow(
             name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home
@@ -302,10 +302,10 @@ class CostModel:
         for name in names:
             if name in waits:
                 continue
-            ms = backlog_ms(name, now) + in_flight(name) * per_request + self._memory_ms(name)
+            ms = in_flight(name) * per_request + self._memory_ms(name)
             if has_more:
                 ms = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
-            waits[name] = ms
+            waits[name] = ms + backlog_ms(name, now)
 
     def _memory_ms(self, name: str) -> float:
         """What the endpoint's cache in use costs: the fuller, the sooner a request waits for memory."""

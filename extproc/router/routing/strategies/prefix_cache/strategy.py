@@ -71,18 +71,17 @@ _BY_PROMPT: Final = (SESSION, PREFIX, COLD, HOME, SPILL)
 
 
 class _Start(Struct, frozen=True):
-    """A request's start: what it took of the index, bytes it should lack, what waited there.
+    """A request's start: what it took of the index, and bytes it should lack.
 
     `to_do` is what it lacks by our own index; `missing` leaves out what a home is presumed to have.
     """
 
     taken: Taken
     missing: float
-    backlog_ms: float
     to_do: int = 0
 
 
-_NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0, 0)
+_NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0)
 
 
 class EngineSettings(BaseModel):
@@ -109,10 +108,6 @@ class PrefixCacheSettings(StrategySettings):
     engine: Literal[tuple(ENGINES)] | EngineSettings = DEFAULT_ENGINE  # type: ignore[valid-type]
     """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter. Or own
     figures, which `extproc calibrate` measures."""
-    learn: bool = False
-    """Learn the costs from the time to the first token, beginning with those of `engine`. The times come from
-    the access log (see docs/how-to/plain-envoy.md), else from `signals`. This finds slow endpoints,
-    too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, which vLLM prints at its start. Omitted: that of `engine`. `signals`
     correct it. Too small loses hits; too large is worst for agents with long contexts."""
@@ -150,7 +145,6 @@ class PrefixCache(Strategy):
         outside: ClockAndRandom,
         *,
         engine: str | Mapping[str, float] = DEFAULT_ENGINE,
-        learn: bool = False,
         kv_tokens: int | None = None,
         gateways: int | None = None,
         shed_cold: bool = False,
@@ -172,8 +166,6 @@ class PrefixCache(Strategy):
             self.index,
             self.gateways,
             reasons=_BY_PROMPT,
-            rng=outside.rng if learn else None,
-            forget_backlogs=self.backlogs.clear,
         )
         self.costs = CostModel(
             outside, self.index, self.backlogs, self.signals, self.gateways, rule=rule
@@ -212,8 +204,8 @@ class PrefixCache(Strategy):
         taken = self.index.insert(holding, chain, now, matched)
         to_do = chain.size - chain.cached_bytes(taken.had)
         missing = min(to_do, chain.size - presumed)
-        start = _Start(taken, missing, self.backlogs.ms(holding.name, now), to_do)
-        self.backlogs.add(holding.name, to_do * self.signals.ms_per_byte, now)
+        start = _Start(taken, missing, to_do)
+        self.backlogs.add(holding.name, to_do * self.signals.prefill_ms(holding.name), now)
         return start
 
     def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
@@ -275,7 +267,7 @@ class _PeerPicks(SharesPicks):
         if holding is not None:
             self._index.apply_peer_pick(holding, blocks, now, is_new=True)
             if missing:
-                self._backlogs.add(endpoint, missing * self._engine.ms_per_byte, now)
+                self._backlogs.add(endpoint, missing * self._engine.prefill_ms(endpoint), now)
 
     def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
         holding = self._index.holding(endpoint)
@@ -366,10 +358,6 @@ class _CacheReading(Reading):
         elif endpoint != self._holding.name:
             self.taken(endpoint)
             self.ended(endpoint)
-        elif ending.first_token_s is not None:
-            self._strategy.signals.learn(
-                endpoint, self._start.missing, self._start.backlog_ms, ending.first_token_s
-            )
 
     def _withdraw(self) -> None:
         """The endpoint never read the prompt, or did not keep it."""
