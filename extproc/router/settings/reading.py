@@ -156,8 +156,10 @@ def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fau
     """A fault with its place: in the file, or the variable that overrides it."""
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
-    name = ".".join(step for step in fault["loc"] if isinstance(step, str))
     loc = fault["loc"] if at else document.name_place(fault["loc"])
+    name = ".".join(step for step in fault["loc"] if isinstance(step, str))
+    # Between a strategy and its options stands its name.
+    name = re.sub(r"^pools\.strategy\.\w+\.", "pools.strategy.", name)
     if name in REMOVED:
         what = f"{name} {REMOVED[name]}"
     else:
