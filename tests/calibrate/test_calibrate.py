@@ -38,10 +38,14 @@ COSTS = (
 
 
 class VirtualEngine:
-    """A simulated engine in virtual time; what it takes is known to the last digit."""
+    """A simulated engine in virtual time; what it takes is known to the last digit.
 
-    def __init__(self, profile: Profile) -> None:
+    It sends a part of the answers' tokens together with the next one.
+    """
+
+    def __init__(self, profile: Profile, merged: float = 0.0) -> None:
         self._profile, self._engine = profile, Engine(profile)
+        self._merged, self._rng = merged, Random(3)
         self._names = (str(number) for number in count())
 
     async def ask(self, prompt: Sequence[int], tokens: int) -> Sequence[float]:
@@ -59,7 +63,11 @@ class VirtualEngine:
             now = step.ends_at
             for name in step.emitted:
                 times[name].append(now)
-        return list(times.values())
+        return [self._merge(each) for each in times.values()]
+
+    def _merge(self, times: Sequence[float]) -> Sequence[float]:
+        first, *middle, last = [times[0], *times[1:]] if len(times) > 1 else [times[0], times[0]]
+        return [first, *(each for each in middle if self._rng.random() >= self._merged), last]
 
 
 def capacity_of(profile: Profile) -> Capacity:
@@ -72,11 +80,10 @@ def capacity_of(profile: Profile) -> Capacity:
     )
 
 
-def measure_virtual(profile: Profile) -> Measured:
+def measure_virtual(profile: Profile, merged: float = 0.0) -> Measured:
     said: list[str] = []
-    return asyncio.run(
-        measure_engine(VirtualEngine(profile), capacity_of(profile), Random(1), said.append)
-    )
+    engine = VirtualEngine(profile, merged)
+    return asyncio.run(measure_engine(engine, capacity_of(profile), Random(1), said.append))
 
 
 def fit_virtual(profile: Profile) -> FittedCosts:
@@ -98,6 +105,15 @@ def test_costs_of_a_known_engine_are_found_within_five_per_cent(name: str) -> No
             cost
         )
     assert found.error_median < 0.01
+
+
+def test_tokens_that_a_busy_server_sends_together_are_counted() -> None:
+    profile = find_profile("h200-llama8b-bf16")
+    measured = measure_virtual(profile, merged=0.15)
+
+    found = fit(measured.firsts, measured.gaps, profile.max_num_batched_tokens)
+
+    assert found.base_ms == pytest.approx(profile.base_ms, rel=0.1)
 
 
 def test_one_disturbed_measurement_of_three_changes_nothing() -> None:
