@@ -19,7 +19,7 @@ NODES: Final[Mapping[str, int]] = {
     "router": 120_000,
     "grpc_server": 17_000,
     "bench": 78_600,
-    "simulator": 58_700,
+    "simulator": 59_000,
     "operator": 18_000,
     "doctor": 9_500,
     "pages": 5_000,

@@ -77,7 +77,10 @@ def test_peers_are_no_strategies_of_the_service() -> None:
     assert not PEERS.keys() & STRATEGIES.kinds.keys()
 
 
-@table("name", [name for name in PEERS if name not in {"llmd_exact", "dynamo", "oracle"}])
+@table(
+    "name",
+    [name for name in PEERS if name not in {"llmd_exact", "llmd_sticky", "dynamo", "oracle"}],
+)
 def test_peer_keeps_a_prompt_where_it_was_until_that_is_gone_and_names_every_fallback_once(
     name: str,
 ) -> None:
@@ -171,6 +174,31 @@ def test_llmd_exact_and_dynamo_go_by_what_is_there() -> None:
     picks = [PeerFleet(arm).pick("x") for arm in arms]
 
     assert [pick.endpoint.name + pick.fallbacks[0].name for pick in picks] == ["ba", "ac", "cb"]
+
+
+@table(
+    ("options", "pending", "picked"),
+    [
+        ({}, 0, "a"),
+        ({}, 93_000, "a"),  # under 18 s
+        ({}, 95_000, "c"),
+        ({"penalty_s": 1.0}, 4_000, "a"),
+        ({"penalty_s": 1.0}, 6_000, "c"),
+        ({"affinity": 0.95}, 0, "c"),  # nobody has so much: the least to do
+        ({"affinity": 0.3}, 0, "b"),
+    ],
+)
+def test_llmd_sticks_to_a_cache_until_it_is_saturated(
+    options: dict[str, float], pending: int, picked: str
+) -> None:
+    told = Told(
+        a=Signal(prompt=1_000, cached=900, pending=pending + 600),
+        b=Signal(prompt=1_000, cached=400, pending=20),
+        c=Signal(prompt=1_000, cached=100, pending=-500),
+    )
+    pick = PeerFleet(peer("llmd_sticky", told, exact=True, **options)).pick("x")
+
+    assert pick.endpoint.name == picked
 
 
 def test_aibrix_leaves_a_match_that_is_a_deviation_above_the_mean_or_far_above_the_least() -> None:

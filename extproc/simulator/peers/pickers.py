@@ -30,6 +30,7 @@ _MOST_BLOCKS: Final = 200_000
 #   the middle counts though one before it is missing, and the head of a chain is evicted first.
 # - `LlmdExact`: llm-d's guide to precise prefixes, same weights, with knowledge that is never wrong
 #   or late.
+# - `LlmdSticky`: llm-d's newest default (2026), sticky until saturated, as its guide describes it.
 # - `AibrixPrefixCache`: AIBrix (2026), algorithms/prefix_cache.go.
 # - `Dynamo`: Dynamo's KV router (2026), scheduling/selector.rs, at temperature 0, exact knowledge.
 # - `sglang.py`: SGLang's router 0.2, `cache_aware`. KubeAI's rule (0.22.1) is our own
@@ -154,7 +155,60 @@ class LlmdExact(Gie):
         return ()
 
     def matches(self, _seen: Sequence[int], signals: Mapping[str, Signal]) -> Mapping[str, float]:
-        return {name: signal.cached / max(1, signal.prompt) for name, signal in signals.items()}
+        return known_shares(signals)
+
+
+class LlmdSticky(Gie):
+    """Among endpoints that have most of the prompt the least tokens in flight; all, if those keep it waiting.
+
+    What waits at an endpoint are the uncached prompt tokens sent there without a first token yet,
+    over `tokens_per_s`, those of one cold prompt of 8,000. Where the best of those that have
+    `affinity` of the prompt keeps it waiting `penalty_s` longer than the best other one, all
+    compete. `exact`: it knows every cache; else it remembers what it sent, as `gie`.
+    """
+
+    name = "llmd_sticky"
+
+    def __init__(
+        self,
+        outside: ClockAndRandom,
+        signals: Signals,
+        *,
+        affinity: float = 0.8,
+        tokens_per_s: float = 5_263.0,
+        penalty_s: float = 18.0,
+        exact: bool = False,
+        lru_blocks: int = 31_250,
+    ) -> None:
+        super().__init__(outside, signals, lru_blocks=lru_blocks)
+        self._affinity, self._exact = affinity, exact
+        self._penalty_tokens = penalty_s * tokens_per_s
+
+    def matches(self, seen: Sequence[int], signals: Mapping[str, Signal]) -> Mapping[str, float]:
+        return known_shares(signals) if self._exact else super().matches(seen, signals)
+
+    def rank(self, seen: Sequence[int], candidates: Candidates) -> tuple[Sequence[str], Reason]:
+        signals = {name: self._signals.read(name) for name in candidates.names}
+        names = [*signals]
+        self._rng.shuffle(names)
+        shares = self.matches(seen, signals)
+        loads = {
+            name: each.pending + each.prompt * (1 - shares[name]) for name, each in signals.items()
+        }
+        names.sort(key=loads.__getitem__)
+        sticky = [name for name in names if shares[name] >= self._affinity]
+        others = [name for name in names if name not in sticky]
+        wait, other_wait = (
+            min((signals[name].pending for name in group), default=0) for group in (sticky, others)
+        )
+        if sticky and (not others or wait - other_wait <= self._penalty_tokens):
+            names = [*sticky, *others]
+        return names, PREFIX if shares[names[0]] else COLD
+
+
+def known_shares(signals: Mapping[str, Signal]) -> Mapping[str, float]:
+    """Which share of the prompt each endpoint's cache has now."""
+    return {name: signal.cached / max(1, signal.prompt) for name, signal in signals.items()}
 
 
 class AibrixPrefixCache(WholePrompt[Sequence[int]]):

@@ -11,7 +11,14 @@ from typing import Final
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.simulator.peers.pickers import AibrixPrefixCache, Dynamo, Gie, LlmdExact, Oracle
+from extproc.simulator.peers.pickers import (
+    AibrixPrefixCache,
+    Dynamo,
+    Gie,
+    LlmdExact,
+    LlmdSticky,
+    Oracle,
+)
 from extproc.simulator.peers.sglang import SglangCacheAware
 from extproc.simulator.peers.signals import Scrape
 
@@ -39,6 +46,7 @@ PEERS: Final[Mapping[str, Build]] = MappingProxyType(
         "kubeai": _blind(partial(PrefixHash, load_floor=0)),
         "gie": _gie,
         "llmd_exact": _exact(LlmdExact),
+        "llmd_sticky": _exact(LlmdSticky),
         "sglang_cache_aware": _blind(SglangCacheAware),
         "aibrix": _blind(AibrixPrefixCache),
         "dynamo": _exact(Dynamo),
