@@ -18,8 +18,8 @@ REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
     "router": 120_000,
     "grpc_server": 17_000,
-    "bench": 78_600,
-    "simulator": 58_700,
+    "bench": 79_100,
+    "simulator": 59_000,
     "operator": 18_000,
     "doctor": 9_500,
     "pages": 5_000,
