@@ -18,7 +18,7 @@ REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
     "router": 120_000,
     "grpc_server": 17_000,
-    "bench": 79_100,
+    "bench": 79_200,
     "simulator": 59_000,
     "operator": 18_000,
     "doctor": 9_500,

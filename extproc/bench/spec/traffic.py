@@ -218,6 +218,17 @@ class TrafficShape(SpecSection):
         stages = [UserStage.model_validate(stage) for stage in value["stages"]]
         return {**value, "duration": sum(stage.duration for stage in stages)}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_the_rate_of_its_first_step(cls, value: object) -> object:
+        shape = value.get("shape") if isinstance(value, dict) else None
+        if not isinstance(shape, dict) or "steps" not in shape:
+            return value
+        if not isinstance(value, dict) or {"req_rate", "req-rate", "vus"} & value.keys():
+            return value
+        rates = (Step.model_validate(step).req_rate for step in shape["steps"])
+        return {"req_rate": next(filter(None, rates), None), **value}
+
     @field_validator("model_type")
     @classmethod
     def _is_a_language_model(cls, value: str) -> str:
