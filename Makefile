@@ -134,20 +134,24 @@ layers: $(READY)  ## Who may import whom (contracts.toml)
 	@for contracts in $$(find extproc -name contracts.toml | sort); do $(BIN)/lint-imports --no-cache --config $$contracts || exit 1; done
 
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
+SERVERS = examples/model-servers
 
 .PHONY: protos
 protos: $(READY)  ## Compile protos/ into the package
 	$(PROTOC) --python_out=extproc/router/stream --pyi_out=extproc/router/stream protos/ext_proc.proto
 	$(PROTOC) --python_out=extproc/router/feedback --pyi_out=extproc/router/feedback protos/access_log.proto
+	$(PROTOC) -I$(SERVERS) --python_out=$(SERVERS) --pyi_out=$(SERVERS) $(SERVERS)/jetstream.proto
 
 .PHONY: protos-check
 protos-check: $(READY)
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
-	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto \
+	&& $(PROTOC) -I$(SERVERS) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto $(SERVERS)/jetstream.proto \
 	&& diff $$out/ext_proc_pb2.py extproc/router/stream/ext_proc_pb2.py \
 	&& diff $$out/ext_proc_pb2.pyi extproc/router/stream/ext_proc_pb2.pyi \
 	&& diff $$out/access_log_pb2.py extproc/router/feedback/access_log_pb2.py \
 	&& diff $$out/access_log_pb2.pyi extproc/router/feedback/access_log_pb2.pyi \
+	&& diff $$out/jetstream_pb2.py $(SERVERS)/jetstream_pb2.py \
+	&& diff $$out/jetstream_pb2.pyi $(SERVERS)/jetstream_pb2.pyi \
 	&& echo "generated code is what protos/ gives"
 
 .PHONY: monitoring

@@ -251,6 +251,7 @@ def fleet(
         _refuse_others(click.get_current_context())
         if threads := seed_preset.THREADS.get(preset):
             profile = find_profile(profiles[0] if profiles else threads.profile)
+            click.echo(f"KubeAI's k6 threads; profile {profile.name}: {profile.note}")
             click.echo(seed_preset.render_threads(threads, profile, seeds), nl=False)
             return
         _print_preset(profiles, seeds, json_path, csv_path)
@@ -351,7 +352,7 @@ def _print_preset(
         for seed in seeds
         for cell in seed_preset.simulate_cells(profile, seed, has_ceiling=has_ceiling)
     ]
-    click.echo(seed_preset.render_cells(cells), nl=False)
+    click.echo(seed_preset.render_cells(cells) + seed_preset.tell_cells(cells), nl=False)
     write_file(json_path, msgspec.json.format(msgspec.json.encode(cells), indent=2))
     write_file(csv_path, write_csv(seed_preset.list_rows(cells)).encode())
 

@@ -8,6 +8,7 @@ PAGES = (
     "how-to/compare-strategies",
     "how-to/load-from-several-machines",
     "why/benchmark",
+    "why/documents",
 )
 DOCS = "".join((Path(__file__).parents[2] / "docs" / f"{page}.md").read_text() for page in PAGES)
 

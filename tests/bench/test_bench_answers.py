@@ -9,9 +9,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.processors.collector import Read, collect_stream, cut_sse
+from extproc.bench.processors.collector import collect_stream
 from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAIResponses
-from extproc.bench.processors.processor import ChatQuery, Processor
+from extproc.bench.processors.processor import ChatQuery, Processor, Read, cut_sse
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
 from tests.bench.running import serving_null

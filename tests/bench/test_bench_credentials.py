@@ -76,7 +76,6 @@ SINE = {"req-rate": 1, "shape": {"name": "sine", "period": 8}}
         ({}, {"target": {"sign": {"service": "s"}}}, "sign was removed in 0.2: send requests"),
         ({}, {"target": {"token-command": ["x"]}}, "token-command was removed in 0.2: have the"),
         ({}, {"dcgm": ["127.0.0.1:9400"]}, "dcgm was removed in 0.2: Prometheus has"),
-        ({"stages": [{"vus": 2, "duration": 1}]}, {}, "stages was removed in 0.2: give a req-rate"),
         (SINE, {}, "sine was removed in 0.2: give `steps`"),
         (BURSTGPT, {}, "burstgpt was removed in 0.2"),
     ],

@@ -441,7 +441,7 @@ def test_preset_of_the_published_benchmark_has_its_figures() -> None:
 
 
 def test_preset_of_the_published_k6_run_has_its_figures() -> None:
-    """1,000 threads of 7.34 requests, 680 tokens in."""
+    """1,000 threads of 7.34 requests, 680 tokens in, 9.24 out."""
     threads = prepare_preset("kubeai-k6", 1, vus=320)
     prompts = [prompt for thread in threads for prompt in build_prompts(thread)]
 
@@ -450,7 +450,8 @@ def test_preset_of_the_published_k6_run_has_its_figures() -> None:
     assert account(threads, len(prompts), 8).input_tokens / len(prompts) == pytest.approx(
         680, rel=0.01
     )
-    assert {prompt.turns[0].output_tokens for prompt in prompts} == {10}
+    answers = [prompt.turns[0].output_tokens for prompt in prompts]
+    assert float(np.mean(answers)) == pytest.approx(9.24, abs=0.02)
 
 
 def test_chat_preset_has_the_lengths_of_sharegpt_at_large() -> None:

@@ -135,6 +135,51 @@ async def test_users_share_iterations_and_work_alone() -> None:
     assert client.most == 4
 
 
+STAGES = [{"vus": 1, "duration": 0.1}, {"vus": 0, "duration": 0.05}, {"vus": 3, "duration": 0.1}]
+
+
+@table(
+    ("user", "at_s", "stays_s"),
+    [
+        (0, 0.02, 0.02),
+        (0, 0.12, 0.15),
+        (2, 0.02, 0.15),
+        (2, 0.2, 0.2),
+        (0, 0.25, None),
+        (3, 0, None),
+    ],
+)
+def test_user_is_there_while_a_stage_has_it(user: int, at_s: float, stays_s: float | None) -> None:
+    found = build_share(users=3, vus=None, stages=STAGES).spec.traffic.find_stay(user, at_s)
+
+    assert found == (stays_s if stays_s is None else pytest.approx(stays_s))
+
+
+async def test_users_come_and_go_by_stages_and_end_what_they_began() -> None:
+    share = build_share(users=3, vus=None, stages=STAGES, graceful_stop=9)
+    generator, client = await play_load(share, delay_s=0.02)
+    begun_s = [record.intended_s for record in generator.records if not record.turn]
+
+    assert client.most == 3
+    assert [at_s for at_s in begun_s if 0.1 <= at_s < 0.15] == []
+    assert sum(at_s >= 0.15 for at_s in begun_s) >= 3
+    assert len(generator.records) == 3 * len(begun_s)
+
+
+@table(
+    ("traffic", "said"),
+    [
+        ({"stages": STAGES, "vus": 2}, "leave out req-rate, max-concurrency and vus"),
+        ({"stages": STAGES, "duration": 9}, "stages last 0.25 s together: leave out duration"),
+        ({"stages": STAGES[1:2]}, "or stages .closed loop."),
+        ({"vus": 2, "duration": 9, "traffic_spike": {"burst": 1}}, "nothing; users have stages"),
+    ],
+)
+def test_users_that_cannot_be_meant_are_refused(traffic: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build_share(users=1, **{"vus": None, **traffic})
+
+
 async def test_closed_loop_intends_each_request_when_its_user_is_free() -> None:
     generator, _ = await play_load(build_share(users=1), delay_s=0.02, jobs=1)
 

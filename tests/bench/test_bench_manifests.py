@@ -1,5 +1,4 @@
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ from extproc.bench.commands import bench
 from extproc.bench.experiments.plan import ClientHost, plan
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.processors.collector import collect_stream
-from extproc.bench.record import Record
 from extproc.bench.spec.tree import parse_spec
 from tests.bench.manual import DOCS, blocks
 
@@ -82,20 +79,6 @@ def test_every_spec_in_the_manual_can_be_run(text: str) -> None:
     spec = parse_spec(text)
 
     assert plan(spec, build_workload(spec, build_registry()), LARGE, latency_s=2).faults == ()
-
-
-def test_processor_in_the_manual_speaks_its_api(tmp_path: Path) -> None:
-    (tmp_path / "triton.py").write_text(blocks("python")[0])
-    registry, plugin = build_registry(), run_path(str(tmp_path / "triton.py"))
-    plugin["register"](registry)
-    record, stream = (
-        Record(0, 0, 0, 0.0),
-        b'data: {"text_output": "he"}\n\ndata: {"text_output": "llo"}\n\n',
-    )
-    collect_stream(record, [(1.0, stream)], plugin["Triton"]())
-
-    assert (record.failure, record.text) == (None, "hello")
-    assert "triton" in registry.clients
 
 
 def test_every_command_is_in_the_manual() -> None:

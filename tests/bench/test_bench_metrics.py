@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.stats import FEWEST, Stats
-from extproc.bench.record import Record, Window
+from extproc.bench.record import INTERRUPTED, Record, Window
+from extproc.bench.report import report
+from extproc.bench.report.headline import summary_text
 from extproc.bench.spec.tree import Slo
-from tests.bench.synthetic import failed, record, result, steady
+from tests.bench.synthetic import failed, record, result, spec, steady
 from tests.tables import table
 
 
@@ -172,6 +174,23 @@ def test_whole_run_holds_the_last_request_and_an_empty_run_no_latency() -> None:
 
     assert metrics.measure(run.records, metrics.whole_run(run), Slo()).counts.offered == 1
     assert (nothing.throughput.total_tps, nothing.goodput, nothing.latency_ms) == (0, None, {})
+
+
+def test_conversations_are_told_as_k6_tells_iterations() -> None:
+    """Of seven: one is answered, three are cut off (one in its wait), one fails, one never begins, one is not due."""
+    cut = record(3, 0.0, failure=INTERRUPTED, end_s=9.0)
+    begun = [record(0, 0.0), record(1, 0.0, is_last=True), record(2, 0.0), cut, record(4, 0.0)]
+    waiting = record(7, 0.0, failure=INTERRUPTED, started_s=None)
+    unsent = record(10, 0.0, failure="not sent", started_s=None, end_s=None)
+    run = result(
+        [*begun, record(6, 0.0), waiting, failed(8, 0.0), unsent], of=spec(total_conversations=7)
+    )
+    said = report.build(run)
+
+    assert str(said.conversations) == "1 complete, 3 interrupted, 1 failed, 2 dropped"
+    assert f"conversations, whole run......: {said.conversations}\n" in summary_text(said)
+    assert "tokens, whole run.............: 500 in, 55 out\n" in summary_text(said)
+    assert report.build(result([record(0, 0.0)], of=spec())).conversations is None
 
 
 def test_groups_tell_turns_endpoints_and_hit_buckets_apart() -> None:

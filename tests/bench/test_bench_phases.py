@@ -75,6 +75,19 @@ def test_spikes_part_a_run(
     assert [(part.name, part.start_s, part.end_s) for part in found] == expected
 
 
+def test_stages_part_a_run_and_more_users_are_a_rise() -> None:
+    stages = [{"vus": 5, "duration": 30}, {"vus": 9, "duration": 20}, {"vus": 0, "duration": 10}]
+    traffic = TrafficShape.model_validate({"stages": stages})
+    found = list_stretches(traffic, 60)
+
+    assert (traffic.duration, traffic.concurrency, traffic.is_closed) == (60, 9, True)
+    assert [(part.name, part.start_s, part.end_s, part.is_rise) for part in found] == [
+        ("1: 5 users", 0, 30, False),
+        ("2: 9 users", 30, 50, True),
+        ("3: 0 users", 50, 60, False),
+    ]
+
+
 def test_seconds_are_missed_in_which_too_few_requests_were_good() -> None:
     due = [record(i, i / 20, first_token_s=i / 20 + (3 if i == 0 else 0.1)) for i in range(20)]
 

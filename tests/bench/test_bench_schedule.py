@@ -60,6 +60,13 @@ def test_shape_has_its_rate_in_every_window(traffic: dict[str, Any], expected: l
     assert counts.tolist() == pytest.approx(expected, abs=1 if "shape" in traffic else 0)
 
 
+def test_steps_need_no_rate_beside_their_own() -> None:
+    shape = {"name": "steps", "steps": [{"req-rate": 0, "duration": 1}, *STEPS]}
+    alone, beside = (schedule(shape=shape, duration=4, **more) for more in ({}, {"req_rate": 9}))
+
+    assert alone.tolist() == beside.tolist()
+
+
 def test_poisson_gaps_are_exponential_and_constant_ones_are_not() -> None:
     gaps = np.diff(schedule(req_rate=50, total_prompts=20_000, arrivals="poisson"))
     constant = np.diff(schedule(req_rate=50, total_prompts=1000))

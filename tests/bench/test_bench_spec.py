@@ -49,6 +49,8 @@ def test_proposed_resource_is_read_as_it_is() -> None:
     assert other == traffic.model_copy(update={"model_type": "instruction_tuned_llm"})
     with pytest.raises(SettingsError, match=r"model-type: .*diffusion models are not supported"):
         parse_spec(RESOURCE.replace("instruction-tuned-llm", "diffusion"))
+    with pytest.raises(SettingsError, match=r"model-type: .*'banana' is not known"):
+        parse_spec(RESOURCE.replace("instruction-tuned-llm", "banana"))
 
 
 def test_every_fault_is_told_with_its_place() -> None:

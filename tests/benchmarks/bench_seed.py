@@ -167,7 +167,7 @@ def main() -> None:
         "--caps", type=int, nargs="+", default=sorted({row.load.concurrency for row in rows})
     )
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--profile", default="l4-llama8b-fp8")
+    parser.add_argument("--profile", default="l4-llama8b-fp8-fitted")
     parser.add_argument("--processes", type=int, default=1, help="load processes")
     parser.add_argument(
         "--simulators", type=int, default=2, help="processes that share the endpoints"

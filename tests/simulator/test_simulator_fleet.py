@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import EndpointNames, Gateways, ReadMetrics, Routing
 from extproc.simulator.fleet.report import render_summaries
+from extproc.simulator.fleet.seed_preset import PublishedCell, read_published_cells, tell_cells
 from extproc.simulator.fleet.session import (
     PlannedSession,
     PlannedTurn,
@@ -233,7 +235,8 @@ def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> No
     )
     cells = [cell for cell in json.loads(path.read_text()) if cell["has_ceiling"]]
 
-    assert result.output.count("prefix_hash") == 8
+    # A row and a sentence for each load, with their client and with one on time.
+    assert result.output.count("prefix_hash") == 8 + 8
     assert len(cells) == 12
     for cell in cells:
         published, simulated = cell["published"], cell["simulated"]
@@ -290,18 +293,43 @@ def test_profiles_are_given_out_in_turns() -> None:
     assert slow_one.ended_at == pytest.approx(3 * fast_one.ended_at)
 
 
-@table(("preset", "least_ms", "most_ms"), [("seed-002", 200, 420), ("seed-004", 450, 720)])
-def test_threads_take_about_as_long_as_published(
-    preset: str, least_ms: float, most_ms: float
+def test_gain_of_each_load_is_told_as_the_document_tells_it() -> None:
+    """Ours is 100 times its TTFT, half its tokens and 3 times its ITL in both: medians of two seeds."""
+    run = summarize(play(requests=50))
+    slow = replace(
+        run,
+        ttft=replace(run.ttft, mean_ms=101 * run.ttft.mean_ms),
+        total_tok_per_s=run.total_tok_per_s / 2,
+        itl=replace(run.itl, mean_ms=3 * run.itl.mean_ms),
+    )
+    runs = {"least_load": slow, "prefix_hash": run, "round_robin": run}
+    cells = [PublishedCell(cell, True, runs[cell.strategy]) for cell in 2 * read_published_cells()]
+
+    assert tell_cells(cells).splitlines()[-1] == (
+        "8,000 in flight, their client: prefix_hash against least_load: TTFT 100 times sooner, +100% tokens/s, "
+        "ITL 200% better; published TTFT 164 times sooner, +41% tokens/s, ITL 143% better"
+    )
+    assert len(tell_cells(cells).splitlines()) == 4
+
+
+@table(
+    ("preset", "least_ms", "most_ms", "published"),
+    [("seed-002", 400, 500, "-11%"), ("seed-004", 450, 720, "-34%")],
+)
+def test_threads_take_about_as_long_as_published_and_say_what_prefix_hash_gains(
+    preset: str, least_ms: float, most_ms: float, published: str
 ) -> None:
     done = CliRunner().invoke(
         command, ["fleet", "--preset", preset, "--seed", "3"], catch_exceptions=False
     )
-    figures = [line.split() for line in done.output.splitlines()[2:]]
+    *_, lost, gained, own, told, more = done.output.splitlines()
+    figures = [line.split() for line in (lost, gained, own)]
 
     assert [row[0] for row in figures] == ["least_load", "prefix_hash", "prefix_cache"]
     assert least_ms < float(figures[0][1]) < most_ms
     assert figures[2][2] == "-"
+    assert re.fullmatch(rf"prefix_hash against least_load: -\d+% .*; published {published}", told)
+    assert more.startswith("prefix_cache against least_load: ")
 
 
 @table(

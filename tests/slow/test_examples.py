@@ -35,7 +35,8 @@ def test_commands_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
         (tmp_path / shared).symlink_to(ROOT / shared)
     page = (tmp_path / "examples" / name / "README.md").read_text()
     blocks = re.findall(r"(?ms)^```(sh|text)\n(.*?)^```", page)
-    started = blocks.pop(0)[1] if " serve " in blocks[0][1] else ""
+    started = blocks.pop(0)[1] if blocks[0][1].endswith("&\n") else ""
+    ready = READY if "envoy" in started else "curl -s 127.0.0.1:8100 >&2 && echo ready || true"
     script = f"cd {tmp_path}; ip link set lo up; {started} sleep infinity"
     process = Process(
         "walk", ["unshare", "-npf", "--kill-child", "bash", "-c", script], tmp_path, PATHS
@@ -54,7 +55,7 @@ def test_commands_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
 
     try:
         process.start()
-        process.wait_until(lambda: not started or "ready" in run(READY))
+        process.wait_until(lambda: not started or "ready" in run(ready))
         for kind, block in blocks:
             if kind == "sh":
                 printed = run(block)

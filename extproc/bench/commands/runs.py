@@ -279,6 +279,9 @@ def serve_command(
             f"{name} is not supported; use vLLM's own `vllm bench serve`, or a spec: docs/how-to/benchmark.md"
         )
     spec = build_serve_spec(flags, os.environ)
+    if spec.target.tokenizer is None:
+        wanted = flags["tokenizer"] or flags["model"]
+        click.echo(f"tokenizer {wanted}: not on this machine: four bytes are a token", err=True)
     if print_spec:
         click.echo(spec_text(spec), nl=False)
         return

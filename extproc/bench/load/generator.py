@@ -149,8 +149,9 @@ class LoadGenerator:
         try:
             async with self._limit, asyncio.TaskGroup() as tasks:
                 if self._traffic.is_closed:
-                    for _ in range(self._share.users):
-                        tasks.create_task(self._be_user())
+                    for place in range(self._share.users):
+                        user = place * self._share.spec.processes + self._share.process
+                        tasks.create_task(self._be_user(user))
                 else:
                     await self._follow_schedule(tasks)
         except TimeoutError:
@@ -186,13 +187,13 @@ class LoadGenerator:
             tasks.create_task(self._converse(number, at_s))
             self._begun += 1
 
-    async def _be_user(self) -> None:
-        at_s, end_s = max(0.0, self._clock()), self._traffic.duration
-        while end_s is None or at_s < end_s:
-            await self._sleep_until(at_s)
+    async def _be_user(self, user: int) -> None:
+        at_s = max(0.0, self._clock())
+        while (start_s := self._traffic.find_stay(user, at_s)) is not None:
+            await self._sleep_until(start_s)
             if (number := self._take_next()) is None:
                 return
-            at_s = await self._converse(number, at_s)
+            at_s = await self._converse(number, start_s)
 
     async def _converse(self, number: int, at_s: float) -> float:
         """Asks turn by turn, from `at_s` on; returns when its user is ready for something else.

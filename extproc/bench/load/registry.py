@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -73,8 +74,8 @@ _PROMPTS: Mapping[str, str] = MappingProxyType(
 _REMOVED = frozenset(
     {"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"}
 )
-_OWN_PROCESSOR = (
-    "write a processor of your own in ten lines, docs/how-to/benchmark.md#benchmark-as-code"
+_OWN_API = (
+    "write a plugin, as in examples/model-servers: docs/how-to/benchmark.md#benchmark-as-code"
 )
 
 
@@ -111,7 +112,7 @@ class Registry:
 
     def client(self, name: str) -> ClientFactory:
         if name in _REMOVED and name not in self.clients:
-            raise SettingsError(f"api {name} was removed in 0.2: {_OWN_PROCESSOR}")
+            raise SettingsError(f"api {name} was removed in 0.2: {_OWN_API}")
         return _find(self.clients, name, "api")
 
     @property
@@ -259,6 +260,9 @@ def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")
+    # A file may import its neighbours, as a script may: gRPC's generated messages are such.
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

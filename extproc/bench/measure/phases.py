@@ -1,4 +1,4 @@
-"""A run by what its traffic did: each step of the load; before, during and after a spike. Pure."""
+"""A run by what its traffic did: each step of the load or number of users; before, during and after a spike. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from extproc.bench.measure.metrics import RunMetrics, is_good, measure
 from extproc.bench.record import FleetSample, Record, Window
-from extproc.bench.spec.traffic import Spike, StepsOptions, TrafficShape
+from extproc.bench.spec.traffic import Spike, StepsOptions, TrafficShape, UserStage
 from extproc.bench.spec.tree import Slo
 from extproc.pages.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
 
@@ -50,6 +50,8 @@ def list_stretches(traffic: TrafficShape, end_s: float) -> list[LoadStretch]:
         found = _list_spikes(traffic.traffic_spike, end_s)
     elif traffic.shape.name == "steps":
         found = _list_steps(StepsOptions.model_validate(traffic.shape.options), end_s)
+    elif traffic.stages:
+        found = _list_stages(traffic.stages)
     else:
         return []
     return [
@@ -81,6 +83,14 @@ def _list_steps(steps: StepsOptions, end_s: float) -> Iterator[LoadStretch]:
                 f"{number}: {step.req_rate:g} req/s", at_s, min(at_s + step.duration, end_s)
             )
         at_s += step.duration
+
+
+def _list_stages(stages: Sequence[UserStage]) -> Iterator[LoadStretch]:
+    at_s, before = 0.0, 0
+    for number, stage in enumerate(stages, 1):
+        is_rise, end_s = 0 < before < stage.vus, at_s + stage.duration
+        yield LoadStretch(f"{number}: {stage.vus:,} users", at_s, end_s, is_rise=is_rise)
+        at_s, before = end_s, stage.vus
 
 
 def measure_phases(

@@ -1,47 +1,20 @@
-"""From stamped bytes to what a record says: events are cut out of the stream, then read. Pure."""
+"""From stamped bytes to what a record says: a processor cuts events out of the stream, then reads them. Pure."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from extproc.bench.datasets.conversation import BYTES
-from extproc.bench.processors.processor import AnswerPiece, NotJson, Processor, Usage, parse_json
+from extproc.bench.processors.processor import (
+    DONE,
+    AnswerPiece,
+    NotJson,
+    Processor,
+    Read,
+    Usage,
+    parse_json,
+)
 from extproc.bench.record import Record, TokenSource
 from extproc.documents import printable
-
-Read = tuple[float, bytes]
-"""Bytes of a response and the time they arrived."""
-
-DONE = b"[DONE]"
-
-
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-_BOM = b"\xef\xbb\xbf"
-
-
-def cut_sse(reads: Iterable[Read]) -> Iterator[Read]:
-    """Yields the data of each server-sent event; comments and other fields are dropped.
-
-    Lines end in LF, CRLF or CR. An event that the response ends within is not one (WHATWG HTML
-    §9.2.6), but for the terminator, with which nothing is missing.
-    """
-    rest, at_s, is_after_cr = b"", 0.0, False
-    data: list[bytes] = []
-    for at_s, read in reads:
-        # The LF of a CRLF that was cut in two ends no line of its own.
-        chunk = read.removeprefix(b"\n") if is_after_cr else read
-        is_after_cr = chunk.endswith(b"\r")
-        *lines, rest = _LINE_END.split(rest + chunk)
-        for raw in lines:
-            line = raw.removeprefix(_BOM)
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield at_s, b"\n".join(data)
-                data = []
-    if [*data, *([rest[5:].strip()] if rest else [])] == [DONE]:
-        yield at_s, DONE
-
 
 _MAX_DETAIL = 300
 
@@ -72,7 +45,7 @@ def collect_stream(record: Record, reads: Sequence[Read], processor: Processor) 
     """Reads a streamed answer into the record; a first failure, such as a disconnect, stays."""
     answer = _Answer(is_complete=not processor.has_terminator)
     try:
-        for at_s, payload in cut_sse(reads):
+        for at_s, payload in processor.cut(reads):
             if payload == DONE:
                 answer.is_complete = True
             else:

@@ -9,11 +9,12 @@ from types import MappingProxyType, SimpleNamespace
 import aiohttp
 import msgspec
 
-from extproc.bench.processors.collector import Read, collect_stream, collect_whole, fail
+from extproc.bench.processors.collector import collect_stream, collect_whole, fail
 from extproc.bench.processors.processor import (
     ChatQuery,
     NotJson,
     Processor,
+    Read,
     Wiring,
     get_error,
     parse_json,

@@ -1,6 +1,7 @@
-"""What every API has in common: queries, answers, clients, and reading JSON without trusting it."""
+"""What every API has in common: queries, answers, clients, streams of events, JSON that is not trusted."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -123,6 +124,40 @@ class AnswerPiece:
 EMPTY = AnswerPiece()
 
 
+Read = tuple[float, bytes]
+"""Bytes of a response and the time they arrived."""
+
+DONE = b"[DONE]"
+
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+def cut_sse(reads: Iterable[Read]) -> Iterator[Read]:
+    """Yields the data of each server-sent event; comments and other fields are dropped.
+
+    Lines end in LF, CRLF or CR. An event that the response ends within is not one (WHATWG HTML
+    §9.2.6), but for the terminator, with which nothing is missing.
+    """
+    rest, at_s, is_after_cr = b"", 0.0, False
+    data: list[bytes] = []
+    for at_s, read in reads:
+        # The LF of a CRLF that was cut in two ends no line of its own.
+        chunk = read.removeprefix(b"\n") if is_after_cr else read
+        is_after_cr = chunk.endswith(b"\r")
+        *lines, rest = _LINE_END.split(rest + chunk)
+        for raw in lines:
+            line = raw.removeprefix(_BOM)
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield at_s, b"\n".join(data)
+                data = []
+    if [*data, *([rest[5:].strip()] if rest else [])] == [DONE]:
+        yield at_s, DONE
+
+
 class Processor(Protocol):
     """One API over HTTP.
 
@@ -144,6 +179,10 @@ class Processor(Protocol):
         """Returns the request body."""
         ...
 
+    def cut(self, reads: Iterable[Read]) -> Iterator[Read]:
+        """Cuts the JSON of each event out of a stream; `DONE` is a terminator."""
+        ...
+
     def read(self, payload: object) -> AnswerPiece:
         """Reads one decoded event, or the whole answer; foreign fields are ignored."""
         ...
@@ -157,6 +196,9 @@ class HttpApi:
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def cut(self, reads: Iterable[Read]) -> Iterator[Read]:
+        return cut_sse(reads)
 
 
 class Client(Protocol):

@@ -210,6 +210,10 @@ def _lines(said: Report) -> Iterator[str]:
     )
     for cause, count in counts.failures.items():
         yield _line("  failed", f"{cause} {count:,}")
+    if said.conversations:
+        yield _line("conversations, whole run", str(said.conversations))
+    tokens = said.whole.tokens
+    yield _line("tokens, whole run", f"{tokens.input:,} in, {tokens.output:,} out")
     for heading, value in headlines(said).items():
         yield _line(heading, value)
     yield ""

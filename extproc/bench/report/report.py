@@ -11,6 +11,7 @@ import yaml
 
 from extproc.bench.judge.verdict import RunVerdict, judge
 from extproc.bench.measure import metrics
+from extproc.bench.measure.conversations import Conversations, count_conversations
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import (
@@ -115,6 +116,7 @@ class Report:
     `phases` are the parts of a load that changes, `elasticity` how it was taken, `fleet` the
     endpoints every few seconds. `labels` and `stack` are the spec's, for a catalogue. `parts` are
     the shares of a run on several machines, `arm` is what was in force in a comparison.
+    `conversations` is what became of them, where they have several turns.
     """
 
     schema: str
@@ -142,6 +144,7 @@ class Report:
     spending: Spending = Spending()
     parts: tuple[PartStats, ...] = ()
     arm: str = ""
+    conversations: Conversations | None = None
 
     @property
     def is_good(self) -> bool:
@@ -207,6 +210,7 @@ def build(result: RunResult) -> Report:
         labels=dict(info.spec.labels),
         stack=info.spec.stack.model_dump(exclude_none=True),
         parts=info.parts,
+        conversations=_follow_conversations(result),
     )
     failed = said.whole.counts.failed_share
     return replace(
@@ -214,6 +218,12 @@ def build(result: RunResult) -> Report:
         spending=_find_spending(said, info),
         thresholds=check_thresholds(info.spec.thresholds, said.measured, failed, said.hit_rate),
     )
+
+
+def _follow_conversations(result: RunResult) -> Conversations | None:
+    wanted = result.info.spec.traffic.total_conversations
+    is_each_a_request = wanted is None and not any(record.turn for record in result.records)
+    return None if is_each_a_request else count_conversations(result.records, wanted)
 
 
 def _find_spending(said: Report, info: RunInfo) -> Spending:

@@ -36,5 +36,5 @@ def apply_preset(section: Mapping[str, object]) -> dict[str, object]:
 def _yield_to(given: AbstractSet[str]) -> set[str]:
     """What a section says itself; and the preset's kind of loop where it says another one."""
     open_loop = {"req_rate", "max_concurrency"}
-    others = {"vus"} if given & {"req_rate", "max_concurrency"} else set()
-    return {*given, *others, *(open_loop if "vus" in given else ())}
+    others = {"vus"} if given & {*open_loop, "stages"} else set()
+    return {*given, *others, *(open_loop if given & {"vus", "stages"} else ())}

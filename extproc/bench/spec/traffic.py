@@ -156,13 +156,21 @@ class StepsOptions(SpecSection):
         return self
 
 
+class UserStage(SpecSection):
+    """So many users for one stretch of time; 0 is a pause."""
+
+    vus: int = Field(ge=0)
+    duration: Seconds = Field(gt=0)
+
+
 class TrafficShape(SpecSection):
     """How many requests, when, and of what kind.
 
     With `req_rate` the loop is open: requests start when the schedule says, however slow the server
     is; `max_concurrency` then holds back what exceeds it (and latency from the intended start shows
     it). Without `req_rate`, or with `vus`, the loop is closed: that many users each wait for an
-    answer and `think_time` before they ask again. In sessions `req_rate` counts requests:
+    answer and `think_time` before they ask again. `stages` are such users in steps, one number
+    after another; who leaves finishes the conversation that it is in. In sessions `req_rate` counts requests:
     conversations start at `req_rate` divided by the mean number of turns. `arrivals`: `constant`
     means exactly constant, `poisson` at random, `gamma` with `burstiness` (below 1 is burstier than
     at random). `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `trace`, with
@@ -183,6 +191,7 @@ class TrafficShape(SpecSection):
     traffic_spike: Spike | None = None
     max_concurrency: int | None = Field(default=None, gt=0)
     vus: int | None = Field(default=None, gt=0)
+    stages: tuple[UserStage, ...] = ()
     think_time: Distribution | None = None
     duration: Seconds | None = Field(default=None, gt=0)
     graceful_stop: Seconds | None = Field(default=None, ge=0)
@@ -199,23 +208,42 @@ class TrafficShape(SpecSection):
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, value: object) -> object:
-        if isinstance(value, dict) and "stages" in value:
-            raise ValueError(
-                "stages was removed in 0.2: give a req-rate with `shape: ramp` or `steps`"
-            )
         return apply_preset(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lasts_as_long_as_its_stages(cls, value: object) -> object:
+        if not isinstance(value, dict) or not value.get("stages") or "duration" in value:
+            return value
+        stages = [UserStage.model_validate(stage) for stage in value["stages"]]
+        return {**value, "duration": sum(stage.duration for stage in stages)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_the_rate_of_its_first_step(cls, value: object) -> object:
+        shape = value.get("shape") if isinstance(value, dict) else None
+        if not isinstance(shape, dict) or "steps" not in shape:
+            return value
+        if not isinstance(value, dict) or {"req_rate", "req-rate", "vus"} & value.keys():
+            return value
+        rates = (Step.model_validate(step).req_rate for step in shape["steps"])
+        return {"req_rate": next(filter(None, rates), None), **value}
 
     @field_validator("model_type")
     @classmethod
     def _is_a_language_model(cls, value: str) -> str:
         if "diffusion" in value:
             raise ValueError("diffusion models are not supported: only token-generating models are")
+        if value.replace("_", "-") != "instruction-tuned-llm":
+            raise ValueError(f"{value!r} is not known: instruction-tuned-llm is the one there is")
         return value
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
         if not (self.req_rate or self.concurrency or self.shape.name == "trace"):
-            raise ValueError("give req-rate (open loop), or max-concurrency or vus (closed loop)")
+            raise ValueError(
+                "give req-rate (open loop), or max-concurrency, vus or stages (closed loop)"
+            )
         if self.req_rate == math.inf and self.total_prompts is None:
             raise ValueError("an infinite req-rate needs total-prompts")
         counted = self.total_prompts or self.total_conversations
@@ -235,11 +263,16 @@ class TrafficShape(SpecSection):
             yield "vus is a closed loop: it excludes req-rate; use max-concurrency"
         if self.vus and self.max_concurrency:
             yield "vus is the concurrency of a closed loop: leave out max-concurrency"
+        if self.stages and (self.req_rate or self.max_concurrency or self.vus):
+            yield "stages are the users of a closed loop: leave out req-rate, max-concurrency and vus"
+        if self.stages and self.duration != (lasting_s := sum(one.duration for one in self.stages)):
+            yield f"stages last {lasting_s:g} s together: leave out duration"
         if idle := self._list_idle():
             why = "all requests start at once" if self.req_rate else "a closed loop has no schedule"
             if self.shape.name == "trace":
                 why = "shape trace starts requests at the trace's own times"
-            yield f"{why}, so that {', '.join(idle)} would do nothing"
+            hint = "; users have stages" if self.is_closed else ""
+            yield f"{why}, so that {', '.join(idle)} would do nothing{hint}"
         if self.burstiness != 1 and self.arrivals != "gamma":
             yield "burstiness is read with `arrivals: gamma` only"
         if self.graceful_stop is not None and self.duration is None:
@@ -294,4 +327,17 @@ class TrafficShape(SpecSection):
     @property
     def concurrency(self) -> int | None:
         """The most requests in flight."""
-        return self.vus or self.max_concurrency
+        return (
+            self.vus or self.max_concurrency or max((one.vus for one in self.stages), default=None)
+        )
+
+    def find_stay(self, user: int, at_s: float) -> float | None:
+        """When a user of a closed loop, counted from 0, is there: from `at_s` on first; `None`: no more."""
+        if not self.stages:
+            return at_s if self.duration is None or at_s < self.duration else None
+        end_s = 0.0
+        for stage in self.stages:
+            start_s, end_s = end_s, end_s + stage.duration
+            if user < stage.vus and at_s < end_s:
+                return max(at_s, start_s)
+        return None
