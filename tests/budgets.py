@@ -19,7 +19,7 @@ NODES: Final[Mapping[str, int]] = {
     "router": 120_000,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 59_000,
+    "simulator": 59_600,
     "operator": 18_000,
     "doctor": 9_500,
     "pages": 5_000,
@@ -28,7 +28,7 @@ NODES: Final[Mapping[str, int]] = {
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 88
-DOCS_WORDS: Final = 66_500
+DOCS_WORDS: Final = 67_000
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"
