@@ -16,7 +16,7 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 120_000,
+    "router": 126_500,
     "grpc_server": 17_000,
     "bench": 78_600,
     "simulator": 58_700,
@@ -27,7 +27,7 @@ NODES: Final[Mapping[str, int]] = {
     REST: 8_200,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
-SETTINGS: Final = 88
+SETTINGS: Final = 89
 DOCS_WORDS: Final = 65_500
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.

@@ -56,7 +56,7 @@ class Exchange(Struct, frozen=True):
     where no byte of an answer came, `status` 0 where the client got none. `first_token_s` counts
     from when the request was sent to the endpoint to the first byte of a streamed answer's body:
     the head of a stream comes at once (vLLM), the first event with the first token. `ticket` is the
-    pick's number, 0 where it has none.
+    pick's number, 0 where it has none; then `request_id` is the request's `x-request-id`.
     """
 
     address: str
@@ -69,6 +69,7 @@ class Exchange(Struct, frozen=True):
     retry_after: str | None = None
     first_token_s: float | None = None
     ticket: int = 0
+    request_id: str = ""
 
 
 class Outcome(Struct, frozen=True):
