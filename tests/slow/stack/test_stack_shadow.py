@@ -1,0 +1,108 @@
+"""A filter in `observability_mode` in somebody's Envoy: it cannot hurt, and it foretells what routing gives."""
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.slow.stack.shadowed import somebodys_envoy
+from tests.stack.client import chat_about
+from tests.stack.gateway import Gateway
+from tests.stack.ports import free_ports
+from tests.stack.process import memory_bytes
+from tests.stack.service import Service, pool
+from tests.waiting import until
+
+pytestmark = [pytest.mark.envoy, pytest.mark.timeout(280)]
+
+PATH = "/v1/chat/completions"
+LARGE = chat_about("x" * 47_000_000)
+
+
+class Somebody:
+    """An Envoy with a listener as it was, and one with the filter; a service that watches, or does not."""
+
+    def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
+        plain, shadowed, admin, port = free_ports(4)
+        self.plain, self.shadowed = (f"http://127.0.0.1:{each}{PATH}" for each in (plain, shadowed))
+        self.service = Service(folder, port=port)
+        self.pool = pool(addresses, {"name": "prefix_cache"}, probe=False, shadow={})
+        self.service.configure([self.pool])
+        tree = somebodys_envoy((plain, shadowed), admin, port, addresses)
+        self.gateway = Gateway(folder, tree, port=plain, admin_port=admin)
+
+    def sees_service(self) -> bool:
+        return self.gateway.cluster("extproc-shadow", "membership_healthy") > 0
+
+    def cluster(self, counter: str) -> int:
+        return self.gateway.cluster("extproc-shadow", counter)
+
+
+@asynccontextmanager
+async def sinks(addresses: Sequence[str]) -> AsyncGenerator[None]:
+    """Endpoints that read bodies of any size."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        async for _ in request.content.iter_any():
+            pass
+        return web.Response(text="whole")
+
+    runner = web.ServerRunner(web.Server(answer, access_log=None))
+    await runner.setup()
+    for address in addresses:
+        port = int(address.rpartition(":")[2])
+        await web.TCPSite(runner, "127.0.0.1", port, backlog=4_096).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def ask_many(url: str, body: bytes, count: int) -> Counter[int]:
+    """What became of so many requests at once; one that hangs fails the test."""
+    limits, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
+
+        async def ask() -> int:
+            async with session.post(url, data=BytesIO(body)) as response:
+                await response.read()
+                return response.status
+
+        return Counter(await asyncio.gather(*(ask() for _ in range(count))))
+
+
+async def test_clients_see_no_difference_whatever_becomes_of_the_service(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
+    somebody = Somebody(tmp_path, addresses)
+    service, small = somebody.service, chat_about("hello")
+    async with sinks(addresses):
+        with service, somebody.gateway:
+            service.wait_ready()
+            somebody.gateway.wait_until(somebody.sees_service)
+            assert await ask_many(somebody.plain, small, 200) == {200: 200}
+            assert await ask_many(somebody.shadowed, small, 200) == {200: 200}
+            assert await ask_many(somebody.shadowed, LARGE, 2) == {200: 2}
+            # 1. More at once than the circuit breaker lets be watched.
+            assert await ask_many(somebody.shadowed, small, 1_500) == {200: 1_500}
+            before = memory_bytes(somebody.gateway.pid)
+            # 2. It hangs, and Envoy has not noticed: nobody waits, not even with bodies of 47 MB.
+            service.send(signal.SIGSTOP)
+            assert await ask_many(somebody.shadowed, LARGE, 3) == {200: 3}
+            assert await ask_many(somebody.shadowed, small, 200) == {200: 200}
+            # 3. Envoy has noticed, and keeps nothing more.
+            await until(lambda: not somebody.sees_service(), limit_s=20)
+            assert await ask_many(somebody.shadowed, LARGE, 3) == {200: 3}
+            assert memory_bytes(somebody.gateway.pid) < before + 6 * len(LARGE)
+            assert somebody.cluster("upstream_rq_active") == 0
+            # 4. It is gone.
+            service.send(signal.SIGCONT)
+            service.kill()
+            assert await ask_many(somebody.shadowed, small, 200) == {200: 200}
+            assert somebody.cluster("upstream_rq_pending_overflow") == 0
