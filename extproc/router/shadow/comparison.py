@@ -20,6 +20,7 @@ from math import exp, inf, log
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from extproc.router.routing.pool import Pick, Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain
@@ -155,8 +156,9 @@ class PoolShadow:
 
     @property
     def open_batch(self) -> PictureBatch:
-        """The one that has not ended: only its prompts and requests count yet."""
-        return self._batch
+        """The one that has not ended; percentiles come with its end."""
+        went, other = (tally.side for tally in self._tallies)
+        return replace(self._batch, went=went, other=other)
 
     @property
     def endpoints(self) -> int:

@@ -14,7 +14,7 @@
 #   of the pool (a Service's address instead of Pods), the pictures would be wrong.
 
 from collections.abc import Callable, Iterable, Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -69,7 +69,8 @@ class Forecast(Struct, frozen=True):
 
     `saved` is prefill in engines: seconds of it a second. `measured_hit_rate` and `measured_mean_s`
     are what the engines themselves counted; `seen_share` is how much of their prompts came by here.
-    `wait_s`: for how much longer it must watch before it says anything.
+    `wait_s`: for how much longer it must watch before it says anything. `open_batch` is what the
+    last minutes show, of which nothing is concluded yet.
     """
 
     pool: str
@@ -88,6 +89,7 @@ class Forecast(Struct, frozen=True):
     measured_mean_s: float | None = None
     seen_share: float | None = None
     batches: Sequence[BatchRow] = ()
+    open_batch: BatchRow | None = None
 
 
 def estimate(pairs: Iterable[tuple[float, float]]) -> Estimate:
@@ -118,6 +120,7 @@ def foretell(shadow: PoolShadow, now_s: float) -> Forecast:
         counted_s=len(batches) * BATCH_S,
         requests=requests,
         endpoints=shadow.endpoints,
+        open_batch=_row(shadow.open_batch, shadow, now_s),
     )
     why = _blind(shadow)
     if why:
@@ -182,7 +185,7 @@ def _tell(shadow: PoolShadow, told: Forecast, batches: Sequence[PictureBatch]) -
         seen_share=_share(
             sum(one.prompt for one in (*batches, shadow.open_batch)), measured.prompt
         ),
-        batches=[_row(one, of_served(one), of_picked(one)) for one in batches],
+        batches=[row for one in batches if (row := _row(one, shadow, inf))],
     )
     return replace(told, sentence=_say(told))
 
@@ -247,13 +250,18 @@ def _summarize(
     )
 
 
-def _row(batch: PictureBatch, served: Side, picked: Side) -> BatchRow:
+def _row(batch: PictureBatch, shadow: PoolShadow, now_s: float) -> BatchRow | None:
+    if not batch.prompt:
+        return None
+    sides = (batch.went, batch.other)
+    served, picked = sides if shadow.is_watching else sides[::-1]
+    seconds = min(BATCH_S, max(1.0, now_s - batch.begun_s))
     return BatchRow(
         batch.begun_s,
         served.found / batch.prompt,
         picked.found / batch.prompt,
-        served.work_s / BATCH_S,
-        picked.work_s / BATCH_S,
+        served.work_s / seconds,
+        picked.work_s / seconds,
     )
 
 

@@ -9,11 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from extproc.cli import cli
+from extproc.router.feedback.outcome import Exchange
+from extproc.router.routing.picker import Query
 from extproc.router.service.shadow_report import as_json, write_page, write_text
 from extproc.router.shadow.forecast import foretell
-from tests.router.service.live_service import serving_live
+from tests.router.service.live_service import CHAT, serving_live
 from tests.router.shadow.watched import WatchedFleet
+from tests.stack.client import chat_about
 from tests.stack.service import pool
+from tests.waiting import until
 
 POOLS = [
     pool(["127.0.0.1:1"], {"name": "prefix_cache"}, name="watched", probe=False, shadow={}),
@@ -37,6 +41,28 @@ def test_report_has_a_sentence_the_figures_and_two_charts(fleet_told: WatchedFle
     assert "busiest endpoint's share of prefill" in text
     assert page.count("<svg") == 2
     assert json.loads(as_json([told]))[0]["verdict"] == "pays"
+
+
+async def test_an_access_log_names_who_served_and_a_reload_begins_anew(tmp_path: Path) -> None:
+    async with serving_live(tmp_path, POOLS) as live:
+        running = live.app.pools["watched"]
+        shadow = running.shadow
+        assert shadow
+        query = Query("POST", CHAT, {}, chat_about("hello " * 300), pool="watched")
+        reading = live.app.pools.picker.find(query).reading
+        shadow.arrived(reading)
+        shadow.nameless(reading, "", "id")
+        live.app.pools.feedback.note(Exchange("127.0.0.1:1", 200, 1.0, request_id="other"))
+        assert shadow.seen.nameless == 1
+        live.app.pools.feedback.note(Exchange("127.0.0.1:1", 200, 1.0, request_id="id"))
+        assert shadow.seen.nameless == 0
+        async with live.watching():
+            live.configure([{**POOLS[0], "shadow": {"deferred_close_s": 5}}, POOLS[1]])
+            await until(lambda: running.shadow is not shadow)
+            live.configure([{**POOLS[0], "shadow": None}, POOLS[1]])
+            await until(lambda: running.pool.watcher is None)
+
+    assert running.foretell() is None
 
 
 async def test_the_admin_port_says_what_is_foretold_and_begins_anew(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def _read_pool(
         if cache is None
         else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
         # The batches are for a report, not for each second.
-        forecast=None if forecast is None else replace(forecast, batches=()),
+        forecast=None if forecast is None else replace(forecast, batches=(), open_batch=None),
         model=next((name for name in named if "*" not in name), None),
     )
     events = {
