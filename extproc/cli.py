@@ -385,6 +385,42 @@ def doctor(
     sys.exit(status)
 
 
+@cli.group(cls=CommandGroup)
+def shadow() -> None:
+    """Say what routing would save, or saves (pools with a `shadow`)."""
+
+
+@shadow.command("report")
+@click.option("--url", default=ADMIN_URL, show_default=True, help="The service's admin port.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with charts, too."
+)
+def shadow_report(*, url: str, as_json: bool, page: Path | None) -> None:
+    """Print what the running service foretells.
+
+    That is one sentence for each pool, and the figures that it comes from.
+    """
+    from extproc.router.service import shadow_report as report  # noqa: PLC0415
+
+    forecasts = report.fetch_forecasts(_base(url))
+    if not forecasts:
+        raise ExtprocError(f"{url}: no pool has a `shadow`: docs/start/shadow.md")
+    click.echo(report.as_json(forecasts) if as_json else report.write_text(forecasts))
+    if page is not None:
+        page.write_text(report.write_page(forecasts))
+
+
+@shadow.command("reset")
+@click.argument("pool")
+@click.option("--url", default=ADMIN_URL, show_default=True, help="The service's admin port.")
+def shadow_reset(*, pool: str, url: str) -> None:
+    """Forget what was compared of a POOL, and begin anew."""
+    from extproc.router.service import shadow_report as report  # noqa: PLC0415
+
+    report.begin_again(_base(url), pool)
+
+
 def _base(url: str) -> str:
     return (url if "://" in url else f"http://{url}").rstrip("/")
 

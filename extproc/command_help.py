@@ -9,11 +9,12 @@ import click
 # user's.
 SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
-        "Commands": ("serve", "check", "explain", "doctor", "init", "schema"),
+        "Commands": ("serve", "check", "explain", "doctor", "shadow", "init", "schema"),
         "Measure": ("simulate", "bench", "calibrate"),
         "Benchmarks in Kubernetes": ("operate",),
     },
     "init": {"Commands": ("kubernetes",)},
+    "shadow": {"Commands": ("report", "reset")},
     "simulate": {"Commands": ("fleet", "vllm", "matrix")},
     "bench": {
         "Commands": ("init", "run", "ab", "compare"),
@@ -66,6 +67,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc doctor --envoy http://127.0.0.1:9901",
             "extproc doctor config.yaml --namespace llm --json | jq '.findings[].fix'",
         ),
+        "shadow": (
+            "extproc shadow report",
+            "extproc shadow report --page shadow.html",
+        ),
         "init": (
             "extproc init > config.yaml",
             "extproc init kubernetes --service vllm --port 8000 --model qwen",
@@ -85,6 +90,16 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "operate": (
             "extproc operate --namespace llm --listen :8080",
             "extproc operate --print-crd",
+        ),
+    },
+    "shadow": {
+        "report": (
+            "extproc shadow report --url http://10.0.0.7:9090",
+            "extproc shadow report --json | jq '.[].verdict'",
+        ),
+        "reset": (
+            "extproc shadow reset llama",
+            "extproc shadow reset llama --url http://10.0.0.7:9090",
         ),
     },
     "init": {

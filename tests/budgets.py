@@ -16,7 +16,7 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 120_000,
+    "router": 127_500,
     "grpc_server": 17_000,
     "bench": 79_200,
     "simulator": 59_600,
@@ -24,11 +24,11 @@ NODES: Final[Mapping[str, int]] = {
     "doctor": 9_500,
     "pages": 5_000,
     "calibrate": 3_300,
-    REST: 8_200,
+    REST: 8_300,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
-SETTINGS: Final = 88
-DOCS_WORDS: Final = 67_000
+SETTINGS: Final = 89
+DOCS_WORDS: Final = 68_500
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

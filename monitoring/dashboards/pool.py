@@ -164,6 +164,35 @@ ONE_POOL: Final = Board(
             ),
         ),
         Row(
+            "Shadow",
+            (
+                Panel(
+                    "Hit rate foretold",
+                    "Share of prompt tokens found in caches: as served, or by least load, and as picked.",
+                    (
+                        Query(
+                            f"max by (picture) (extproc_shadow_hit_rate{{{POOLS}}})",
+                            "{{picture}}",
+                            may_be_empty=True,
+                        ),
+                    ),
+                    "percentunit",
+                ),
+                Panel(
+                    "Prefill foretold",
+                    "In engines' time, in both pictures. The difference is what routing saves.",
+                    (
+                        Query(
+                            f"max by (picture) (extproc_shadow_prefill_engines{{{POOLS}}})",
+                            "{{picture}}",
+                            may_be_empty=True,
+                        ),
+                    ),
+                    "suffix: engines",
+                ),
+            ),
+        ),
+        Row(
             "Failures",
             (
                 Panel(

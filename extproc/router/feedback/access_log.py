@@ -68,6 +68,7 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
         _destinations(spaces) if attempts > 1 else (),
         response.response_headers.get("retry-after") if status in _MAY_BE_BUSY else None,
         ticket,
+        "" if ticket else entry.request.request_id,
     )
 
 
@@ -107,7 +108,7 @@ def _fault(flags: pb.ResponseFlags) -> EndpointFault:
 
 
 class AccessLogs:
-    """`envoy.service.accesslog.v3.AccessLogService`: hands what has a pick's number to `take_exchange`.
+    """`envoy.service.accesslog.v3.AccessLogService`: hands on what has a number.
 
     `on_fault` counts messages that could not be used, by one of a few fixed words.
     """
@@ -128,7 +129,7 @@ class AccessLogs:
         """Takes every entry of one message. Bytes that are none are counted, and no more."""
         try:
             for exchange in read_entries(message):
-                if exchange.ticket:
+                if exchange.ticket or exchange.request_id:
                     self._take_exchange(exchange)
         except ProtocolError:
             self.on_fault("unreadable")

@@ -28,12 +28,14 @@ class HTTPAccessLogEntries(_message.Message):
     def __init__(self, log_entry: _Optional[_Iterable[_Union[HTTPAccessLogEntry, _Mapping]]] = ...) -> None: ...
 
 class HTTPAccessLogEntry(_message.Message):
-    __slots__ = ("common_properties", "response")
+    __slots__ = ("common_properties", "request", "response")
     COMMON_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     common_properties: AccessLogCommon
+    request: HTTPRequestProperties
     response: HTTPResponseProperties
-    def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
+    def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., request: _Optional[_Union[HTTPRequestProperties, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
 
 class AccessLogCommon(_message.Message):
     __slots__ = ("time_to_first_upstream_rx_byte", "upstream_remote_address", "response_flags", "metadata", "custom_tags", "duration", "upstream_request_attempt_count", "access_log_type")
@@ -61,6 +63,12 @@ class AccessLogCommon(_message.Message):
     upstream_request_attempt_count: int
     access_log_type: int
     def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., access_log_type: _Optional[int] = ...) -> None: ...
+
+class HTTPRequestProperties(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class HTTPResponseProperties(_message.Message):
     __slots__ = ("response_code", "response_headers")

@@ -54,7 +54,8 @@ class Exchange(Struct, frozen=True):
     `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent
     the proxy, best first, read only where there was more than one attempt. `first_byte_s` is `None`
     where no byte of an answer came, `status` 0 where the client got none. `ticket` is
-    the pick's number, 0 where it has none.
+    the pick's number, 0 where it has none; then `request_id` is the
+    request's `x-request-id`.
     """
 
     address: str
@@ -66,6 +67,7 @@ class Exchange(Struct, frozen=True):
     destinations: Sequence[str] = ()
     retry_after: str | None = None
     ticket: int = 0
+    request_id: str = ""
 
 
 class Outcome(Struct, frozen=True):

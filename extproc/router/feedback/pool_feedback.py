@@ -142,6 +142,8 @@ class PoolFeedback:
         if signals is not None:
             self._learn_duration(self.signals.get(endpoint.name), signals)
             self.signals[endpoint.name] = signals
+            if self.pool.watcher is not None:
+                self.pool.watcher.apply_signals(endpoint.name, signals)
         if self.pool.strategy.signals is not None:
             self.pool.strategy.signals.apply_signals(endpoint.name, signals, self.pool.book.counts)
 

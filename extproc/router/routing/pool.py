@@ -13,6 +13,7 @@ from extproc.router.routing.admission import ORDINARY, Admission, PoolLoad, Requ
 from extproc.router.routing.endpoint import Endpoint, canonical_location
 from extproc.router.routing.load import LoadBook
 from extproc.router.routing.queue import Lane, Queue
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import (
     NOWHERE,
     Candidates,
@@ -104,7 +105,8 @@ def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 class Pick(Struct, frozen=True):
     """Where one request goes. Counted from `take` until `release`, each called once at most.
 
-    `standing` is what it counts as beside that; `None`: it is an ordinary one.
+    `standing` is what it counts as beside that; `None`: it is an ordinary one. `is_shown`: others
+    chose the endpoint, and a proxy showed us.
     """
 
     pool: "Pool"
@@ -114,6 +116,7 @@ class Pick(Struct, frozen=True):
     fallbacks: tuple[Endpoint, ...]
     reading: Reading
     standing: RequestClass | None = None
+    is_shown: bool = False
 
     def __repr__(self) -> str:
         return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
@@ -140,6 +143,8 @@ class Pick(Struct, frozen=True):
         if self.pool.witness is not None:
             self._report_withdrawal()
             self.pool.witness.picked(self)
+        if self.pool.watcher is not None:
+            self.pool.watcher.picked(self)
 
     def release(self) -> None:
         """Counts the request as ended; what was not taken, the book refuses with `KeyError`."""
@@ -151,6 +156,8 @@ class Pick(Struct, frozen=True):
         if self.pool.witness is not None:
             self.pool.witness.ended(self)
             self._report_withdrawal()
+        if self.pool.watcher is not None:
+            self.pool.watcher.ended(self)
 
     def learn(self, ending: RequestResult, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
@@ -199,6 +206,21 @@ class PickListener(Protocol):
     def withdrawn(self, withdrawal: Withdrawal) -> None: ...
 
 
+class RequestWatcher(PickListener, Protocol):
+    """Follows a pool's requests, also those that others route and only show us."""
+
+    def arrived(self, reading: Reading) -> None:
+        """A request that others route has come whole; `picked` follows when its answer begins."""
+
+    def left(self, reading: Reading) -> None:
+        """It is over, whether `picked` came or not."""
+
+    def nameless(self, reading: Reading, address: str, request_id: str) -> None:
+        """Its answer began, and came from no endpoint of the pool; `address` is empty if nobody says from where."""
+
+    def apply_signals(self, endpoint: str, signals: EndpointSignals) -> None: ...
+
+
 class Pool:
     """The endpoints that serve the same models, with one strategy.
 
@@ -224,6 +246,7 @@ class Pool:
         self.fallbacks = fallbacks
         self.gate = gate
         self.witness: PickListener | None = None
+        self.watcher: RequestWatcher | None = None
         self.queue: Queue | None = None
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()

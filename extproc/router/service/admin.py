@@ -1,4 +1,4 @@
-"""The admin port: a page, /live /metrics /healthz /readyz /pools /config /explain. No client reaches it.
+"""The admin port: a page, /live /metrics /healthz /readyz /pools /config /explain /shadow. No client reaches it.
 
 The loop that serves requests serves this, too: what takes long is done in a thread.
 """
@@ -73,6 +73,8 @@ def build_admin(
     app.router.add_get("/readyz", admin.readyz)
     app.router.add_get("/pools", admin.pools)
     app.router.add_post("/explain", admin.explain)
+    app.router.add_get("/shadow", admin.shadow)
+    app.router.add_post("/shadow/reset", admin.reset_shadow)
     return app
 
 
@@ -137,6 +139,20 @@ class _Admin:
     async def pools(self, _: web.Request) -> web.Response:
         shares = self._service.pools.shares()
         return _json([_show_pool(each, shares.get(each.name)) for each in self._service.pools])
+
+    async def shadow(self, _: web.Request) -> web.Response:
+        return _json([told for each in self._service.pools if (told := each.foretell())])
+
+    async def reset_shadow(self, request: web.Request) -> web.Response:
+        """Begins a pool's comparison anew. Only JSON: no page of another site can send that unasked."""
+        if request.content_type != "application/json":
+            return web.Response(text="send application/json\n", status=415)
+        name = request.query.get("pool")
+        found = [each.shadow for each in self._service.pools if each.name == name]
+        if not found or found[0] is None:
+            return web.Response(text="no such pool has a `shadow`\n", status=404)
+        found[0].begin(is_watching=found[0].is_watching)
+        return web.Response(text="ok\n")
 
     async def explain(self, request: web.Request) -> web.Response:
         """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""

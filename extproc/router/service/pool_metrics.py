@@ -2,6 +2,7 @@
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
+from math import nan
 from statistics import fmean
 from typing import Final
 
@@ -57,6 +58,36 @@ class PoolCollector(Collector):
         yield from (in_flight, endpoints, full, age, fault, objectives)
         yield from _collect_queues(self._pools)
         yield from _collect_events(self._pools)
+        yield from _collect_forecasts(self._pools)
+
+
+def _collect_forecasts(pools: Iterable[RunningPool]) -> Iterable[Metric]:
+    """Of pools with a `shadow`; no number before there is something to say."""
+    hits = gauges(
+        "extproc_shadow_hit_rate",
+        "Share of prompt tokens found in caches, by two pictures.",
+        "pool",
+        "picture",
+    )
+    engines = gauges(
+        "extproc_shadow_prefill_engines",
+        "Prefill, in engines' time, by two pictures.",
+        "pool",
+        "picture",
+    )
+    verdicts = gauges("extproc_shadow_verdict", "1: what is foretold.", "pool", "verdict")
+    for running in pools:
+        told = running.foretell()
+        if told is None:
+            continue
+        verdicts.add_metric([running.name, told.verdict], 1)
+        for name, figures in (("served", told.as_served), ("picked", told.as_picked)):
+            hit_rate, busy = (
+                (nan, nan) if figures is None else (figures.hit_rate.value, figures.engines.value)
+            )
+            hits.add_metric([running.name, name], hit_rate)
+            engines.add_metric([running.name, name], busy)
+    return hits, engines, verdicts
 
 
 def _collect_queues(pools: Iterable[RunningPool]) -> Iterable[Metric]:

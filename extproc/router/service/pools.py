@@ -36,6 +36,11 @@ class Feedback:
 
     def note(self, exchange: Exchange) -> None:
         """Takes an entry of an access log, once; one without a live number is not believed."""
+        if not exchange.ticket:
+            for each in self._pools().values():
+                if each.shadow is not None:
+                    each.shadow.logged(exchange.request_id, exchange.address, exchange.duration_s)
+            return
         pick = self.tickets.pop(exchange.ticket)
         if pick is None:
             return

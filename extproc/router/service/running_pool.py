@@ -26,6 +26,8 @@ from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.key_file import follow_key
 from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
+from extproc.router.shadow.comparison import PoolShadow
+from extproc.router.shadow.forecast import Forecast, foretell
 from extproc.router.share.courier import Courier
 from extproc.router.telemetry import Metrics
 
@@ -33,6 +35,9 @@ log = logging.getLogger(__name__)
 
 # A source says something, good or bad, every two minutes at the latest. One that does not is stuck.
 _SILENT_S: Final = 300.0
+
+# For so long a forecast is repeated.
+_FORETOLD_S: Final = 5.0
 
 # Tasks that ask engines, with their key.
 _ASKING: Final = frozenset({"pool", "probe", "witness", "signals", "events"})
@@ -117,6 +122,8 @@ class RunningPool:
         self._doubts = Doubts(shared.outside.clock)
         self.feedback = PoolFeedback(self.pool, cooling, self._doubts)
         self.heard: EventLogs = {}
+        self.shadow: PoolShadow | None = None
+        self._foretold: tuple[float, Forecast | None] = 0.0, None
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
             self.pool,
@@ -159,6 +166,18 @@ class RunningPool:
             for name, logs in self.heard.items()
         }
 
+    def foretell(self) -> Forecast | None:
+        """What routing saves, or would; `None`: the pool has no `shadow`."""
+        if self.shadow is None:
+            return None
+        self.shadow.settle()
+        now_s, (until_s, told) = self._shared.outside.clock(), self._foretold
+        if told is None or now_s >= until_s or told.is_watching is not self.shadow.is_watching:
+            # A week of batches takes milliseconds, and a page asks each second.
+            told = foretell(self.shadow, now_s)
+            self._foretold = now_s + _FORETOLD_S, told
+        return told
+
     def route(self, settings: PoolSettings) -> Route:
         return Route.by_settings(self.pool, settings)
 
@@ -191,6 +210,8 @@ class RunningPool:
         has_strategy = not is_new and settings.strategy != before.strategy
         strategy = wiring.strategy(settings) if has_strategy else None
         rules = Rules(settings.cool_after)
+        has_shadow = is_new or has_strategy or settings.shadow != before.shadow
+        shadow = wiring.shadow(settings, self.pool) if has_shadow else self.shadow
 
         def put_in_force() -> None:
             courier = self._shared.courier
@@ -202,6 +223,8 @@ class RunningPool:
             self.pool.fallbacks = settings.fallbacks
             self.pool.admission.has_shares = settings.fairness
             self.feedback.cooling.rules = rules
+            self.shadow, self._foretold = shadow, (0.0, None)
+            self.pool.watcher = shadow
             self.objectives.configure(settings.objectives)
             if has_queue:
                 self.pool.hold(queue)

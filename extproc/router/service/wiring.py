@@ -36,6 +36,7 @@ from extproc.router.settings.endpoints import (
 )
 from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings, SignalsSettings
 from extproc.router.settings.share_settings import NatsSettings, ShareSettings
+from extproc.router.shadow.comparison import PoolShadow
 from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
@@ -54,6 +55,14 @@ class PoolWiring(Struct, frozen=True):
 
     def strategy(self, settings: PoolSettings) -> Strategy:
         return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)
+
+    def shadow(self, settings: PoolSettings, pool: Pool) -> PoolShadow | None:
+        """`None`: nobody asked for one."""
+        if settings.shadow is None:
+            return None
+        options = settings.strategy.options()
+        engines = {name: options[name] for name in ("engine", "kv_tokens")}
+        return PoolShadow(pool, self.outside, engines, settings.shadow.deferred_close_s)
 
     def cooling(self, settings: PoolSettings) -> Cooling:
         return Cooling(Rules(settings.cool_after), clock=self.outside.clock, rng=self.outside.rng)

@@ -65,6 +65,14 @@ class HoldSettings(Section):
     too. If Envoy gets endpoints by DNS, take its `dns_refresh_rate`."""
 
 
+class ShadowSettings(Section):
+    """Comparing what happens to a pool's requests with what another rule would make of them."""
+
+    deferred_close_s: float = Field(default=1, ge=0, le=60)
+    """The `deferred_close_timeout` of Envoy's filter in `observability_mode`, seconds: so much later it tells of a
+    request's end. Envoy's own default is 5 s, that of our files 1 s."""
+
+
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
@@ -108,6 +116,10 @@ class PoolSettings(Section):
     hold: HoldSettings | None = None
     """Let requests wait while the pool is full (`max_in_flight`) or has no ready endpoint. `{}` takes the
     defaults. Omitted: such requests are refused at once."""
+    shadow: ShadowSettings | None = None
+    """Watch the requests that an Envoy filter in `observability_mode` shows, and foretell what routing them would
+    save. Where the pool routes, tell what it saves against least load. For `prefix_cache`. `{}` takes the
+    defaults. Omitted: such requests are ignored."""
     salt_header: HeaderName | None = None
     """A request header that names the tenant, such as `x-tenant`. Your gateway has to write it. No request
     then follows another tenant's prompt, so nobody can find out others' prompts. Omitted: all
@@ -139,6 +151,14 @@ class PoolSettings(Section):
         if self.max_in_flight is None and (self.objectives or self.fairness):
             raise ValueError(
                 "objectives and fairness need max_in_flight: without it nobody is refused"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_picture(self) -> Self:
+        if self.shadow is not None and self.strategy.name != PrefixCacheSettings().name:
+            raise ValueError(
+                "shadow compares by prefix_cache: the pool's strategy must be that one"
             )
         return self
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
+from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import ProtocolError
@@ -108,9 +109,12 @@ def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> event
         request, body = _read(message)
     except DecodeError:
         raise ProtocolError("not a ProcessingRequest") from None
-    if request.observability_mode:
-        return events.Observed()
-    return _event(request, body, wanted_headers)
+    event = _event(request, body, wanted_headers)
+    if not request.observability_mode:
+        return event
+    if isinstance(event, events.ResponseHeaders):
+        event = replace(event, served=_upstream(request) or event.served)
+    return events.Observed(event)
 
 
 def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
@@ -266,6 +270,17 @@ def _response_headers(request: pb.ProcessingRequest) -> events.ResponseHeaders:
         names.UPSTREAM_TIME in headers,
         _config(request),
     )
+
+
+def _upstream(request: pb.ProcessingRequest) -> str:
+    """Who served, by the proxy's attributes, which stand under the name of its filter; empty: it does not say."""
+    for fields in request.attributes.values():
+        address = (
+            fields.fields[names.UPSTREAM].string_value if names.UPSTREAM in fields.fields else ""
+        )
+        if address and len(address) <= _NAME_CHARS:
+            return address
+    return ""
 
 
 def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any]:

@@ -42,10 +42,6 @@ class StreamConfig(Struct, frozen=True):
 NO_CONFIG: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
-class Observed(Struct, frozen=True):
-    """A message of any kind in observability mode: the proxy goes on, and takes no answer."""
-
-
 class RequestHeaders(Struct, frozen=True):
     """Lower-case names; of a header that comes twice, the last value counts."""
 
@@ -112,6 +108,12 @@ class ResponseBody(Struct, frozen=True):
 
 class ResponseTrailers(Struct, frozen=True):
     pass
+
+
+class Observed(Struct, frozen=True):
+    """A message in observability mode: the proxy goes on, and takes no answer."""
+
+    event: "Event"
 
 
 Event = (

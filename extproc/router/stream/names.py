@@ -14,6 +14,9 @@ POOL: Final = "x-extproc-pool"
 # In a reply to the proxy: it must not buffer the request's body, not even for a retry.
 UNREAD: Final = "x-extproc-unread"
 
+# An attribute that Envoy sends where its filter's `response_attributes` name it: who served.
+UPSTREAM: Final = "upstream.address"
+
 REQUEST_ID: Final = "x-request-id"
 
 # W3C Trace Context: read from a request's headers only where traces are made.

@@ -36,7 +36,8 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   a body, too.
 # - BUFFERED with trailers ends the body without `end_of_stream`, BUFFERED_PARTIAL also where it cut
 #   it.
-# - In `observability_mode` the proxy goes on by itself: no answer, and nothing counts.
+# - In `observability_mode` the proxy goes on by itself: no answer, and `watching` follows the request
+#   where its pool has a `shadow`.
 #
 # The Endpoint Picker Protocol's, 1.0.0: the body and the response's body are streamed in full
 # duplex, unless the proxy sends other modes (agentgateway, NGINX Gateway Fabric and upstream's own
@@ -112,6 +113,7 @@ from extproc.router.stream.events import (
     ContinueHeadersOnly,
     Event,
     GiveWay,
+    Observed,
     Phase,
     Piece,
     Queued,
@@ -130,6 +132,7 @@ from extproc.router.stream.held_body import NO_REQUEST, HeldBody, pieces
 from extproc.router.stream.names import GUARDED, PLAIN_HEADERS, REQUEST_ID
 from extproc.router.stream.placing import CountedPick, Wait
 from extproc.router.stream.uploads import Uploads, unlimited_uploads
+from extproc.router.stream.watching import WatchedRequest
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # All sessions that are routed, or over, share this one.
@@ -195,6 +198,7 @@ class Session:
         "_resume",
         "_state",
         "_wait",
+        "_watched",
         "request_id",
     )
 
@@ -212,6 +216,7 @@ class Session:
         # What READING and WAITING keep, and the place in the queue that WAITING has.
         self._resume = _NOTHING_TO_RESUME
         self._wait: Wait | None = None
+        self._watched: WatchedRequest | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self._state.name}>"
@@ -224,6 +229,8 @@ class Session:
         """Returns what to send back for `event`, in order; nothing more once the client is answered."""
         if self._state is _CLOSED:
             return []
+        if self._watched is not None or isinstance(event, Observed):
+            return self._watch(event)
         try:
             return self._replies(event)
         except RequestError as error:
@@ -247,6 +254,8 @@ class Session:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""
         self._state = _CLOSED
         self._stop_waiting(QueueEnd.ABORTED)
+        if self._watched is not None:
+            self._watched.close()
         self._forget()
         self._counted.release()
 
@@ -268,13 +277,23 @@ class Session:
                 return self._on_response(event)
             case GiveWay():
                 raise NoRoomForBody("the request's body is late, and others need its room")
-        return []  # observed: the proxy waits for nothing
+        return []
 
     def _learn(self, config: StreamConfig | None) -> None:
         """Takes the configuration from the first message; in later ones it is ignored."""
         if config is not None and not self._has_begun:
             self._config = config
         self._has_begun = True
+
+    def _watch(self, event: Event) -> list[Reply]:
+        """Follows a request that others route, if that is so from its beginning."""
+        if self._watched is None:
+            if self._state is not _NEW:
+                return []
+            self._watched = WatchedRequest(
+                self._picker, self._held_body, self._pool, self._options.reads_apart
+            )
+        return [*self._watched.on(event.event if isinstance(event, Observed) else event)]
 
     # The response: the same in every state.
 

@@ -101,6 +101,7 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
         fields["attempts"],
         list(fields["destinations"]) if fields["attempts"] > 1 and fields["destinations"] else (),
         retry_after if status in {429, 503} else None,
+        request_id="mine",
     )
     assert "secret" not in repr(exchange)  # what the client wrote
 
@@ -122,9 +123,10 @@ def test_only_what_has_a_number_is_taken() -> None:
         log_message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503))
     )
 
-    assert [(exchange.ticket, exchange.address) for exchange in settled] == [
-        (255, "10.0.0.1:8000"),
-        (255, ""),
+    assert [(exchange.ticket, exchange.request_id, exchange.address) for exchange in settled] == [
+        (0, "mine", "10.0.0.1:8000"),
+        (255, "", "10.0.0.1:8000"),
+        (255, "", ""),
     ]
 
 

@@ -55,6 +55,7 @@ class Stage:
             name="llama",
             settings=SETTINGS.pools[0],
         )
+        running.foretell = lambda: None
         running.describe_events = lambda: {"e1": {"state": "degraded", "why": "7 lost"}}
         self.pools = RunningPools([running])
         self.picker = Picker([Route(self.pool)])

@@ -666,7 +666,9 @@ REPORTED_LATER: dict[str, Turns] = {
             [Went(B, piece=back(b"x" * 60_000 + b"y" * 2_000, ends=False)), back(b"y" * 8_000)],
         ),
     ],
-    "only watched": [(events.Observed(), [])] * 3,
+    "only watched": [
+        (events.Observed(event), []) for event in (headers(), events.RequestBody(BODY))
+    ],
     "our own control headers end here, those of another spelling too": [
         (
             headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"),

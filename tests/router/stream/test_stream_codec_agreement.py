@@ -37,7 +37,7 @@ any_mode = st.none() | st.sampled_from(events.BodyMode)
 configs = st.none() | st.builds(events.StreamConfig, any_mode, any_mode, st.booleans())
 headers = st.dictionaries(st.sampled_from([":path", ":method", "content-type", "x-session"]), texts)
 
-any_event = st.one_of(
+plain_event = st.one_of(
     st.builds(events.RequestHeaders, headers, st.booleans(), subsets, configs),
     st.builds(events.RequestBody, st.binary(), st.booleans(), subsets, configs),
     st.builds(events.RequestTrailers),
@@ -51,9 +51,9 @@ any_event = st.one_of(
         configs,
     ),
     st.builds(events.ResponseBody, st.binary(), st.booleans(), configs),
-    st.builds(events.Observed),
     st.builds(events.ResponseTrailers),
 )
+any_event = plain_event | st.builds(events.Observed, plain_event)
 
 endpoints = st.builds(Endpoint, texts, addresses)
 picks = st.builds(

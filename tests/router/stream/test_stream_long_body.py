@@ -70,7 +70,7 @@ def test_long_body_is_not_copied_and_one_that_a_proxy_only_shows_is_observed() -
 
     assert isinstance(event, RequestBody)
     assert event.data is message
-    assert [Observed()] * 2 == both_ways(shown.SerializeToString())
+    assert [Observed(event)] * 2 == both_ways(shown.SerializeToString())
 
 
 def test_part_that_is_sent_twice_counts_as_protobuf_has_it() -> None:

@@ -361,7 +361,7 @@ ORDERS = {
 BODIES = st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999])
 LATE_CONFIGS = st.sampled_from([None, say.StreamConfig(say.BodyMode.BUFFERED), say.NO_CONFIG])
 STATUSES = st.sampled_from([0, 200, 500])
-EVENTS = st.one_of(
+PLAIN_EVENTS = st.one_of(
     st.builds(
         say.RequestHeaders,
         st.dictionaries(NAMES, st.sampled_from(VALUES)) | st.fixed_dictionaries(ORDERS),
@@ -371,7 +371,6 @@ EVENTS = st.one_of(
     ),
     st.builds(say.RequestBody, BODIES, st.booleans(), st.none(), LATE_CONFIGS),
     st.builds(say.BodySkipped),
-    st.builds(say.Observed),
     st.builds(say.RequestTrailers),
     st.builds(
         say.ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans(), STATUSES
@@ -381,6 +380,7 @@ EVENTS = st.one_of(
     st.builds(say.RetryQueued, st.booleans()),
     st.just(say.GiveWay()),
 )
+EVENTS = PLAIN_EVENTS | st.builds(say.Observed, PLAIN_EVENTS)
 
 
 def ranked_pool() -> Picker:

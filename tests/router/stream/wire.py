@@ -20,7 +20,7 @@ def write_request(event: events.Event) -> bytes:
     fields: dict[str, Any] = {"protocol_config": _config(getattr(event, "config", None))}
     match event:
         case events.Observed():
-            fields |= {"request_headers": ext_proc.HttpHeaders(), "observability_mode": True}
+            return bytes(_shown(event.event))
         case events.RequestHeaders():
             headers = ext_proc.HttpHeaders(
                 headers=_header_map(event.headers), end_of_stream=event.end_of_stream
@@ -45,6 +45,17 @@ def write_request(event: events.Event) -> bytes:
         case _:
             raise ValueError("it is what a transport says of a message, not a message")
     return bytes(ext_proc.ProcessingRequest(**fields))
+
+
+def _shown(event: events.Event) -> ext_proc.ProcessingRequest:
+    """As Envoy 1.40 shows it: who served is an attribute of the response, under the filter's name."""
+    shown = ext_proc.ProcessingRequest.parse(write_request(event))
+    shown.observability_mode = True
+    if isinstance(event, events.ResponseHeaders) and event.served:
+        fields = {"upstream.address": Value(string_value=event.served)}
+        shown.attributes = {"envoy.filters.http.ext_proc": Struct(fields=fields)}
+        shown.metadata_context = None
+    return shown
 
 
 def asks_for_time(message: bytes) -> bool:

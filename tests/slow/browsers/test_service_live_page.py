@@ -213,7 +213,8 @@ async def test_an_endpoints_load_is_shown_against_what_limits_it(
 async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_which_and_why(
     tmp_path: Path, browser: Browser
 ) -> None:
-    pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
+    endpoints = ["127.0.0.1:1", "127.0.0.1:2"]
+    pools = [pool(endpoints, {"name": "prefix_cache"}, probe=False, shadow={})]
     text = "The same long question. " * 50
     async with serving_live(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
         [feedback] = [each.feedback for each in live.app.pools]
@@ -229,7 +230,7 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
         facts = " ".join((await visit.text("#pools .facts")).split())
         tiles = " ".join((await visit.text("#tiles")).split())
-        estimate = await visit.text("#estimate")
+        forecast = await visit.text("#forecast")
         await visit.page.fill("#body", chat_about(text).decode())
         await visit.page.focus("#explain button")
         await visit.page.keyboard.press("Enter")
@@ -255,7 +256,7 @@ async def test_hits_are_shown_by_endpoint_and_by_pool_and_the_explain_box_says_w
     assert "50 % of prompts predicted to be cached" in tiles
     assert "20 % of prompt tokens found in caches" in tiles
     assert "predicted" not in facts
-    assert re.search(r"of the last \d+ seconds?, prefix_cache: .* 50 % were predicted", estimate)
+    assert re.match(r"Too early to say: .* Watch for 60 more minutes\. Watched for", forecast)
 
 
 async def test_the_explain_box_begins_with_a_model_that_is_served_and_says_first_what_is_broken(

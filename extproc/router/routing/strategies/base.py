@@ -263,6 +263,19 @@ class PredictedHits(Struct):
     saved_ms: float = 0.0
 
 
+class EngineFigures(Struct, frozen=True):
+    """What is known of a pool's engines: costs in milliseconds, and the bytes of prompts in each cache.
+
+    `slow` has the factors of slower endpoints.
+    """
+
+    ms_per_byte: float
+    step_ms: float
+    bytes_per_token: float
+    slow: Mapping[str, float]
+    capacities: Mapping[str, int]
+
+
 class PeerCounts(Struct, frozen=True):
     """Other gateways with the same pool: how many are `active`, and how many of these report in time.
 
@@ -337,6 +350,9 @@ class ReadsSignals(Protocol):
 
     def describe_engines(self) -> Mapping[str, object]:
         """What it has learnt, JSON-ready, for operators."""
+
+    def figures(self) -> EngineFigures:
+        """The same as a value, for who computes with it. O(endpoints)."""
 
     def predicted(self) -> Mapping[Reason, PredictedHits]:
         """Bytes of picked prompts, by reason, and how many of them the endpoints should have cached."""

@@ -17,7 +17,6 @@ from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
-from extproc.router.service.live.least_load import CacheShares
 from extproc.router.service.live.recorder import RecordedDecision, Recording
 from extproc.router.service.live.service_state import (
     ConfigurationState,
@@ -29,6 +28,7 @@ from extproc.router.service.live.service_state import (
 )
 from extproc.router.service.pools import Pools
 from extproc.router.service.running_pool import RunningPool
+from extproc.router.shadow.forecast import Forecast
 
 # The window of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
@@ -89,7 +89,7 @@ class StateBuilder:
                 each,
                 counts[each.name],
                 then.get(each.name, _NO_COUNTS),
-                self._recording.least_load[each.name].shares(each.keeper.pool.strategy, now_s),
+                each.foretell(),
             )
             for each in service.pools
         ]
@@ -159,7 +159,7 @@ class _PoolMoment(Struct, frozen=True):
 
 
 def _read_pool(
-    running: RunningPool, now: EndpointCounts, then: EndpointCounts, estimate: CacheShares | None
+    running: RunningPool, now: EndpointCounts, then: EndpointCounts, forecast: Forecast | None
 ) -> _PoolMoment:
     keeper, feedback = running.keeper, running.feedback
     pool = keeper.pool
@@ -186,7 +186,8 @@ def _read_pool(
         saved_s=None
         if cache is None
         else sum(hits.saved_ms for hits in cache.predicted().values()) / 1000,
-        estimate=estimate,
+        # The batches are for a report, not for each second.
+        forecast=None if forecast is None else replace(forecast, batches=(), open_batch=None),
         model=next((name for name in named if "*" not in name), None),
     )
     events = {

@@ -236,19 +236,20 @@ function latest(pool, field) {
   return values.length ? values.at(-1) : null;
 }
 
-// A line for each pool that is shown: it speaks for the strategy in force, and begins anew with the next one.
-function drawEstimate(pool) {
-  const told = picture.pools.filter((one) => (!pool || one.name === pool) && one.estimate);
-  byId("estimate").hidden = !told.length;
-  each(byId("estimate"), told, () => element("p"), (line, { name, strategy, estimate: [predicted, leastLoad, age_s] }) => {
-    const whose = picture.pools.length > 1 ? `pool ${name}, ` : "";
-    put(line, `Estimate, ${whose}of the last ${lasting(age_s)}, ${strategy}: of the prompts of conversations that began in that time, ${percent(predicted)} were predicted in caches; least load would have found ${percent(leastLoad)}.`);
+// What two pictures of the same requests say, for each pool with a shadow.
+function drawForecast(pool) {
+  const told = picture.pools.filter((one) => (!pool || one.name === pool) && one.forecast);
+  byId("forecast").hidden = !told.length;
+  each(byId("forecast"), told, () => element("p"), (line, { name, forecast }) => {
+    const whose = picture.pools.length > 1 ? `Pool ${name}. ` : "", measured = forecast.measured_hit_rate;
+    const beside = known(measured) ? ` The engines measured ${percent(measured)}.` : "";
+    put(line, `${whose}${forecast.sentence}${beside} Watched for ${lasting(forecast.watched_s)}.`);
   });
 }
 
 function drawPays() {
   const pool = byId("which").value, end = trend.at(-1).at;
-  drawEstimate(pool);
+  drawForecast(pool);
   const series = {
     found: trend.map((point) => figure(point, pool, "found")),
     predicted: trend.map((point) => figure(point, pool, "predicted")),

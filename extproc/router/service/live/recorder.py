@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from extproc.router.routing.picker import Decision
-from extproc.router.service.live.least_load import LeastLoadEstimate
 from extproc.router.stream.server import Observer
 
 # How many decisions are shown, the last ones.
@@ -32,7 +31,6 @@ class Recording:
         self.last: deque[RecordedDecision] = deque(maxlen=LAST_DECISIONS)
         self.picks = defaultdict[str, Counter[str]](Counter)
         self.reasons = defaultdict[str, Counter[str]](Counter)
-        self.least_load = defaultdict[str, LeastLoadEstimate](LeastLoadEstimate)
 
     def note(self, decision: Decision) -> None:
         pick = decision.pick
@@ -43,7 +41,6 @@ class Recording:
         )
         self.picks[pool][endpoint] += 1
         self.reasons[pool][reason] += 1
-        self.least_load[pool].note(pick, self._clock())
 
     def refuse(self, pool: str, outcome: str) -> None:
         self.reasons[pool][outcome] += 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from extproc.router.service.live.least_load import CacheShares
+from extproc.router.shadow.forecast import Forecast
 
 
 class EndpointRow(Struct, frozen=True, array_like=True):
@@ -48,9 +48,8 @@ class PoolState(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
-    engines' time for tokens believed to be cached, of all requests. `estimate`: the shares that
-    were predicted in caches, and that least load would have found, of chats that began under this
-    strategy while somebody looked. `model`: one that it serves.
+    engines' time for tokens believed to be cached, of all requests. `forecast`: what routing saves,
+    or would, where the pool has a `shadow`. `model`: one that it serves.
     """
 
     name: str
@@ -64,7 +63,7 @@ class PoolState(Struct, frozen=True):
     picks: int
     states: Mapping[str, int]
     saved_s: float | None
-    estimate: CacheShares | None = None
+    forecast: Forecast | None = None
     model: str | None = None
     first_token_s: float | None = None
     predicted: float | None = None

@@ -22,7 +22,12 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.routing.strategies.base import PredictedHits, ReadsSignals, Reason
+from extproc.router.routing.strategies.base import (
+    EngineFigures,
+    PredictedHits,
+    ReadsSignals,
+    Reason,
+)
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.speeds import Prefills, Speeds
@@ -323,6 +328,21 @@ class EngineModel(ReadsSignals):
         self._histories = {name: self._histories.get(name) or SignalHistory() for name in ready}
         self.others_ms = {name: ms for name, ms in self.others_ms.items() if name in ready}
         self.unseen = {name: share for name, share in self.unseen.items() if name in ready}
+
+    def figures(self) -> EngineFigures:
+        holdings = {name: self._index.holding(name) for name in self._histories}
+        capacities = {name: one.capacity for name, one in holdings.items() if one is not None}
+        return EngineFigures(
+            self.ms_per_byte, self.step_ms, self.bytes_per_token, self.slow, capacities
+        )
+
+    def adopt(self, figures: EngineFigures) -> None:
+        """Takes over what was learnt elsewhere of the same engines."""
+        self.bytes_per_token = figures.bytes_per_token
+        self.ms_per_byte, self.step_ms = figures.ms_per_byte, figures.step_ms
+        self._speeds.slow = self.slow = dict(figures.slow)
+        for name, capacity in figures.capacities.items():
+            self._index.resize(name, capacity)
 
     def tokens(self, size: float) -> int:
         """How many so many bytes of a prompt are, about."""

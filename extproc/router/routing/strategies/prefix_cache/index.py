@@ -53,6 +53,10 @@ class Holding:
     def __len__(self) -> int:
         return len(self.idle) + len(self.pinned)
 
+    @property
+    def fill(self) -> float:
+        return (self.idle_bytes + self.pinned_bytes) / max(1, self.capacity)
+
     def __contains__(self, block: int) -> bool:
         return block in self.pinned or block in self.idle
 

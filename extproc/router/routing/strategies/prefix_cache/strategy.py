@@ -183,7 +183,11 @@ class PrefixCache(Strategy):
         )
         # The part of a prompt beyond a whole cache is in none.
         chain = self._chats.read(prompt, seed, self.index.capacity)
-        return _CacheReading(self, chain) if chain.size else self._without_prompt
+        return self.read_chain(chain) if chain.size else self._without_prompt
+
+    def read_chain(self, chain: Chain) -> Reading:
+        """As `read`, of a prompt that was cut before, perhaps by another strategy of this kind."""
+        return _CacheReading(self, chain)
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement, /) -> Placement:
         return Ring.grown(before, ready, _POSITIONS)

@@ -1,0 +1,159 @@
+"""What two pictures of the same requests say, and when they say nothing."""
+
+import pytest
+
+from extproc.router.routing.signals import EndpointSignals
+from extproc.router.shadow.comparison import PoolShadow
+from extproc.router.shadow.forecast import Estimate, Forecast, estimate, foretell
+from tests.router.routing.fleet import Fleet, words
+from tests.router.shadow.watched import WatchedFleet
+from tests.tables import table
+
+
+def forecast_of(fleet: WatchedFleet) -> Forecast:
+    fleet.shadow.settle()
+    return foretell(fleet.shadow, fleet.clock.now_s)
+
+
+def test_chats_whose_turns_go_around_would_be_found_in_one_cache() -> None:
+    fleet = WatchedFleet()
+    fleet.show_chats(minutes=45)
+    told = forecast_of(fleet)
+    assert told.as_served
+    assert told.as_picked
+    assert told.saved
+
+    assert [told.verdict, told.is_watching, told.counted_s] == ["pays", True, 2_400]
+    assert told.as_served.hit_rate.value == 0
+    assert told.as_picked.hit_rate.low > 0.5
+    assert told.as_picked.mean_s.value < 0.6 * told.as_served.mean_s.value
+    assert told.saved.value == pytest.approx(
+        told.as_served.engines.value - told.as_picked.engines.value
+    )
+    assert told.sentence.startswith("Switching pays: 53% of the prompt tokens")
+
+
+def test_where_turns_find_their_chat_already_switching_does_not_pay() -> None:
+    fleet = WatchedFleet()
+    fleet.show_chats(minutes=45, by_turns=False)
+
+    assert forecast_of(fleet).sentence.startswith("Switching does not pay here: 53%")
+
+
+def test_nothing_is_said_before_caches_are_full_and_batches_are_there() -> None:
+    fleet = WatchedFleet(kv_tokens=100_000)
+    assert "no request has come. Watch for 60 more" in forecast_of(fleet).sentence
+    fleet.show_chats(minutes=20)
+    told = forecast_of(fleet)
+    assert [told.verdict, told.as_picked] == ["too_early", None]
+    assert "the caches are still filling. Watch for 40 more" in told.sentence
+    fleet.show_chats(minutes=25)
+    assert "Watch for 15 more" in forecast_of(fleet).sentence
+    fleet.show_chats(minutes=16)
+
+    # What came while the caches filled does not count.
+    assert [forecast_of(fleet).verdict, forecast_of(fleet).counted_s] == ["pays", 1_800]
+
+
+@table("address", ["", "10.96.0.12:80"])
+def test_whom_the_proxy_does_not_name_nobody_guesses(address: str) -> None:
+    fleet = WatchedFleet()
+    for number in range(20):
+        reading = fleet.arrive(words(f"{number}", 300))
+        fleet.shadow.nameless(reading, address, "")
+        fleet.shadow.left(reading)
+    said = forecast_of(fleet)
+
+    assert said.verdict == "blind"
+    assert (address or "upstream.address") in said.sentence
+
+
+def test_without_attributes_the_access_log_says_who_served() -> None:
+    fleet = WatchedFleet()
+    for number in range(700):
+        reading = fleet.arrive(words(f"{number}", 300))
+        fleet.shadow.nameless(reading, "", f"id {number}")
+        fleet.clock.now_s += 8
+        fleet.shadow.left(reading)
+        fleet.shadow.logged(f"id {number}", "10.0.0.97:80", 5.0)
+    told = forecast_of(fleet)
+
+    assert told.requests == 450
+    assert told.as_served
+    assert told.as_served.busiest.value == 1
+
+
+def test_the_first_request_to_route_turns_the_pictures_around() -> None:
+    fleet = WatchedFleet()
+    fleet.show_chats(minutes=45)
+    for number in range(900):
+        pick = fleet.pick(*[words(f"chat {number // 3}", 600)] * (1 + 2 * (number % 3)))
+        fleet.clock.now_s += 3
+        pick.release()
+    told = forecast_of(fleet)
+    assert told.as_served
+    assert told.as_picked
+
+    assert not told.is_watching
+    assert told.as_picked.hit_rate.value > 1.2 * told.as_served.hit_rate.value
+    assert "by least load" in told.sentence
+    fleet.show("a", words("one proxy still watches", 300))
+    assert not forecast_of(fleet).is_watching
+
+
+def test_what_engines_count_stands_beside_and_says_how_much_was_seen() -> None:
+    fleet = WatchedFleet()
+    fleet.show_chats(minutes=3)
+    for minute in range(2):
+        counted = EndpointSignals(
+            queried_tokens=1e6 * minute,
+            hit_tokens=2e5 * minute,
+            first_tokens=10.0 * minute,
+            first_token_s=2.0 * minute,
+        )
+        fleet.shadow.apply_signals("a", counted)
+    fleet.show_chats(minutes=40)
+    told = forecast_of(fleet)
+
+    assert [told.measured_hit_rate, told.measured_mean_s] == [0.2, 0.2]
+    assert told.seen_share
+    assert told.seen_share == pytest.approx(0.887, abs=0.01)
+    assert "of the engines' prompts came by here" in told.sentence
+
+
+def test_an_open_answer_holds_up_the_pictures_for_ten_minutes_at_most() -> None:
+    fleet = WatchedFleet()
+    fleet.arrive(words("never ends", 300))
+    fleet.show_chats(minutes=9)
+    assert fleet.shadow.warm_s is None
+    fleet.show_chats(minutes=5)
+
+    assert fleet.shadow.warm_s
+
+
+def test_who_left_or_was_refused_is_in_neither_picture() -> None:
+    fleet = WatchedFleet()
+    for number in range(100):
+        fleet.show("", words(f"{number}", 600))
+
+    assert not fleet.shadow.has_requests
+
+
+def test_interval_holds_the_mean_of_the_batches_and_shrinks_with_their_number() -> None:
+    few = estimate([(1, 10), (3, 10)] * 2)
+    many = estimate([(1, 10), (3, 10)] * 50)
+
+    assert estimate([]) == Estimate(0, 0, 0)
+    assert few.value == many.value == 0.2
+    # Four batches of 0.1 and 0.3: 3.18 standard errors of 0.115 / 2.
+    assert few.high - few.value == pytest.approx(3.18 * 0.11547 / 2)
+    assert many.high - many.value == pytest.approx(1.986 * 0.1005 / 10, rel=0.01)
+
+
+def test_a_pool_without_shadow_is_not_watched() -> None:
+    fleet = Fleet()
+    pick = fleet.pick(words("anything", 300))
+    pick.release()
+
+    assert fleet.pool.watcher is None
+    assert isinstance(WatchedFleet().pool.watcher, PoolShadow)

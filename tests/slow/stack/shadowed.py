@@ -1,0 +1,95 @@
+"""An Envoy of somebody else's, with a rule of its own, and the three blocks of envoy/shadow.yaml in it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.stack.gateway import Tree, load, move_ports
+
+HCM = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+DESTINATION = "x-gateway-destination-endpoint"
+PICKS = {
+    "request_header_mode": "SEND",
+    "request_body_mode": "BUFFERED",
+    "response_header_mode": "SKIP",
+    "response_trailer_mode": "SEND",
+}
+ROUTER = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+
+
+def somebodys_envoy(
+    clients: Sequence[int], admin: int, service: int, vllm: Sequence[str], rule: str = "ROUND_ROBIN"
+) -> Tree:
+    """Listens at three ports: at the first as it was, at the second with the blocks, at the third it asks."""
+    blocks = load("shadow.yaml")
+    move_ports(blocks, {9002: service})
+    pairs = [address.rsplit(":", 1) for address in vllm]
+    sockets = [{"socket_address": {"address": ip, "port_value": int(port)}} for ip, port in pairs]
+    assignment = {
+        "cluster_name": "vllm",
+        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": each}} for each in sockets]}],
+    }
+    cluster = {
+        "name": "vllm",
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "lb_policy": rule,
+        "load_assignment": assignment,
+        "circuit_breakers": {
+            "thresholds": [
+                {"max_connections": 9999, "max_requests": 9999, "max_pending_requests": 9999}
+            ]
+        },
+    }
+    picked = {
+        "name": "picked",
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "connect_timeout": "1s",
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
+    }
+    plain, shadowed, asking = clients
+    listeners = [
+        _listener(plain, []),
+        _listener(shadowed, blocks["http_filters"]),
+        _listener(asking, [_asks(blocks["http_filters"][0])], "picked"),
+    ]
+    return {
+        "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}},
+        "static_resources": {
+            "listeners": listeners,
+            "clusters": [cluster, picked, *blocks["clusters"]],
+        },
+    }
+
+
+def _asks(shown: Tree) -> Tree:
+    """The same filter without the mode: it waits for the pick."""
+    config = {**shown["typed_config"], "processing_mode": PICKS}
+    for field in ("observability_mode", "deferred_close_timeout"):
+        del config[field]
+    return {**shown, "typed_config": config}
+
+
+def _listener(port: int, filters: Sequence[Tree], cluster: str = "vllm") -> dict[str, Any]:
+    route = {"match": {"prefix": "/"}, "route": {"cluster": cluster, "timeout": "0s"}}
+    manager = {
+        "@type": HCM,
+        "stat_prefix": f"at_{port}",
+        "route_config": {
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}],
+            "response_headers_to_add": [
+                {"header": {"key": "x-served-by", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+            ],
+        },
+        "http_filters": [
+            *filters,
+            {"name": "envoy.filters.http.router", "typed_config": {"@type": ROUTER}},
+        ],
+    }
+    chain = {
+        "filters": [
+            {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+        ]
+    }
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+    return {"name": f"at {port}", "address": address, "filter_chains": [chain]}
