@@ -39,6 +39,8 @@ MOST_BATCHES: Final = 1_008
 _PATIENCE_S: Final = 600.0
 # Of prompts that wait for an end, 12 MB of memory at most.
 _MOST_BYTES: Final = 64 * 1024 * 1024
+# What each one counts beside its prompt: 32,000 of the shortest may wait.
+_EACH_BYTES: Final = 2_048
 # Caches that are not full after so long need not be: then what they hold is all there is.
 WARM_S: Final = 1_800.0
 _FULL: Final = 0.9
@@ -270,7 +272,7 @@ class PoolShadow:
         request = _Request(self._clock(), chain)
         self._open[reading] = request
         self._queue.append(request)
-        self._queued_bytes += chain.size
+        self._queued_bytes += chain.size + _EACH_BYTES
         self.settle()
         return request
 
@@ -288,7 +290,7 @@ class PoolShadow:
             if not is_due:
                 break
             request = queue.popleft()
-            self._queued_bytes -= request.chain.size
+            self._queued_bytes -= request.chain.size + _EACH_BYTES
             if request.endpoint in self._pool.snapshot.ready:
                 self._compare(request, now_s if request.ended_s is None else request.ended_s)
 

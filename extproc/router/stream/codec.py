@@ -278,7 +278,8 @@ def _upstream(request: pb.ProcessingRequest) -> str:
         address = (
             fields.fields[names.UPSTREAM].string_value if names.UPSTREAM in fields.fields else ""
         )
-        if address and len(address) <= _NAME_CHARS:
+        # It may be shown to an operator, and whoever reaches the port can send any text.
+        if address and len(address) <= _NAME_CHARS and address.isascii() and address.isprintable():
             return address
     return ""
 

@@ -1,10 +1,14 @@
 """What two pictures of the same requests say, and when they say nothing."""
 
+from random import Random
+
 import pytest
 
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.shadow.comparison import PoolShadow
+from extproc.router.routing.strategies.base import EngineFigures
+from extproc.router.shadow.comparison import PictureBatch, PoolShadow, Side
 from extproc.router.shadow.forecast import Estimate, Forecast, estimate, foretell
+from extproc.router.shadow.picture import Picture
 from tests.router.routing.fleet import Fleet, words
 from tests.router.shadow.watched import WatchedFleet
 from tests.tables import table
@@ -157,3 +161,46 @@ def test_a_pool_without_shadow_is_not_watched() -> None:
 
     assert fleet.pool.watcher is None
     assert isinstance(WatchedFleet().pool.watcher, PoolShadow)
+
+
+def test_a_prompt_waits_for_the_step_that_runs_and_shares_the_next_one() -> None:
+    fleet, picture = WatchedFleet("a"), Picture(Random(0), {})
+    figures = EngineFigures(0.01, 20.0, 4.0, {}, {"a": 400_000})
+    picture.follow(fleet.pool.snapshot, figures)
+    chains = [fleet.arrive(words(f"{number}", 2_500)).content()[0] for number in range(4)]
+    waits = []
+    for at_s, chain in zip((0.0, 0.001, 0.002, 1.0), chains, strict=True):
+        assert chain
+        placed = picture.place(at_s, chain)
+        picture.end(placed, at_s + 9)
+        waits.append((placed.first_s, placed.work_ms / 1000))
+    (one_s, one), (two_s, two), (three_s, three), (four_s, four) = waits
+
+    assert one_s == pytest.approx(0.02 + one)
+    assert two_s == pytest.approx(one_s + 0.02 + two)
+    assert three_s == pytest.approx(two_s + three)
+    # Half a step of those that decode is left, on average.
+    assert four_s == pytest.approx(1.0 + 0.01 + 0.02 + four)
+
+
+@table(
+    ("saved", "said"),
+    [
+        ([1.0] * 6, "Switching pays: 60%"),
+        ([0.0] * 6, "Switching does not pay here: 60%"),
+        ([-1.0] * 6, "Switching does not pay here: 60%"),
+        ([3.0, -3.0] * 3, "Undecided, watch for"),
+    ],
+)
+def test_the_verdict_is_by_what_is_certain(saved: list[float], said: str) -> None:
+    """Engines saved in each batch, of four; below 2 % of them it is not worth it."""
+    fleet = WatchedFleet()
+    fleet.shadow.warm_s = 0.0
+    for number, engines in enumerate(saved):
+        went = Side(found=4e5, work_s=600 * (2 + engines), first_s=20, p99_s=1)
+        other = Side(found=6e5, work_s=1_200, first_s=20, p99_s=1)
+        fleet.shadow.batches.append(PictureBatch(600.0 * number, 100, 1e6, went, other))
+    told = forecast_of(fleet)
+
+    assert told.sentence.startswith(said)
+    assert (told.wait_s is not None) == (told.verdict == "undecided")

@@ -145,7 +145,7 @@ async def chat_on(url: str, seconds: float) -> None:
         await asyncio.gather(*(talk(session, user) for user in range(CHATTERS)))
 
 
-def counted(simulators: Simulators) -> list[float]:
+def count_engines(simulators: Simulators) -> list[float]:
     """Tokens looked for and found in caches, first tokens and the seconds that they took, of all endpoints."""
     names = (
         *("prefix_cache_queries_total", "prefix_cache_hits_total"),
@@ -174,15 +174,15 @@ async def test_the_gain_that_is_foretold_is_the_gain_that_switching_gives(tmp_pa
         service.wait_ready()
         somebody.gateway.wait_until(somebody.sees_service)
         await chat_on(somebody.shadowed, 20)
-        start = counted(simulators)
+        start = count_engines(simulators)
         await chat_on(somebody.shadowed, SECONDS)
-        middle = counted(simulators)
+        middle = count_engines(simulators)
         await asyncio.sleep(3)
         told = get_json(f"{service.admin_url}/shadow")[0]["open_batch"]
         await chat_on(somebody.asking, 20)
-        switched = counted(simulators)
+        switched = count_engines(simulators)
         await chat_on(somebody.asking, SECONDS)
-        end = counted(simulators)
+        end = count_engines(simulators)
     (before, before_s), (after, after_s) = since(start, middle), since(switched, end)
 
     assert told["served_hit_rate"] == pytest.approx(before, abs=0.03)
