@@ -264,4 +264,5 @@ soak: $(READY)  ## Gateways that share picks, under load and faults for MINUTES
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(RUN) $(DOCS) .cache .envoys .vllm .gpu build
+	rm -rf $(VENV) $(RUN) $(DOCS) .cache .envoys .vllm .gpu .run build .mypy_cache .hypothesis .ruff_cache .pytest_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
