@@ -115,6 +115,7 @@ def test_no_other_start_page_is_left_out() -> None:
     assert {page.name for page in START.glob("*.md")} == {
         *("laptop.md", "benchmark.md"),
         *("kubernetes.md", "envoy-gateway.md"),  # tests/manifests/test_manifests_start.py
+        "shadow.md",  # its blocks: tests/slow/stack/test_stack_shadow.py
     }
 
 
