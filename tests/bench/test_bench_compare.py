@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,24 @@ def test_comparison_of_equal_loads_is_fair_and_single_runs_are_never_better_or_w
     )
     assert "| ITL mean" in text
     assert "goodput" not in text
+
+
+@table(
+    ("changes", "is_said"),
+    [
+        ({"started_at": "2026-11-21T13:00:00+00:00"}, True),
+        ({}, False),  # one run, given twice
+        ({"started_at": "2026-11-21T13:00:00+00:00", "seed": 7}, False),
+    ],
+)
+def test_a_load_that_was_asked_again_of_the_same_endpoints_is_remarked(
+    changes: dict[str, Any], is_said: bool
+) -> None:
+    """Its prompts may have been cached."""
+    first = said(steady(100, endpoint="10.0.0.0:8000"))
+    remarks = compare([first], [replace(first, **changes)]).remarks
+
+    assert any("unless caches were emptied in between" in line for line in remarks) == is_said
 
 
 def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:

@@ -222,6 +222,8 @@ def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) ->
     runs = json.loads(path.read_text())["runs"]
 
     assert sum(line.startswith("prefix_hash ") for line in result.output.splitlines()) == 3
+    for term in ("TTFT", "TPOT", "ITL", "hit rate", "asked", "preempted", "TTFT from due"):
+        assert f"{term}: " in result.output.replace("\n", " ")
     assert {run["figures"]["strategy"] for run in runs} == set(ARMS)
     assert runs[0]["cell"]["scenario"] == "half-speed"
 

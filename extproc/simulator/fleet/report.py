@@ -35,7 +35,12 @@ tokens, 0 to 1. tok/s: prompt and output tokens a second, of what ended in the w
 _FLEET = f"""{DEFINITIONS}
 asked: by the schedule; offered: due in the window; served: ended in it. preempted: how often an engine set a request
 back for want of memory. reasons: requests, by why their endpoint was picked. TTFT to first arm's: the mean TTFT
-divided by that of the first arm of the same seed, without a unit; below 1 is sooner.
+divided by that of the first arm of the same seed, without a unit; below 1 is sooner. TTFT from due: from when the
+request should have been sent.
+"""
+_ELASTIC_TERMS = """ready: endpoints, the fewest and the most; endpoint-s ready: their seconds together; held: also of
+those that start or drain, which are paid for. SLO s missed: seconds with more than 5 % of the requests late.
+reaction: from a rise of the load until more endpoints were ready; recovery: to the end of the last missed second.
 """
 _CACHE = ("strategy", "seed", "hit rate", "preempted", "TTFT from due mean ms", "reasons")
 _ELASTIC = (
@@ -62,7 +67,7 @@ def render_summaries(summaries: Sequence[Summary]) -> str:
     return (
         window
         + "\n".join(map(lay_out, tables))
-        + f"\n{_FLEET}"
+        + f"\n{_FLEET}{_ELASTIC_TERMS if first.elastic else ''}"
         + "".join(f"\nWARNING  {line}\n" for line in warn(summaries))
     )
 

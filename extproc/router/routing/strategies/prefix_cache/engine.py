@@ -129,8 +129,7 @@ class SignalChange(Struct, frozen=True):
     """What new metrics of an endpoint mean, beside its load.
 
     `is_lost`: its cache is empty, or the index is too wrong to keep. `bytes_per_token` is `None`
-    where there is no new figure; `prefill` is a sample of (uncached tokens, milliseconds) per
-    request.
+    where there is no new figure, `prefills` what it prefilled since the metrics before.
     """
 
     is_lost: bool = False
