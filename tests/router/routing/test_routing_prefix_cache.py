@@ -1,6 +1,7 @@
 """The cost of a prompt, endpoint by endpoint; and where prompts go by it."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, cast
@@ -342,7 +343,7 @@ def prefilled(requests: int, tokens: int, ms_per_token: float) -> EndpointSignal
 def test_a_prefill_and_a_queue_cost_as_much_more_as_an_endpoint_is_slower() -> None:
     fleet = Fleet("ab")
     for name, ms in (("a", 0.19), ("b", 0.6)):
-        for requests in (1, 200):
+        for requests in range(1, 202, 25):
             sense(fleet, name, prefilled(requests, 1_000, ms))
     told = fleet.strategy.signals.describe_engines()["endpoints"]
     factor = told["b"]["slower_by"]  # type: ignore[index]
@@ -520,6 +521,15 @@ def test_a_cache_in_use_costs_the_more_the_fuller_its_engine_says_it_is(
     cost = {name: float(str(told["cost_ms"])) for name, told in fleet.explain("How?").items()}
 
     assert cost["a"] - cost["b"] == pytest.approx(factor * whole_ms / 6, rel=0.01, abs=0.01)
+
+
+def test_an_idle_endpoint_whose_scrape_met_a_request_has_its_share() -> None:
+    """A last scrape that saw one block in use kept an endpoint without requests until the next one."""
+    fleet = Fleet("ab")
+    fleet.strategy.signals.apply_signals("a", EndpointSignals(kv_usage=0.01), dict)
+    got = Counter(fleet.visit(f"{n} is how much?", after_s=1).endpoint.name for n in range(40))
+
+    assert 8 < got["a"] < 32
 
 
 def test_what_an_engine_said_of_its_cache_moves_with_our_prompts_and_goes_with_its_silence() -> (

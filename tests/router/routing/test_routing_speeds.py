@@ -11,7 +11,7 @@ from tests.tables import table
 EXPECTED_MS = 200.0
 
 
-def speeds_after(slowness: Mapping[str, float], requests: int = 25, rounds: int = 8) -> Speeds:
+def speeds_after(slowness: Mapping[str, float], requests: int = 25, rounds: int = 15) -> Speeds:
     """Every endpoint tells of so many requests in each round; each took that many times as expected."""
     speeds, rng = Speeds(), random.Random(3)
     speeds.follow(slowness)
@@ -43,7 +43,7 @@ def test_those_that_differ_by_much_have_a_factor(
 
 
 def test_nothing_is_said_of_an_endpoint_after_few_requests() -> None:
-    assert speeds_after({"a": 1, "b": 1, "c": 9}, requests=6).slow == {}
+    assert speeds_after({"a": 1, "b": 1, "c": 9}, requests=6, rounds=8).slow == {}
 
 
 def test_an_endpoint_that_gets_few_requests_stays_known_and_one_that_recovers_is_forgotten() -> (
@@ -56,6 +56,14 @@ def test_an_endpoint_that_gets_few_requests_stays_known_and_one_that_recovers_is
 
     for _ in range(40):
         speeds.add("c", Prefills(25, 0, 25 * EXPECTED_MS), 25 * EXPECTED_MS)
+    assert speeds.slow == {}
+
+
+def test_a_stall_is_no_slowness() -> None:
+    """A process that stood still looked twice as slow, and got hardly a request afterwards."""
+    speeds = speeds_after({"a": 1, "b": 1, "c": 1})
+    stalled = Prefills(25, 0, 25 * EXPECTED_MS + 40_000)
+    speeds.add("c", stalled, 25 * EXPECTED_MS)
     assert speeds.slow == {}
 
 

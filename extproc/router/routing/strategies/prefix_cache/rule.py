@@ -144,6 +144,9 @@ class Stretch(Struct, frozen=True):
 
 # Of a cache: more than all of it is in use where requests wait for memory.
 _OVERFULL: Final = 1.2
+# Less is not felt. A trace of it, seen at a scrape seconds ago, would decide between idle
+# endpoints until the next scrape.
+_FELT: Final = 0.02
 
 
 class _Request(Struct, frozen=True):
@@ -313,7 +316,9 @@ class CostModel:
         if holding is None or not self._rule.memory:
             return 0.0
         used = holding.pinned_bytes / max(1, holding.capacity) + self._engine.unseen.get(name, 0.0)
-        used = min(_OVERFULL, max(0.0, used))
+        if used < _FELT:
+            return 0.0
+        used = min(_OVERFULL, used)
         return self._rule.memory * self._engine.ms_per_byte * holding.capacity * used**6 / 6
 
     def _warmest(self, request: _Request) -> list[str]:

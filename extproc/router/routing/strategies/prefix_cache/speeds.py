@@ -4,17 +4,22 @@ An engine counts the requests that it prefilled and the time from each one's fir
 token. What that should have taken follows from the constants and the tokens that were not cached.
 The quotient of the two is no speed: it has the steps of others in it, and constants may be wrong.
 But it is the same for all endpoints of a pool that are alike. So each is divided by the median.
+
+A process that stood still for 15 s took these 15 s for one prefill. So an endpoint's own figure is
+the mean of batches of its requests, without the slowest and the fastest one: a stall spoils one.
 """
 
+from collections import deque
 from collections.abc import Collection
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Final
 
 from msgspec import Struct
 
 # So many requests count, not so many seconds: a slow endpoint gets few, and must not become unknown.
-_REQUESTS: Final = 300.0
-_FEWEST_REQUESTS: Final = 50
+_BATCH: Final = 10
+_BATCHES: Final = 30
+_FEWEST_BATCHES: Final = 5
 # Endpoints of one kind differ by less, measured so.
 _ALIKE: Final = 1.6
 _MOST: Final = 8.0
@@ -28,11 +33,22 @@ class Prefills(Struct, frozen=True):
     ms: float
 
 
-class _Sums:
-    __slots__ = ("expected_ms", "measured_ms", "requests")
+class _Batches:
+    """An endpoint's quotients of measured and expected time, and the batch that is not full yet."""
+
+    __slots__ = ("expected_ms", "measured_ms", "requests", "times")
 
     def __init__(self) -> None:
+        self.times: deque[float] = deque(maxlen=_BATCHES)
         self.requests = self.expected_ms = self.measured_ms = 0.0
+
+    def add(self, prefills: Prefills, expected_ms: float) -> None:
+        self.requests += prefills.requests
+        self.measured_ms += prefills.ms
+        self.expected_ms += expected_ms
+        if self.requests >= _BATCH:
+            self.times.append(self.measured_ms / self.expected_ms)
+            self.requests = self.expected_ms = self.measured_ms = 0.0
 
 
 class Speeds:
@@ -40,23 +56,19 @@ class Speeds:
 
     def __init__(self) -> None:
         self.slow: dict[str, float] = {}
-        self._sums: dict[str, _Sums] = {}
+        self._batches: dict[str, _Batches] = {}
 
     def follow(self, names: Collection[str]) -> None:
-        self._sums = {name: self._sums.get(name) or _Sums() for name in names}
+        self._batches = {name: self._batches.get(name) or _Batches() for name in names}
         self.slow = {name: factor for name, factor in self.slow.items() if name in names}
 
     def add(self, name: str, prefills: Prefills, expected_ms: float) -> None:
         """Adds what an endpoint did, and what it should have taken for it."""
-        sums = self._sums[name]
-        kept = _REQUESTS / (_REQUESTS + prefills.requests)
-        sums.requests = kept * sums.requests + prefills.requests
-        sums.measured_ms = kept * sums.measured_ms + prefills.ms
-        sums.expected_ms = kept * sums.expected_ms + expected_ms
+        self._batches[name].add(prefills, expected_ms)
         times = {
-            each: sums.measured_ms / sums.expected_ms
-            for each, sums in self._sums.items()
-            if sums.requests >= _FEWEST_REQUESTS
+            each: fmean(sorted(batches.times)[1:-1])
+            for each, batches in self._batches.items()
+            if len(batches.times) >= _FEWEST_BATCHES
         }
         middle = median_low(times.values()) if times else 0.0
         factors = {each: ms / middle for each, ms in times.items()} if middle else {}
