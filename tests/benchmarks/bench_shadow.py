@@ -7,6 +7,7 @@ prefix_cache. Prints the table of docs/why/shadow.md. About half a minute a work
 import sys
 from random import Random
 
+from extproc.calibrate.fit import USUAL_PROMPT
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
@@ -31,8 +32,9 @@ def foretell_cell(workload: str, load: float = 0.5) -> str:
     served = summarize(went)
     picked = MatrixCell(arm="prefix_cache", workload=workload, load=load).run()
     profile = went.setup.profiles[0]
+    attention_ms = profile.attention_ns * USUAL_PROMPT / 2 / 1e6
     engine = {
-        "prefill_ms_per_token": profile.prefill_ms_per_token,
+        "prefill_ms_per_token": profile.prefill_ms_per_token + attention_ms,
         "step_ms": profile.base_ms,
         "kv_tokens": profile.kv_tokens,
     }
@@ -52,7 +54,7 @@ def foretell_cell(workload: str, load: float = 0.5) -> str:
         per_token = size / tokens
         room = dict.fromkeys(names, int(profile.kv_tokens * per_token))
         figures = EngineFigures(
-            profile.prefill_ms_per_token / per_token, profile.base_ms, per_token, {}, room
+            engine["prefill_ms_per_token"] / per_token, profile.base_ms, per_token, {}, room
         )
         for picture in pictures:
             picture.follow(pool.snapshot, figures)
