@@ -215,6 +215,11 @@ class _ServicePort(click.IntRange):
     help="What asks the service: a new Envoy, a new Gateway, or a Gateway that you have already.",
 )
 @click.option(
+    "--shadow",
+    is_flag=True,
+    help="Route nothing: watch what a gateway of yours shows, and foretell what routing would save.",
+)
+@click.option(
     "--engine",
     default="l4-llama8b-fp8",
     show_default=True,

@@ -99,6 +99,7 @@ def engine_text(costs: FittedCosts, capacity: Capacity) -> str:
         f"    prefill_ms_per_token: {costs.usual_prefill_ms:.4g}\n"
         f"    step_ms: {costs.base_ms:.4g}\n"
         f"    kv_tokens: {capacity.kv_tokens}\n"
+        f"    context_us_per_token: {costs.kv_us_per_ctx_token:.4g}\n"
     )
 
 

@@ -50,11 +50,16 @@ pools:
   strategy:
     name: prefix_cache
     engine: {engine}  # the nearest of `extproc schema`'s list; `extproc calibrate` measures yours
+"""
+_REPLICAS: Final = """\
     gateways: 2  # replicas; with an autoscaler its minReplicas
 share:  # the replicas tell each other what they picked; a change needs a restart
   cluster: extproc
   secret: {{env: SHARE_SECRET}}  # the file share-secret, as the Pods get it
   mesh: {{peers: {{kubernetes: {{service: extproc-peers, port: share}}}}}}
+"""
+_WATCHING: Final = """\
+  shadow: {{}}  # watches the requests that your gateway shows, and routes none: docs/start/shadow.md
 """
 _READ: Final = (
     "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
@@ -108,6 +113,26 @@ _COMPONENTS: Final = """\
 # With your Gateway's name in gateway/*.yaml (it is `llm` there), uncomment:
 # components: [gateway]
 """
+_SHADOWS: Final = {"envoy-gateway": "envoy-gateway", "istio": "istio", "existing": "envoy-gateway"}
+_ONE_WATCHER: Final = """\
+# One replica sees all requests.
+- target: {kind: Deployment}
+  patch: |-
+    - {op: replace, path: /spec/replicas, value: 1}
+"""
+_SHADOW_COMPONENTS: Final = """\
+# With your Gateway's name in shadow/*.yaml (it is `llm`, and its listener `http`), uncomment:
+# components: [shadow]
+"""
+_SHOWING: Final = """
+Nothing is routed. Your gateway shows its requests to the service as soon as you
+{how}
+"""
+_HOW_SHOWN: Final = {
+    "pasted": "  paste the first two blocks of envoy/shadow.yaml into its Envoy's configuration, with the service's address:"
+    "\n  STRICT_DNS, extproc.{namespace}.svc.cluster.local, port 9002",
+    "component": "  write its name into shadow/*.yaml, and uncomment `components` in kustomization.yaml",
+}
 _ROLLED: Final = """\
 # To have each change roll the Pods, so that a refused file stops the rollout, uncomment:
 # replacements:
@@ -185,6 +210,16 @@ class KubernetesFolder:
     gateway: str
     engine: str
     output: Path
+    shadow: bool = False
+
+    @property
+    def _base(self) -> str:
+        return "base" if self.shadow else _BASES[self.gateway]
+
+    @property
+    def _is_joint(self) -> bool:
+        """Whether the gateway is there already, and is to ask the service."""
+        return self.gateway == "existing" and not self.shadow
 
     def write(self) -> None:
         """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
@@ -219,18 +254,26 @@ class KubernetesFolder:
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_urlsafe(32))
         (self.output / ".gitignore").write_text(f"{_SECRET}\n")
-        _copy(_BASES[self.gateway], self.output / "manifests")
+        _copy(self._base, self.output / "manifests")
         for name in _OPTIONAL:
             shutil.copytree(
                 _MANIFESTS / "components" / name, self.output / "manifests/components" / name
             )
         shutil.copytree(_MANIFESTS / "replacements", self.output / "manifests/replacements")
-        if self.gateway == "existing":
+        if self._is_joint:
             shutil.copytree(_MANIFESTS / "components/envoy-gateway", self.output / "gateway")
+        if self.shadow and self.gateway in _SHADOWS:
+            self._write_shadow(_MANIFESTS / "components/shadow" / _SHADOWS[self.gateway])
+
+    def _write_shadow(self, component: Path) -> None:
+        (self.output / "shadow").mkdir()
+        for path in component.iterdir():
+            text = path.read_text().replace("extproc.default.svc", f"extproc.{self.namespace}.svc")
+            text = text.replace("name: default/llm/", f"name: {self.namespace}/llm/")
+            (self.output / "shadow" / path.name).write_text(text)
 
     def describe(self) -> str:
         """What was written, what to run next, and what to look at then."""
-        is_joint = self.gateway == "existing"
         body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}]}
         image = self.image or f"REGISTRY/extproc-router:{__version__}"
         building = "" if "@" in image else _BUILDING.format(image=image)
@@ -242,34 +285,45 @@ class KubernetesFolder:
             namespace=self.namespace,
             image=self.image or "extproc-router, without a registry: none was given (--image)",
             image_steps=building + naming,
-            envoy=_ENVOY.format(namespace=self.namespace) if self.gateway == "envoy" else "",
-            joining=_JOINING if is_joint else "",
-            forward=_FORWARD[self.gateway].format(namespace=self.namespace),
+            envoy=_ENVOY.format(namespace=self.namespace) if self._base.endswith("/gateway") else "",
+            joining=_JOINING if self._is_joint else self._describe_shadow(),
+            forward=_FORWARD["existing" if self.shadow else self.gateway].format(
+                namespace=self.namespace
+            ),
             request="http://127.0.0.1:9090/readyz"
-            if is_joint
+            if self._is_joint or self.shadow
             else _REQUEST + quote(json.dumps(body)),
         )
 
+    def _describe_shadow(self) -> str:
+        if not self.shadow:
+            return ""
+        how = _HOW_SHOWN["component" if self.gateway in _SHADOWS else "pasted"]
+        return _SHOWING.format(how=how.format(namespace=self.namespace))
+
     def _configure(self) -> str:
         pool = re.sub("[^A-Za-z0-9._-]", "-", self.model.rpartition("/")[2])[:63].strip("._-")
-        return _CONFIGURATION.format(
+        return (_CONFIGURATION + (_WATCHING if self.shadow else _REPLICAS)).format(
             pool=pool or "vllm",
             engine=self.engine,
             model=json.dumps(self.model, ensure_ascii=False),
-            read="" if self.gateway == "envoy" else _READ,
+            read="" if self.shadow or self.gateway == "envoy" else _READ,
             service=self.service,
             target_port=self.target_port,
         )
 
     def _customize(self) -> str:
         is_same = self.target_port == self.port
-        is_routed = self.gateway != "envoy"
+        is_routed = self.gateway != "envoy" and not self.shadow
+        components = _COMPONENTS if self._is_joint else ""
+        if self.shadow and self.gateway in _SHADOWS:
+            components = _SHADOW_COMPONENTS
         parts = [
             _KUSTOMIZATION.format(
                 gateway=self.gateway,
                 namespace=self.namespace,
-                base=_BASES[self.gateway],
-                components=_COMPONENTS if self.gateway == "existing" else "",
+                base=self._base,
+                components=components,
                 image=_write_image(self.image),
                 route_port=f', annotations: {{vllm-port: "{self.port}"}}'
                 if is_routed and not is_same
@@ -279,7 +333,9 @@ class KubernetesFolder:
         ]
         if self.pull_secret:
             parts.append(_PULLING.format(pull_secret=self.pull_secret))
-        if self.gateway == "envoy-gateway":
+        if self.shadow:
+            parts.append(_ONE_WATCHER)
+        elif self.gateway == "envoy-gateway":
             parts.append(_CLASS.format(namespace=self.namespace))
         port = _ROUTED_PORT if is_same else ""
         parts.append(_ROUTED.format(port=port) if is_routed else _ROLLED)

@@ -37,6 +37,7 @@ def foretell_cell(workload: str, load: float = 0.5) -> str:
         "prefill_ms_per_token": profile.prefill_ms_per_token + attention_ms,
         "step_ms": profile.base_ms,
         "kv_tokens": profile.kv_tokens,
+        "context_us_per_token": profile.kv_us_per_ctx_token,
     }
     reader = PrefixCache(ClockAndRandom(Random(0), float), engine=engine)
     pool, names = Pool("x", reader), [node.name for node in went.nodes]

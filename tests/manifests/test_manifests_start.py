@@ -188,6 +188,34 @@ def test_two_folders_share_nothing_that_one_of_them_could_take_away(tmp_path: Pa
     assert wide == ["llm-a", "llm-b"]
 
 
+@pytest.mark.parametrize("gateway", GATEWAYS)
+def test_a_folder_of_a_shadow_runs_one_service_that_routes_nothing(
+    gateway: str, tmp_path: Path
+) -> None:
+    """What the gateway is to do is in one object, which is deleted to take it out again."""
+    folder = tmp_path / "folder"
+    said = write_folder(folder, gateway, "--shadow")
+    path = folder / "kustomization.yaml"
+    path.write_text(path.read_text().replace("# components: [shadow]", "components: [shadow]"))
+    objects = render_folder(folder)
+    for item in objects:
+        check(item, "1.33")
+    kinds = {item["kind"] for item in objects}
+    deployed = [item for item in objects if item["kind"] == "Deployment"]
+    shown = {"existing": {"EnvoyPatchPolicy"}, "envoy": set(), "istio": {"EnvoyFilter"}}
+
+    assert [(each["metadata"]["name"], each["spec"]["replicas"]) for each in deployed] == [
+        ("extproc", 1)
+    ]
+    assert not kinds & {"Gateway", "HTTPRoute", "DestinationRule", "EnvoyExtensionPolicy"}
+    assert kinds & {"EnvoyPatchPolicy", "EnvoyFilter"} == shown.get(gateway, {"EnvoyPatchPolicy"})
+    theirs = {"kind": "Gateway", "metadata": {"name": "llm", "namespace": "llm"}, "spec": {}}
+    assert count_references([*objects, theirs], "llm") >= 2
+    assert not [text for text in strings(objects) if ".default.svc" in text or "default/" in text]
+    assert "Nothing is routed" in said
+    assert yaml.safe_load((folder / "extproc.yaml").read_text()).keys() == {"pools"}
+
+
 def test_what_the_next_pages_add_is_in_the_folder(tmp_path: Path) -> None:
     """Components, a pull secret, and a change of extproc.yaml that rolls the Pods where this is wanted."""
     folder = tmp_path / "folder"

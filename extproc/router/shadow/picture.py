@@ -9,7 +9,7 @@ Time is the requests' own: a picture may be painted minutes later, and comes out
 # - It prefills in steps. A request waits for the end of the step that runs, then its whole prompt,
 #   less what the cache has, is computed in the next step, together with those that came meanwhile.
 #   The first token comes at that step's end. A step costs `step_ms` beside what it prefills, and
-#   the more the fuller the cache is of requests' keys and values, which every step reads.
+#   more for each token of its requests in the cache, whose keys and values every step reads.
 # - An answer takes as long as the real one took. So both pictures have the same answers, and what a
 #   picture changes is the time before them. Faster answers would bring the next turn sooner, and a
 #   prefill that is saved holds up no answer of others: both are left out, and speak for less gain.
@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 
@@ -28,11 +28,6 @@ from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import ClockAndRandom, EngineFigures, Reading
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
-
-
-# How much longer a step is with the whole cache in use: 1.3 on an H200 (measured with 8B parameters,
-# docs/why/gpu.md), as much on an L4 (fitted to KubeAI's benchmark).
-_FULL: Final = 1.3
 
 
 class Placed(Struct, frozen=True):
@@ -116,8 +111,7 @@ class Picture:
         missing = reading.content()[1]
         work_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0)
         holding = self._caches.index.holding(name)
-        used = holding.pinned_bytes / max(1, holding.capacity) if holding is not None else 0.0
-        step_s = engine.step_ms * (1 + _FULL * used) / 1000
+        step_s = engine.step_ms_with(holding.pinned_bytes if holding is not None else 0) / 1000
         first_s = self._steps[name].join(at_s, step_s, work_ms / 1000, is_busy=is_busy)
         return Placed(name, reading, chain.size - missing, work_ms, first_s)
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
+from tests.manifests.rendering import MANIFESTS
 from tests.stack.gateway import Tree, load, move_ports
 
 HCM = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -60,6 +63,45 @@ def somebodys_envoy(
             "clusters": [cluster, picked, *blocks["clusters"]],
         },
     }
+
+
+def add_component(tree: Tree, gateway: str, port: int) -> None:
+    """What Istio or Envoy Gateway make of our component: patches of the second listener, and a cluster."""
+    [shown] = (
+        item
+        for path in (MANIFESTS / "components/shadow" / gateway).glob("*.yaml")
+        for item in yaml.safe_load_all(path.read_text())
+        if item["kind"] in {"EnvoyFilter", "EnvoyPatchPolicy"}
+    )
+    listener, clusters = (
+        tree["static_resources"]["listeners"][1],
+        tree["static_resources"]["clusters"],
+    )
+    clusters[:] = [each for each in clusters if each["name"] != "extproc-shadow"]
+    [chain] = listener["filter_chains"]
+    filters = chain["filters"][0]["typed_config"]["http_filters"]
+    if gateway == "envoy-gateway":
+        listener["default_filter_chain"] = listener.pop("filter_chains")[0]
+    for patch in shown["spec"].get("configPatches", ()):
+        value, place = patch["patch"]["value"], patch["patch"]["operation"]
+        if patch["applyTo"] == "CLUSTER":
+            assert place == "ADD"
+            clusters.append(value)
+        else:
+            assert (patch["applyTo"], place) == ("HTTP_FILTER", "INSERT_BEFORE")
+            filters[:] = [value, *filters[-1:]]
+    for patch in shown["spec"].get("jsonPatches", ()):
+        value, *steps = patch["operation"]["value"], *patch["operation"]["path"].split("/")[1:]
+        if not steps:
+            clusters.append(value)
+            continue
+        at: Any = listener
+        for step in steps[:-1]:
+            at = at[int(step) if isinstance(at, list) else step]
+        at[:] = [value, *at[-1:]]
+    address = clusters[-1]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+    assert address["address"]["socket_address"]["address"] == "extproc.default.svc.cluster.local"
+    address["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": port}
 
 
 def _asks(shown: Tree) -> Tree:

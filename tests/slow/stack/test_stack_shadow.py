@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.slow.stack.shadowed import somebodys_envoy
+from tests.slow.stack.shadowed import add_component, somebodys_envoy
 from tests.stack.client import MODEL, chat_about, chat_body
 from tests.stack.fetch import get, get_json
 from tests.stack.gateway import Gateway
@@ -34,7 +34,9 @@ LARGE = chat_about("x" * 47_000_000)
 class Somebody:
     """An Envoy with a listener as it was, and one with the filter; a service that watches, or does not."""
 
-    def __init__(self, folder: Path, addresses: Sequence[str], **options: object) -> None:
+    def __init__(
+        self, folder: Path, addresses: Sequence[str], component: str = "", **options: object
+    ) -> None:
         *clients, admin, port = free_ports(5)
         urls = [f"http://127.0.0.1:{each}{PATH}" for each in clients]
         self.plain, self.shadowed, self.asking = urls
@@ -43,6 +45,8 @@ class Somebody:
         self.pool["fallbacks"] = 0
         self.service.configure([self.pool])
         tree = somebodys_envoy(clients, admin, port, addresses)
+        if component:
+            add_component(tree, component, port)
         self.gateway = Gateway(folder, tree, port=clients[0], admin_port=admin)
 
     def sees_service(self) -> bool:
@@ -115,12 +119,34 @@ async def test_clients_see_no_difference_whatever_becomes_of_the_service(tmp_pat
             assert somebody.cluster("upstream_rq_pending_overflow") == 0
 
 
+@pytest.mark.parametrize("component", ["istio", "envoy-gateway"])
+async def test_gateways_show_their_requests_by_our_components(
+    tmp_path: Path, component: str
+) -> None:
+    """Both control planes only put the patches where they say; the real Envoy takes what comes out."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    somebody = Somebody(tmp_path, addresses, component)
+    async with sinks(addresses):
+        with somebody.service as service, somebody.gateway:
+            service.wait_ready()
+            somebody.gateway.wait_until(somebody.sees_service)
+            assert await ask_many(somebody.shadowed, chat_about("hello"), 40) == {200: 40}
+
+            def told() -> str:
+                return str(get_json(f"{service.admin_url}/shadow")[0]["verdict"])
+
+            # A filter that does not tell who served would be called blind.
+            assert somebody.cluster("upstream_rq_total") >= 40
+            await until(lambda: not somebody.cluster("upstream_rq_active"))
+            assert await asyncio.to_thread(told) == "too_early"
+
+
 PROFILE = """
 mine: {base_ms: 10, kv_us_per_ctx_token: 0.1, prefill_ms_per_token: 0.1, kv_tokens: 12000, block_size: 16,
   max_num_batched_tokens: 8192, max_num_seqs: 64, max_model_len: 8192}
 """
 JSON = {"content-type": "application/json"}
-SECONDS, CHATTERS = 75, 24
+SECONDS, CHATTERS = 50, 24
 
 
 async def chat_on(url: str, seconds: float) -> None:

@@ -259,21 +259,25 @@ def _foreign(waiting: float, running: float, ours: int, gateways: float) -> floa
 
 
 class EngineCosts(Struct, frozen=True):
-    """One vLLM endpoint: `step_ms` is a step that only decodes, of an almost empty engine."""
+    """One vLLM endpoint: `step_ms` is a step that only decodes, of an almost empty engine.
+
+    It is longer by `context_us_per_token` for each token that its requests keep in the cache.
+    """
 
     prefill_ms_per_token: float
     step_ms: float
     kv_tokens: int
+    context_us_per_token: float = 0.0
 
 
 ENGINES: Final[Mapping[str, EngineCosts]] = MappingProxyType(
     {
-        "l4-llama8b-fp8": EngineCosts(0.19, 39, 84_000),
-        "l4-llama8b-fp8-fitted": EngineCosts(0.19, 39, 60_000),
-        "l4-llama8b-fp8-kvfp8": EngineCosts(0.19, 39, 168_000),
-        "h100-llama70b-fp8": EngineCosts(0.16, 27, 26_000),
-        "h100-llama8b-bf16": EngineCosts(0.03, 6, 430_000),
-        "h200-llama8b-bf16": EngineCosts(0.0208, 5.24, 380_000),
+        "l4-llama8b-fp8": EngineCosts(0.19, 39, 84_000, 0.583),
+        "l4-llama8b-fp8-fitted": EngineCosts(0.19, 39, 60_000, 0.583),
+        "l4-llama8b-fp8-kvfp8": EngineCosts(0.19, 39, 168_000, 0.29),
+        "h100-llama70b-fp8": EngineCosts(0.16, 27, 26_000, 0.06),
+        "h100-llama8b-bf16": EngineCosts(0.03, 6, 430_000, 0.05),
+        "h200-llama8b-bf16": EngineCosts(0.0208, 5.24, 380_000, 0.0178),
     }
 )
 """The simulator's profiles, by their names there."""
@@ -346,6 +350,11 @@ class EngineModel(ReadsSignals):
     def tokens(self, size: float) -> int:
         """How many so many bytes of a prompt are, about."""
         return round(size / self.bytes_per_token)
+
+    def step_ms_with(self, size: float) -> float:
+        """A step of an engine whose requests keep so many bytes of prompts in its cache."""
+        tokens = size / self.bytes_per_token
+        return self.step_ms + tokens * self._engine.context_us_per_token / 1000
 
     def prefill_ms(self, endpoint: str) -> float:
         """What a byte that is not cached takes there."""

@@ -97,6 +97,8 @@ class EngineSettings(BaseModel):
     """Milliseconds between two tokens of an answer in an almost empty engine."""
     kv_tokens: int = Field(ge=1_024, le=100_000_000)
     """Tokens in the KV cache."""
+    context_us_per_token: float = Field(default=0.0, ge=0, le=1_000)
+    """Microseconds that a step takes longer for each token of its requests. Only what `shadow` foretells needs it."""
 
 
 class PrefixCacheSettings(StrategySettings):
