@@ -129,7 +129,7 @@ Nothing is routed. Your gateway shows its requests to the service as soon as you
 {how}
 """
 _HOW_SHOWN: Final = {
-    "pasted": "  paste the first two blocks of envoy/shadow.yaml into its Envoy's configuration, with the service's address:"
+    "pasted": "  paste the first two blocks of envoy/shadow.yaml into its configuration, with the service's address:"
     "\n  STRICT_DNS, extproc.{namespace}.svc.cluster.local, port 9002",
     "component": "  write its name into shadow/*.yaml, and uncomment `components` in kustomization.yaml",
 }
@@ -285,7 +285,9 @@ class KubernetesFolder:
             namespace=self.namespace,
             image=self.image or "extproc-router, without a registry: none was given (--image)",
             image_steps=building + naming,
-            envoy=_ENVOY.format(namespace=self.namespace) if self._base.endswith("/gateway") else "",
+            envoy=_ENVOY.format(namespace=self.namespace)
+            if self._base.endswith("/gateway")
+            else "",
             joining=_JOINING if self._is_joint else self._describe_shadow(),
             forward=_FORWARD["existing" if self.shadow else self.gateway].format(
                 namespace=self.namespace

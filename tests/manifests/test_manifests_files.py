@@ -216,3 +216,17 @@ def test_envoy_gateway_sends_access_logs() -> None:
     [asked] = policy["spec"]["extProc"][0]["backendRefs"]
 
     assert (log["backendRefs"], log["http"]["responseHeaders"]) == ([asked], ["retry-after"])
+
+
+@pytest.mark.parametrize("gateway", ["istio/envoyfilter", "envoy-gateway/policy"])
+def test_components_show_requests_by_the_blocks_of_plain_envoy(gateway: str) -> None:
+    blocks = yaml.safe_load((rendering.MANIFESTS.parent / "envoy/shadow.yaml").read_text())
+    path = rendering.MANIFESTS / f"components/shadow/{gateway}.yaml"
+    spec = yaml.safe_load(path.read_text())["spec"]
+    patches = spec.get("jsonPatches") or spec["configPatches"]
+    cluster, filter_ = ((one.get("operation") or one["patch"])["value"] for one in patches)
+    [wanted] = blocks["clusters"]
+    for one in (cluster, wanted):
+        del one["type"], one["load_assignment"]["endpoints"]
+
+    assert [cluster, filter_] == [wanted, *blocks["http_filters"]]

@@ -91,7 +91,7 @@ def add_component(tree: Tree, gateway: str, port: int) -> None:
             assert (patch["applyTo"], place) == ("HTTP_FILTER", "INSERT_BEFORE")
             filters[:] = [value, *filters[-1:]]
     for patch in shown["spec"].get("jsonPatches", ()):
-        value, *steps = patch["operation"]["value"], *patch["operation"]["path"].split("/")[1:]
+        value, steps = patch["operation"]["value"], patch["operation"]["path"].split("/")[1:]
         if not steps:
             clusters.append(value)
             continue
