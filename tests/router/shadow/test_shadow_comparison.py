@@ -164,8 +164,11 @@ def test_a_pool_without_shadow_is_not_watched() -> None:
 
 
 def test_a_prompt_waits_for_the_step_that_runs_and_shares_the_next_one() -> None:
-    fleet, picture = WatchedFleet("a"), Picture(Random(0), {})
+    engine = {"prefill_ms_per_token": 0.04, "step_ms": 20.0, "kv_tokens": 100_000}
+    fleet, picture = WatchedFleet("a"), Picture(Random(0), {"engine": engine})
+    longer = Picture(Random(0), {"engine": {**engine, "context_us_per_token": 8.0}})
     figures = EngineFigures(0.01, 20.0, 4.0, {}, {"a": 400_000})
+    longer.follow(fleet.pool.snapshot, figures)
     picture.follow(fleet.pool.snapshot, figures)
     chains = [fleet.arrive(words(f"{number}", 2_500)).content()[0] for number in range(4)]
     waits = []
@@ -181,6 +184,10 @@ def test_a_prompt_waits_for_the_step_that_runs_and_shares_the_next_one() -> None
     assert three_s == pytest.approx(two_s + three)
     # Half a step of those that decode is left, on average.
     assert four_s == pytest.approx(1.0 + 0.01 + 0.02 + four)
+    # Each token of a request that it keeps makes a step longer.
+    assert chains[0]
+    longest_s = longer.place(0.0, chains[0]).first_s
+    assert longest_s - one_s == pytest.approx(8e-6 * chains[0].size / 4, rel=0.01)
 
 
 @table(
