@@ -227,7 +227,9 @@ class RequestWatcher(PickListener, Protocol):
 
 
 class SecondStage(Protocol):
-    """Endpoints that may compute a prompt for the one that answers."""
+    """Endpoints that may compute a prompt for the one that answers, in a `pool` of their own."""
+
+    pool: "Pool"
 
     def choose(
         self, reading: Reading, candidates: Candidates, count: int, adapter: str

@@ -35,6 +35,9 @@ from extproc.router.routing.strategies.prefix_cache.strategy import (
     SESSION,
 )
 
+STEPS_OF_A_TRANSFER: Final = 1.5
+"""What a second engine adds whatever the prompt: the rest of the step that runs there, and one more."""
+
 # The share of its cost that a prompt must save to be sent away.
 _EDGE: Final = 0.05
 # One alone would be told without what the others cost.

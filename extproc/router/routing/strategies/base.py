@@ -232,7 +232,7 @@ class Reading(ABC):
         """What it takes the row's endpoint to compute what it lacks of the prompt, of the row's cost."""
         return 0.0
 
-    def expect_transfer(self, *, is_computed: bool) -> None:
+    def expect_transfer(self, *, is_computed: bool) -> None:  # noqa: ARG002  # by its name
         """Takes whether the prompt will come to its endpoint computed; called before `taken`."""
         return
 
