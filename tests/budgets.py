@@ -19,7 +19,7 @@ NODES: Final[Mapping[str, int]] = {
     "router": 128_200,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 59_600,
+    "simulator": 62_700,
     "operator": 18_000,
     "doctor": 9_500,
     "pages": 5_000,

@@ -74,7 +74,7 @@ class PrefillStage:
         """Returns the endpoints that answer, best first, and the pick that prefills; `None`: the first of them."""
         reading.expect_transfer(is_computed=False)
         choice = reading.choose(candidates, max(count, _FEWEST))
-        rows, prefill = reading.costs, self._propose(reading, adapter)
+        rows, prefill = reading.costs, self.propose(reading, adapter)
         if prefill is None:
             return Choice(choice.names[:count], choice.reason), None
         ready_ms = prefill.reading.costs[0].cost_ms
@@ -89,7 +89,7 @@ class PrefillStage:
         names = dict.fromkeys((best, *choice.names))
         return Choice(tuple(names)[:count], REMOTE_PREFILL), prefill
 
-    def _propose(self, reading: Reading, adapter: str) -> Pick | None:
+    def propose(self, reading: Reading, adapter: str) -> Pick | None:
         """`None`: there is no prompt, or nobody to compute it."""
         chain, _ = reading.content()
         read = None if chain is None or not reading.costs else self.pool.strategy.read_chain(chain)
