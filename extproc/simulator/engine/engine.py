@@ -156,6 +156,7 @@ class Engine(Generic[Names]):
         extra_key: str = "",
         output: Sequence[int] | None = None,
         now: float,
+        is_computed: bool = False,
     ) -> None:
         """Queues a request of token ids.
 
@@ -175,6 +176,7 @@ class Engine(Generic[Names]):
             now=now,
             token_ids=tokens if self._sink else (),
             extra_key=extra_key,
+            is_computed=is_computed,
         )
 
     def add_hashed(
