@@ -79,7 +79,8 @@ class PrefillStage:
             return Choice(choice.names[:count], choice.reason), None
         ready_ms = prefill.reading.costs[0].cost_ms
         costs_ms = {
-            row.endpoint: row.cost_ms - self._gain_ms(reading, row, ready_ms) for row in rows
+            row.endpoint: row.cost_ms - self._gain_ms(reading, row, ready_ms, prefill.endpoint.name)
+            for row in rows
         }
         best = min(costs_ms, key=costs_ms.__getitem__)
         if costs_ms[best] >= (1 - _EDGE) * rows[0].cost_ms:
@@ -99,7 +100,9 @@ class PrefillStage:
             return None
         return pick if pick is not None and pick.reading.costs else None
 
-    def _gain_ms(self, reading: Reading, row: CostRow, ready_ms: float) -> float:
-        """How much sooner the row's endpoint would answer if the prompt came computed."""
+    def _gain_ms(self, reading: Reading, row: CostRow, ready_ms: float, helper: str) -> float:
+        """How much sooner the row's endpoint would answer if the prompt came computed; 0: from itself."""
+        if row.endpoint == helper:
+            return 0.0
         ready_ms += self.transfer.ms(row.miss_tokens)
         return reading.compute_ms(row) - max(0.0, ready_ms - row.backlog_ms)

@@ -93,7 +93,10 @@ class PoolWiring(Struct, frozen=True):
         )
 
     def source(self, settings: PoolSettings) -> Source:
-        source = _endpoint_source(settings.endpoints, self._base, self.outside.rng)
+        prefills = settings.name.endswith(STAGE)
+        source = _endpoint_source(
+            settings.endpoints, self._base, self.outside.rng, prefills=prefills
+        )
         if settings.learn_models:
             headers = self.engine_headers(settings)
             source = ModelsSource(source, headers, rng=self.outside.rng)
@@ -196,14 +199,18 @@ def _build_nats(
     return Nats(access, cluster, letter_counts)
 
 
-def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
+def _endpoint_source(
+    settings: EndpointsSettings, base: Path, rng: Random, *, prefills: bool = False
+) -> Source:
     if service := settings.kubernetes:
         access, namespace = _access(service, rng)
         family = service.address_family
         return KubernetesSource(access, namespace, service.service, service.ports, family=family)
     if pool := settings.inference_pool:
         access, namespace = _access(pool, rng)
-        return InferencePoolSource(access, namespace, pool.name, family=pool.address_family)
+        return InferencePoolSource(
+            access, namespace, pool.name, family=pool.address_family, prefills=prefills
+        )
     if settings.dns is not None:
         return DnsSource(settings.dns, rng=rng)
     if settings.file is not None:

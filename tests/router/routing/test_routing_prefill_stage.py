@@ -66,6 +66,13 @@ def test_without_a_ready_prefill_endpoint_all_is_as_if_there_were_none() -> None
     assert fleet.pick(words("Another", 4_000)).reason == REMOTE_PREFILL
 
 
+def test_an_endpoint_that_may_do_both_sends_nothing_to_itself() -> None:
+    fleet = StagedFleet("a", "a")
+    fleet.stream("a", 20)
+
+    assert fleet.pick(LONG).reason == LOCAL_PREFILL
+
+
 def test_both_endpoints_hold_what_one_computed_and_only_one_has_the_work() -> None:
     fleet = StagedFleet("a", "p")
     fleet.stream("a", 20)
