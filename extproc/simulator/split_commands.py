@@ -1,13 +1,12 @@
 """`extproc simulate prefill`."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import click
 
 from extproc.simulator.fleet.split_table import LOADS, arms, render_split, run_split
-from extproc.simulator.fleet_commands import POSITIVE, RATE, SECONDS
+from extproc.simulator.fleet_commands import RATE
 
 
 @click.command
@@ -29,23 +28,16 @@ from extproc.simulator.fleet_commands import POSITIVE, RATE, SECONDS
     show_default=True,
     help="How many of them only prefill.",
 )
-@click.option("--warmup-s", type=SECONDS, default=60.0, show_default=True, help="Time before it.")
-@click.option("--measured-s", type=RATE, default=60.0, show_default=True, help="Time measured.")
-@click.option("--seed", type=click.INT, default=0, show_default=True)
-@click.option("--workers", type=POSITIVE, help="Processes. [default: one per core]")
-def prefill(
-    *,
-    loads: Sequence[str],
-    prefills: Sequence[int],
-    warmup_s: float,
-    measured_s: float,
-    seed: int,
-    workers: int | None,
-) -> None:
-    """Simulate eight engines together, and with some that only prefill, by several rules."""
+@click.option(
+    "--measured-s",
+    type=RATE,
+    default=60.0,
+    show_default=True,
+    help="Time measured, after as much to warm up.",
+)
+def prefill(*, loads: Sequence[str], prefills: Sequence[int], measured_s: float) -> None:
+    """Simulate engines that only prefill."""
     cells = [(load, count, rule) for load in loads for count, rule in arms(prefills)]
-    with ProcessPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        runs = [
-            pool.submit(run_split, *cell, (warmup_s, warmup_s + measured_s), seed) for cell in cells
-        ]
+    with ProcessPoolExecutor() as pool:
+        runs = [pool.submit(run_split, *cell, (measured_s, 2 * measured_s)) for cell in cells]
         click.echo(render_split([run.result() for run in runs]), nl=False)

@@ -79,7 +79,7 @@ def test_what_cannot_be_split_is_refused() -> None:
 
 
 def test_the_command_says_first_where_a_split_does_not_pay() -> None:
-    options = "prefill --workload agents --prefill 2 --warmup-s 0 --measured-s 2 --workers 1"
+    options = "prefill --workload agents --prefill 2 --measured-s 1"
     lines = CliRunner().invoke(command, options.split()).output.splitlines()
 
     assert lines[0] == "agents: a split does not pay (tool agents, 60 system prompts of 5,500)"

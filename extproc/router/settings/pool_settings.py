@@ -80,7 +80,7 @@ class PrefillSettings(Section):
     """Endpoints that compute prompts for those of the pool, behind llm-d's routing sidecar."""
 
     endpoints: EndpointsSettings = Field(
-        description="Where they come from: exactly one of these. They need no sidecar."
+        description="Where they come from, as `endpoints`. They need no sidecar."
     )
     kv_bytes_per_token: int = Field(default=131_072, ge=64, le=16_777_216)
     """Bytes of a token in the KV cache, all GPUs of an engine together. The default is that of Llama 3.1 8B in

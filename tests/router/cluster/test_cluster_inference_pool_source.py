@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -312,7 +313,8 @@ async def test_one_pool_has_pods_that_answer_and_pods_that_prefill(pool_kube: Ku
         pool_kube.server.put(running_pod(role, f"10.0.1.{number}", labels=labels))
     names = {}
     for prefills in (False, True):
-        source = replace(pool_kube.build(), prefills=prefills)
+        source = cast("InferencePoolSource", pool_kube.build())
+        source = replace(source, prefills=prefills)
         pool_kube.sink.lists.clear()
         async with running_source(source, pool_kube.sink):
             await until(lambda: bool(pool_kube.sink.lists))
