@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -165,6 +166,19 @@ async def test_no_envoy_hears_of_prefill_endpoints_and_they_make_no_service_read
         await pools["llama/prefill"].keeper.synced.wait()
 
         assert (heard, pools.can_route, len(pools.faults())) == ([], False, 1)
+    finally:
+        await pools.stop()
+
+
+async def test_other_replicas_hear_of_both_stages() -> None:
+    kept: list[str] = []
+    courier = SimpleNamespace(keep=lambda pool: kept.append(pool.name), forget=kept.remove)
+    pools = build_pools(courier=courier)
+    pools.apply(parse_settings(STAGED, {}).pools)
+    try:
+        assert kept == ["llama", "llama/prefill"]
+        pools.apply(parse_settings(ALONE, {}).pools)
+        assert kept == ["llama"]
     finally:
         await pools.stop()
 
