@@ -178,8 +178,11 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _rows(model: type[BaseModel], place: str = "") -> Iterator[str]:
+def _rows(
+    model: type[BaseModel], place: str = "", told: set[type[BaseModel]] | None = None
+) -> Iterator[str]:
     """A row for each setting below `place`; those of a section follow it."""
+    told = set() if told is None else told
     for name, field in model.model_fields.items():
         at = f"{place}{name}"
         many = "[]" if get_origin(field.annotation) is list and _sections(field) else ""
@@ -191,7 +194,10 @@ def _rows(model: type[BaseModel], place: str = "") -> Iterator[str]:
         else:
             yield f"| `{at}{many}` | {_cell(kind)} | {_default(field)} | {_cell(field.description or '')} |"
         for section in _sections(field) if STRATEGIES not in field.metadata else ():
-            yield from _rows(section, f"{at}{many}.")
+            # A section that stands at two places, such as `endpoints`, is told once.
+            if section not in told:
+                told.add(section)
+                yield from _rows(section, f"{at}{many}.", told)
 
 
 def _settings() -> str:

@@ -15,7 +15,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
     "init": {"Commands": ("kubernetes",)},
     "shadow": {"Commands": ("report", "reset")},
-    "simulate": {"Commands": ("fleet", "vllm", "matrix")},
+    "simulate": {"Commands": ("fleet", "vllm", "matrix", "prefill")},
     "bench": {
         "Commands": ("init", "run", "ab", "compare"),
         "Before a run": ("plan", "dataset", "schema"),
@@ -121,6 +121,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "matrix": (
             "extproc simulate matrix build/matrix --workload C --workload T --seeds 11-13",
             "extproc simulate matrix build/matrix --arm prefix_cache --arm gie --seeds 11",
+        ),
+        "prefill": (
+            "extproc simulate prefill --workload long-short --prefill 2 --prefill 6",
+            "extproc simulate prefill --measured-s 10",
         ),
     },
     "bench": {

@@ -16,10 +16,10 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 127_500,
+    "router": 128_200,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 59_600,
+    "simulator": 62_700,
     "operator": 18_000,
     "doctor": 9_500,
     "pages": 5_000,
@@ -27,8 +27,8 @@ NODES: Final[Mapping[str, int]] = {
     REST: 8_700,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
-SETTINGS: Final = 89
-DOCS_WORDS: Final = 68_600
+SETTINGS: Final = 94
+DOCS_WORDS: Final = 69_500
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

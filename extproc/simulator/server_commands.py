@@ -95,6 +95,11 @@ def read_ports(text: str) -> list[int]:
 @click.option(
     "--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens."
 )
+@click.option(
+    "--sidecar",
+    is_flag=True,
+    help="As behind llm-d's sidecar: whom x-prefiller-host-port names computes the prompt.",
+)
 @click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events here, as tcp://*:5557.")
 @click.option(
     "--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events."
@@ -141,16 +146,16 @@ def vllm(
         for endpoint, publisher in zip(names, publishers, strict=True)
     ]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_until_end(endpoints, host, numbers))
+        runner.run(_serve_until_end(endpoints, host, numbers, has_sidecar=options["sidecar"]))
 
 
 async def _serve_until_end(
-    endpoints: Sequence[SimulatedEndpoint], host: str, ports: Sequence[int]
+    endpoints: Sequence[SimulatedEndpoint], host: str, ports: Sequence[int], *, has_sidecar: bool
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve_endpoints(endpoints, host, ports, stop, click.echo)
+    await serve_endpoints(endpoints, host, ports, stop, click.echo, has_sidecar=has_sidecar)
 
 
 def _adapt(profile: Profile, block_size: int | None, max_model_len: int | None) -> Profile:

@@ -68,6 +68,7 @@ async def serving(
     *,
     speed: float = 1.0,
     publisher: Publisher | None = None,
+    has_sidecar: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Face]:
     """Serves an endpoint with these options, some of them changed, on a free port."""
@@ -75,7 +76,7 @@ async def serving(
         "vllm", replace(options, **changes), Clock(speed), lambda: NOON, publisher
     )
     async with (
-        serve_endpoint(endpoint, "127.0.0.1", 0) as port,
+        serve_endpoint(endpoint, "127.0.0.1", 0, has_sidecar=has_sidecar) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
         yield Face(client, endpoint, port)

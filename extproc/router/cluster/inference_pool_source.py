@@ -70,7 +70,8 @@ class PoolTerms:
 class InferencePoolSource(Struct, frozen=True):
     """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them.
 
-    `family` is the preferred one of a dual-stack pod's addresses.
+    `family` is the preferred one of a dual-stack pod's addresses. With `prefills` they are the pods that
+    compute prompts, by their labels, else those that answer.
     """
 
     access: KubeAccess
@@ -78,6 +79,7 @@ class InferencePoolSource(Struct, frozen=True):
     name: str
     family: AddressFamily = "IPv4"
     settle_s: float = 0.1
+    prefills: bool = False
 
     async def run(self, sink: Sink) -> None:
         # A list of one: what a Role that names the pool lets us see.
@@ -150,7 +152,7 @@ class _PoolFollower:
 
     def _follow_pods(self, terms: PoolTerms) -> None:
         if self._pods is None or self._pods.selector != terms.selector:
-            self._pods = _Pods(self, terms, self._pool.family)
+            self._pods = _Pods(self, terms, self._pool)
             resource = Resource(
                 "v1", self._pool.namespace, "pods", Pod, label_selector=terms.selector
             )
@@ -201,11 +203,13 @@ class _PoolFollower:
 
 
 class _Pods:
-    def __init__(self, follower: _PoolFollower, terms: PoolTerms, family: AddressFamily) -> None:
+    def __init__(
+        self, follower: _PoolFollower, terms: PoolTerms, pool: InferencePoolSource
+    ) -> None:
         self._follower = follower
         self.selector = terms.selector
         self._ports = terms.ports
-        self.book = PodBook(terms.ports, family=family)
+        self.book = PodBook(terms.ports, family=pool.family, prefills=pool.prefills)
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
         if ports != self._ports:

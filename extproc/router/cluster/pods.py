@@ -4,6 +4,8 @@ Only what we read is declared; everything else in the JSON, most of a pod, is sk
 the reference of the core API (Kubernetes 1.37).
 """
 
+from collections.abc import Callable
+
 from msgspec import Struct, field
 
 from extproc.errors import AddressError
@@ -15,6 +17,10 @@ from extproc.router.routing.endpoint import Endpoint, join_address
 
 # Copied from the node since Kubernetes 1.35 (KEP 4742); an EndpointSlice has it as `zone`.
 ZONE_LABEL = "topology.kubernetes.io/zone"
+
+
+# llm-d's: `prefill`, `decode`, `prefill-decode` (once `both`), `encode` and more. A Pod without it decodes.
+ROLE_LABEL = "llm-d.ai/role"
 
 
 class PodCondition(Struct, gc=False):
@@ -36,6 +42,12 @@ class PodStatus(Struct, gc=False):
 class Pod(Struct, gc=False):
     metadata: ObjectMeta
     status: PodStatus = field(default_factory=PodStatus)
+
+
+def has_role(pod: Pod, *, prefills: bool) -> bool:
+    """Whether a pod may answer requests or, with `prefills`, compute prompts for others."""
+    role = (pod.metadata.labels or {}).get(ROLE_LABEL, "decode")
+    return role == "both" or ("prefill" if prefills else "decode") in role.split("-")
 
 
 def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> ObjectReading:
@@ -75,11 +87,22 @@ def _address(status: PodStatus, family: AddressFamily) -> str:
 
 
 class PodBook(EndpointBook[Pod]):
-    """The pods that a selector chose."""
+    """The pods that a selector chose, and that have the role that is wanted."""
 
-    def __init__(self, ports: tuple[int, ...], *, family: AddressFamily = "IPv4") -> None:
-        super().__init__(family, lambda pod: read_pod(pod, ports, family))
+    def __init__(
+        self, ports: tuple[int, ...], *, family: AddressFamily = "IPv4", prefills: bool = False
+    ) -> None:
+        self._prefills = prefills
+        super().__init__(family, self._reader(ports))
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
-        self._read = lambda pod: read_pod(pod, ports, self._family)
+        self._read = self._reader(ports)
         self.replace(list(self._objects.values()))
+
+    def _reader(self, ports: tuple[int, ...]) -> Callable[[Pod], ObjectReading]:
+        def read(pod: Pod) -> ObjectReading:
+            if not has_role(pod, prefills=self._prefills):
+                return ObjectReading()
+            return read_pod(pod, ports, self._family)
+
+        return read

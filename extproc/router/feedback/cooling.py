@@ -61,7 +61,8 @@ class Rules:
 
     `slack_s` is how late an outcome may come: Envoy sends its log in batches, by default a second
     apart. It is shorter than the shortest cooling, else old outcomes would pass for a trial's. Two
-    times less than `order_s` apart have no certain order.
+    times less than `order_s` apart have no certain order. `most` is the share of a pool that may be
+    shut; 1: all of it, where others can do without.
     """
 
     failures: int | None = 3
@@ -74,6 +75,7 @@ class Rules:
     slack_s: float = 1.0
     silence_s: float = 10.0
     order_s: float = 0.1
+    most: float = 0.5
 
 
 class Why(StrEnum):
@@ -173,7 +175,7 @@ class Cooling:
         self._view = None
 
     def closed(self) -> frozenset[str]:
-        """The names that may not be picked now: at most half of the members."""
+        """The names that may not be picked now: at most half of the members, or `most` of them."""
         return self._look().closed
 
     def picked(self, name: str) -> None:
@@ -335,7 +337,9 @@ class Cooling:
             return _ALL
         ends = [end for case in self._away.values() for end in self._ends(case) if end > now_s]
         until_s = min(ends, default=float("inf"))
-        limit = 0 if len(self._away) == len(self._members) else len(self._members) // 2
+        limit = int(self.rules.most * len(self._members))
+        if len(self._away) == len(self._members) and self.rules.most < 1:
+            limit = 0
         first = dict(list(self._away.items())[:limit])
         whys = ((name, case.why(now_s)) for name, case in self._away.items())
         shut = {name: why for name, why in whys if why is Why.UNHEALTHY or (why and name in first)}

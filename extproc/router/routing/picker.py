@@ -192,6 +192,8 @@ class Picker:
         """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
         decision = self.decide(query, found or self.find(query))
         decision.pick.acquire()
+        if decision.pick.prefill is not None:
+            decision.pick.prefill.acquire()
         return decision
 
     def propose(self, query: Query) -> Decision:

@@ -17,6 +17,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import (
     NOWHERE,
     Candidates,
+    Choice,
     Placement,
     Reading,
     Reason,
@@ -106,7 +107,8 @@ class Pick(Struct, frozen=True):
     """Where one request goes. Counted from `take` until `release`, each called once at most.
 
     `standing` is what it counts as beside that; `None`: it is an ordinary one. `is_shown`: others
-    chose the endpoint, and a proxy showed us.
+    chose the endpoint, and a proxy showed us. `prefill` is another pool's, whose endpoint computes
+    the prompt for this one's; it is acquired and released apart, since it ends earlier.
     """
 
     pool: "Pool"
@@ -117,6 +119,7 @@ class Pick(Struct, frozen=True):
     reading: Reading
     standing: RequestClass | None = None
     is_shown: bool = False
+    prefill: "Pick | None" = None
 
     def __repr__(self) -> str:
         return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
@@ -169,6 +172,8 @@ class Pick(Struct, frozen=True):
             name = next(iter(self.pool.snapshot.by_location.get(address, ())), "")
         self.reading.learn(name, ending)
         self._report_withdrawal()
+        if self.prefill is not None:
+            self.prefill.learn(ending)
 
     def _report_withdrawal(self) -> None:
         withdrawal, witness = self.reading.pop_withdrawal(), self.pool.witness
@@ -221,13 +226,25 @@ class RequestWatcher(PickListener, Protocol):
     def apply_signals(self, endpoint: str, signals: EndpointSignals) -> None: ...
 
 
+class SecondStage(Protocol):
+    """Endpoints that may compute a prompt for the one that answers, in a `pool` of their own."""
+
+    pool: "Pool"
+
+    def choose(
+        self, reading: Reading, candidates: Candidates, count: int, adapter: str
+    ) -> tuple[Choice, Pick | None]:
+        """As `Reading.choose`; with it the pick of who computes the prompt, `None`: who answers it."""
+
+
 class Pool:
     """The endpoints that serve the same models, with one strategy.
 
     `max_in_flight` limits the mean number of requests per ready endpoint; beyond it requests are
     refused with 429, `admission` says which. `None` never refuses. `fallbacks` is how many further
     endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does. `queue`
-    holds requests until there is room for them; `None`: they are refused at once. `duration_s` is
+    holds requests until there is room for them; `None`: they are refused at once. `prefill` has the
+    endpoints that compute prompts for these; `None`: each computes its own. `duration_s` is
     how long a request takes here, seconds; `None`: nobody said so yet.
     """
 
@@ -248,6 +265,7 @@ class Pool:
         self.witness: PickListener | None = None
         self.watcher: RequestWatcher | None = None
         self.queue: Queue | None = None
+        self.prefill: SecondStage | None = None
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
         self.admission = Admission()
@@ -359,9 +377,22 @@ class Pool:
                 f"pool {self.name!r} has no room for another conversation in its caches",
                 pool=self.name,
             )
-        choice = reading.choose(candidates, 1 + self.fallbacks)
+        prefill = None
+        if self.prefill is None:
+            choice = reading.choose(candidates, 1 + self.fallbacks)
+        else:
+            choice, prefill = self.prefill.choose(reading, candidates, 1 + self.fallbacks, adapter)
         first, *rest = [snapshot.ready[name] for name in choice.names]
-        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)
+        return Pick(
+            self,
+            self.strategy.name,
+            choice.reason,
+            first,
+            tuple(rest),
+            reading,
+            standing,
+            prefill=prefill,
+        )
 
     def _admit(self, standing: RequestClass | None, candidates: Candidates, each: int) -> None:
         total = candidates.total

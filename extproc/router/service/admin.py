@@ -208,6 +208,8 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
         "objectives": dict(pool.admission.priorities),
         "share": share and describe_share(share),
         "learnt": pool.describe_engines(),
+        "prefill": pool.prefill
+        and {"pool": pool.prefill.pool.name, "ready": len(pool.prefill.pool.candidates())},
         "endpoints": [
             {
                 "name": endpoint.name,

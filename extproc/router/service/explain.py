@@ -39,6 +39,15 @@ def explain_decision(picker: Picker, query: Query, found: Found | None = None) -
         "prefix": None if key is None else f"{key:016x}",
         "body_fault": None if decision.fault is None else decision.fault.message,
     }
+    if pick.pool.prefill is not None:
+        prefill = pick.prefill
+        said["prefill"] = prefill and {
+            "endpoint": prefill.endpoint.name,
+            "address": prefill.destination,
+        }
+        said["prefill_candidates"] = (
+            [row.explain() for row in prefill.reading.costs] if prefill else []
+        )
     return said | pick.reading.explain(pick.pool.candidates(decision.adapter, query.subset))
 
 

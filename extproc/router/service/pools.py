@@ -3,12 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace as with_fields
+from functools import partial
 from time import time
 from typing import Final
 
+from msgspec.structs import replace
+
 from extproc.router.cluster.reason import describe_error
-from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
+from extproc.router.feedback.outcome import (
+    Exchange,
+    Outcome,
+    Verdict,
+    judge_response,
+    outcomes,
+)
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.picker import Picker
+from extproc.router.routing.pool import Pick
 from extproc.router.routing.strategies.base import ClockAndRandom, RequestResult
 from extproc.router.routing.tickets import Tickets
 from extproc.router.service.running_pool import PoolContext, RunningPool
@@ -19,6 +31,7 @@ from extproc.router.stream.events import Served
 log = logging.getLogger(__name__)
 
 _FAILED: Final = 500
+_REFUSALS: Final = frozenset({Verdict.FAILED, Verdict.BUSY})
 
 
 class Feedback:
@@ -44,13 +57,12 @@ class Feedback:
         pick = self.tickets.pop(exchange.ticket)
         if pick is None:
             return
-        pool = self._pools().get(pick.pool.name)
-        if pool is not None:
-            # Whoever reaches the port can ask for picks, and so has tickets of its own.
-            named = {pick.endpoint.address, *(each.address for each in pick.fallbacks)}
-            for outcome in outcomes(exchange, time()):
-                if outcome.address in named:
-                    pool.feedback.observe(outcome)
+        # Whoever reaches the port can ask for picks, and so has tickets of its own.
+        named = {pick.endpoint.address, *(each.address for each in pick.fallbacks)}
+        for outcome in outcomes(exchange, time()):
+            if outcome.address in named:
+                for feedback, judged in self._judge(pick.pool.name, pick.prefill, outcome):
+                    feedback.observe(judged)
         # A request that no endpoint answered has a status, too, unless its client left.
         pick.learn(RequestResult(exchange.status or None), exchange.address)
 
@@ -58,11 +70,34 @@ class Feedback:
         """Takes the headers of a response, from a gateway."""
         pool = self._pools().get(served.pool)
         if pool is not None and served.response.status:
-            pool.feedback.observe_response(judge_response(served, elapsed_s, time()))
+            outcome = judge_response(served, elapsed_s, time())
+            for feedback, judged in self._judge(served.pool, served.prefill, outcome):
+                feedback.observe_response(judged)
             is_last_word = served.response.status >= _FAILED and not pool.feedback.has_log
             pick = self.tickets.pop(served.ticket) if is_last_word else None
             if pick is not None:
                 pick.learn(RequestResult(served.response.status), served.address)
+
+    def _judge(
+        self, pool: str, prefill: Pick | None, outcome: Outcome
+    ) -> Iterator[tuple[PoolFeedback, Outcome]]:
+        """Yields who learns of an outcome, and what.
+
+        A sidecar hands on what its prefill endpoint answers. So a refusal with a status is that
+        one's, an answer both endpoints', and no answer at all may be either's. A connection that
+        failed, or an answer that was cut, is of the endpoint that answers.
+        """
+        running = self._pools()
+        stage = None if prefill is None else running.get(prefill.pool.name)
+        is_refused = outcome.status and outcome.verdict in _REFUSALS
+        if stage is not None and prefill is not None and not outcome.is_unreached:
+            verdict = Verdict.ANSWERED if outcome.verdict is Verdict.BROKEN else outcome.verdict
+            yield (
+                stage.feedback,
+                replace(outcome, address=prefill.endpoint.address, verdict=verdict),
+            )
+        if pool in running and (stage is None or not is_refused):
+            yield running[pool].feedback, outcome
 
 
 class Pools:
@@ -78,6 +113,8 @@ class Pools:
         self.picker = Picker(())
         self.feedback = Feedback(shared.outside, lambda: self._running)
         self._shared = shared
+        # No Envoy sends a request to an endpoint that only computes prompts.
+        self._unpublished = with_fields(shared, publish=lambda *_: None, retract=lambda _: None)
         self._clock = shared.outside.clock
         self._started_s = self._clock() + start_s
         self._running: Mapping[str, RunningPool] = {}
@@ -96,7 +133,8 @@ class Pools:
     @property
     def can_route(self) -> bool:
         """Whether any pool has had a list of endpoints, or queues its requests until it has one."""
-        for each in self._running.values():  # noqa: SIM110  # each stream asks: faster than `any`
+        for name in self.picker.routes:  # each stream asks: faster than `any`
+            each = self._running[name]
             if each.pool.queue is not None or each.keeper.synced.is_set():
                 return True
         return False
@@ -106,7 +144,7 @@ class Pools:
         is_waiting = self._clock() < self._started_s and any(
             each.name in (self._first or ()) and not each.keeper.synced.is_set() for each in self
         )
-        has_route = any(each.fault is None for each in self)
+        has_route = any(self._running[name].fault is None for name in self.picker.routes)
         return [] if has_route and not is_waiting else self._list_faults() or ["no pool yet"]
 
     def remarks(self) -> list[str]:
@@ -116,7 +154,12 @@ class Pools:
             for each in self
             if {state for _, state in each.keeper.pool.states()} == {"unknown"}
         ]
-        return [*self._list_faults(), *unproven]
+        idle = [
+            f"pool {each.name}: no prefill endpoint is ready; it computes all prompts itself"
+            for each in self
+            if each.pool.prefill is not None and not each.pool.prefill.pool.candidates()
+        ]
+        return [*self._list_faults(), *unproven, *idle]
 
     def _list_faults(self) -> list[str]:
         lines = []
@@ -141,20 +184,26 @@ class Pools:
         as it is built; then all is as it was.
         """
         running, steps = dict[str, RunningPool](), list[Callable[[], None]]()
-        for pool in settings:
+        stages = {pool.name: stage for pool in settings if (stage := pool.stage()) is not None}
+        for pool in (*settings, *stages.values()):
             each = self._running.get(pool.name)
             if each is None:
-                each = RunningPool(pool, self._shared, self._renew_picker)
+                shared = self._shared if pool in settings else self._unpublished
+                each = RunningPool(pool, shared, self._renew_picker)
                 steps.append(each.start)
             else:
                 steps.append(each.prepare(pool))
             running[pool.name] = each
+        for pool in settings:
+            helpers = running[stages[pool.name].name].pool if pool.name in stages else None
+            prefill = self._shared.wiring.prefill(pool, helpers)
+            steps.append(partial(setattr, running[pool.name].pool, "prefill", prefill))
         picker = Picker(running[pool.name].route(pool) for pool in settings)
 
         def put_in_force() -> None:
             gone = [each for each in self if each.name not in running]
             if self._first is None:
-                self._first = frozenset(running)
+                self._first = frozenset(picker.routes)
             self._running, self.picker = running, picker
             for step in (*steps, *(each.close for each in gone)):
                 _run(step)
@@ -172,7 +221,8 @@ class Pools:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _renew_picker(self) -> None:
-        self.picker = Picker(each.route(each.settings) for each in self)
+        routed = [self._running[name] for name in self.picker.routes]
+        self.picker = Picker(each.route(each.settings) for each in routed)
 
 
 def _run(step: Callable[[], object]) -> None:

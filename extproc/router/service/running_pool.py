@@ -13,7 +13,6 @@ from msgspec import Struct
 from extproc.grpc_server.budget import Budget, unlimited
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.events.kv_log import EventLogs, describe_logs
-from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.doubts import Doubts
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober, Witness
@@ -24,7 +23,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.key_file import follow_key
-from extproc.router.service.wiring import PoolWiring, build_probe, build_scrape
+from extproc.router.service.wiring import PoolWiring, build_probe, build_rules, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.shadow.comparison import PoolShadow
 from extproc.router.shadow.forecast import Forecast, foretell
@@ -209,7 +208,7 @@ class RunningPool:
         )
         has_strategy = not is_new and settings.strategy != before.strategy
         strategy = wiring.strategy(settings) if has_strategy else None
-        rules = Rules(settings.cool_after)
+        rules = build_rules(settings)
         has_shadow = is_new or has_strategy or settings.shadow != before.shadow
         shadow = wiring.shadow(settings, self.pool) if has_shadow else self.shadow
 

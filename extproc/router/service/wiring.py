@@ -26,15 +26,22 @@ from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
+from extproc.router.routing.prefill_stage import STEPS_OF_A_TRANSFER, PrefillStage, Transfer
 from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import (
     EndpointsSettings,
     InferencePoolSettings,
     KubernetesSettings,
 )
-from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings, SignalsSettings
+from extproc.router.settings.pool_settings import (
+    STAGE,
+    PoolSettings,
+    ProbeSettings,
+    SignalsSettings,
+)
 from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.shadow.comparison import PoolShadow
 from extproc.router.share.courier import RESULTS, Carrier, Courier, LetterCounts
@@ -64,8 +71,18 @@ class PoolWiring(Struct, frozen=True):
         engines = {name: options[name] for name in ("engine", "kv_tokens")}
         return PoolShadow(pool, self.outside, engines, settings.shadow.deferred_close_s)
 
+    def prefill(self, settings: PoolSettings, stage: Pool | None) -> PrefillStage | None:
+        """`None`: each endpoint computes its own prompts."""
+        wanted, strategy = settings.prefill, settings.strategy
+        if stage is None or wanted is None or not isinstance(strategy, PrefixCacheSettings):
+            return None
+        overhead_ms = STEPS_OF_A_TRANSFER * strategy.costs.step_ms
+        return PrefillStage(
+            stage, Transfer(overhead_ms, wanted.kv_bytes_per_token, wanted.gbit_per_s)
+        )
+
     def cooling(self, settings: PoolSettings) -> Cooling:
-        return Cooling(Rules(settings.cool_after), clock=self.outside.clock, rng=self.outside.rng)
+        return Cooling(build_rules(settings), clock=self.outside.clock, rng=self.outside.rng)
 
     def queue(self, settings: PoolSettings, budget: Budget, later: Later) -> Queue | None:
         """`None`: the pool refuses requests without room at once."""
@@ -76,7 +93,10 @@ class PoolWiring(Struct, frozen=True):
         )
 
     def source(self, settings: PoolSettings) -> Source:
-        source = _endpoint_source(settings.endpoints, self._base, self.outside.rng)
+        prefills = settings.name.endswith(STAGE)
+        source = _endpoint_source(
+            settings.endpoints, self._base, self.outside.rng, prefills=prefills
+        )
         if settings.learn_models:
             headers = self.engine_headers(settings)
             source = ModelsSource(source, headers, rng=self.outside.rng)
@@ -102,6 +122,11 @@ class PoolWiring(Struct, frozen=True):
         port = None if wanted is True else wanted
         headers = self.engine_headers(settings)
         return EventReader(pool, heard, port, headers, self.outside.clock, has_changed)
+
+
+def build_rules(settings: PoolSettings) -> Rules:
+    """Of prefill endpoints all may be left out: the others can do without them."""
+    return Rules(settings.cool_after, most=1.0 if settings.name.endswith(STAGE) else 0.5)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:
@@ -174,14 +199,18 @@ def _build_nats(
     return Nats(access, cluster, letter_counts)
 
 
-def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
+def _endpoint_source(
+    settings: EndpointsSettings, base: Path, rng: Random, *, prefills: bool = False
+) -> Source:
     if service := settings.kubernetes:
         access, namespace = _access(service, rng)
         family = service.address_family
         return KubernetesSource(access, namespace, service.service, service.ports, family=family)
     if pool := settings.inference_pool:
         access, namespace = _access(pool, rng)
-        return InferencePoolSource(access, namespace, pool.name, family=pool.address_family)
+        return InferencePoolSource(
+            access, namespace, pool.name, family=pool.address_family, prefills=prefills
+        )
     if settings.dns is not None:
         return DnsSource(settings.dns, rng=rng)
     if settings.file is not None:

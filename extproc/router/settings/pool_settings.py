@@ -20,6 +20,9 @@ from extproc.router.settings.sections import (
     Section,
 )
 
+# What the pool of a pool's prefill endpoints is called behind the other's name.
+STAGE: Final = "/prefill"
+
 # Nothing in a key can begin another header.
 _KEY: Final = re.compile(rb"[!-~]{1,4096}")
 
@@ -73,6 +76,22 @@ class ShadowSettings(Section):
     request's end. Envoy's own default is 5 s, that of our files 1 s."""
 
 
+class PrefillSettings(Section):
+    """Endpoints that compute prompts for those of the pool, behind llm-d's routing sidecar."""
+
+    endpoints: EndpointsSettings = Field(
+        description="Where they come from, as `endpoints`. They need no sidecar."
+    )
+    kv_bytes_per_token: int = Field(default=131_072, ge=64, le=16_777_216)
+    """Bytes of a token in the KV cache, all GPUs of an engine together. The default is that of Llama 3.1 8B in
+    16 bits; 70B has 327,680."""
+    gbit_per_s: float = Field(default=100, gt=0, le=100_000)
+    """What the network between the engines carries, Gbit/s: of one transfer."""
+    fallbacks: int = Field(default=0, ge=0, le=4)
+    """How many further prefill endpoints the header names. The sidecar takes the first, or with
+    `--enable-prefiller-sampling` any."""
+
+
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
@@ -120,6 +139,10 @@ class PoolSettings(Section):
     """Watch the requests that an Envoy filter in `observability_mode` shows, and foretell what routing them would
     save. Where the pool routes, tell what it saves against least load. For `prefix_cache`. `{}` takes the
     defaults. Omitted: such requests are ignored."""
+    prefill: PrefillSettings | None = None
+    """Other endpoints that compute a prompt where that is sooner than at the endpoint that answers. Each
+    endpoint of the pool then needs llm-d's routing sidecar. For `prefix_cache`. Omitted: each computes its
+    own prompts."""
     salt_header: HeaderName | None = None
     """A request header that names the tenant, such as `x-tenant`. Your gateway has to write it. No request
     then follows another tenant's prompt, so nobody can find out others' prompts. Omitted: all
@@ -156,11 +179,32 @@ class PoolSettings(Section):
 
     @model_validator(mode="after")
     def _has_a_picture(self) -> Self:
-        if self.shadow is not None and self.strategy.name != PrefixCacheSettings().name:
-            raise ValueError(
-                "shadow compares by prefix_cache: the pool's strategy must be that one"
-            )
+        for name in ("shadow", "prefill"):
+            if getattr(self, name) is not None and not isinstance(
+                self.strategy, PrefixCacheSettings
+            ):
+                raise ValueError(
+                    f"{name} compares by prefix_cache: the pool's strategy must be that one"
+                )
         return self
+
+    def stage(self) -> Self | None:
+        """The settings of the prefill endpoints as a pool of their own, to which no model leads.
+
+        No name that is given has a slash.
+        """
+        if self.prefill is None:
+            return None
+        return self.model_copy(
+            update={
+                "name": f"{self.name}{STAGE}",
+                "endpoints": self.prefill.endpoints,
+                "fallbacks": self.prefill.fallbacks,
+                "strategy": self.strategy.model_copy(update={"shed_cold": False}),
+                "max_in_flight": None,
+                **dict.fromkeys(("hold", "prefill", "shadow")),
+            }
+        )
 
     def engine_headers(self, base: Path, environment: Mapping[str, str]) -> Mapping[str, str]:
         """Returns the header with the engines' key, none without one. Raises `SettingsError`."""

@@ -36,7 +36,7 @@ class NatsSettings(Section):
     user: str | None = None
     """The user name at the server. Give `password`, too."""
     password: SecretSettings | None = None
-    """Where that user's password is."""
+    """Where that user's password is, as `secret`."""
     ca: str | None = None
     """PEM file with the authorities of the servers' certificates; omitted, with `tls://`: the system's."""
 

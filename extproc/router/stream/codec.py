@@ -304,6 +304,7 @@ class _Fixed(NamedTuple):
     clear_route_cache: bool
     skip_body: bool
     is_unread: bool
+    prefiller: str
 
 
 def _routed(reply: events.Routed) -> bytes:
@@ -329,6 +330,7 @@ def _decided(reply: events.Routed) -> bytes:
         reply.clear_route_cache,
         reply.skip_body,
         reply.is_unread,
+        "" if pick.prefill is None else pick.prefill.destination,
     )
     prefix = b"" if key is None else b"%016x" % key
     if reply.request_id is None and names.KNOWN_ORDERS.issuperset(fixed.remove_headers):
@@ -357,6 +359,8 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
         headers[names.REQUEST_ID] = request_id
     if fixed.is_unread:
         headers[names.UNREAD] = "1"
+    if fixed.prefiller:
+        headers[names.PREFILLER] = fixed.prefiller
     _set_headers(common.header_mutation, headers)
     metadata = response.dynamic_metadata.fields
     metadata[names.LB_NAMESPACE].struct_value.fields[
@@ -369,6 +373,8 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
         ours["prefix"].string_value = _PREFIX.decode()
     if fixed.has_ticket:
         ours[names.TICKET].string_value = _TICKET.decode()
+    if fixed.prefiller:
+        ours["prefill"].string_value = fixed.prefiller
     if fixed.skip_body:
         response.mode_override.CopyFrom(_SKIP_BODY)
     return response.SerializeToString()

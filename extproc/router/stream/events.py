@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from extproc.errors import RequestError
 from extproc.router.routing.picker import Decision, Found, Picker, Query, RequestPlan
+from extproc.router.routing.pool import Pick
 from extproc.router.routing.queue import Waiter
 from extproc.router.stream.uploads import Upload
 
@@ -188,7 +189,7 @@ class Served(Struct, frozen=True):
     """Go on with the response; `response` is what the gateway sent of it (EPP 1.0.0).
 
     `pool` is the name of the pick's pool, `address` the endpoint that answered. `is_elsewhere`: not
-    the pick. `ticket` is the pick's number, 0 if it has none.
+    the pick. `ticket` is the pick's number, 0 if it has none. `prefill` names who computed the prompt.
     """
 
     pool: str
@@ -196,6 +197,7 @@ class Served(Struct, frozen=True):
     response: ResponseHeaders
     is_elsewhere: bool = False
     ticket: int = 0
+    prefill: Pick | None = None
 
 
 class Piece(Struct, frozen=True):

@@ -17,6 +17,9 @@ UNREAD: Final = "x-extproc-unread"
 # An attribute that Envoy sends where its filter's `response_attributes` name it: who served.
 UPSTREAM: Final = "upstream.address"
 
+# To llm-d's routing sidecar: which endpoint computes the prompt before the one behind it answers.
+PREFILLER: Final = "x-prefiller-host-port"
+
 REQUEST_ID: Final = "x-request-id"
 
 # W3C Trace Context: read from a request's headers only where traces are made.
@@ -55,7 +58,7 @@ KNOWN_ORDERS: Final = frozenset(
         "x-llm-d-inference-objective",
         "x-llm-d-inference-fairness-id",
         "x-llm-d-inference-ttl",
-        "x-prefiller-host-port",
+        PREFILLER,
         "x-encoder-hosts-ports",
         "x-kv-cache-source-host-port",
         "x-data-parallel-host-port",

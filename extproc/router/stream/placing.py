@@ -40,15 +40,19 @@ class Wait(Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class CountedPick:
-    """One pick at most, released once. The proxy's access log names its ticket, `tickets` the pick."""
+    """One pick at most, released once. The proxy's access log names its ticket, `tickets` the pick.
+
+    `prefill` is of another endpoint that computes the prompt; its work is done when the answer begins.
+    """
 
     _tickets: Tickets | None
     pick: Pick | None = None
+    prefill: Pick | None = None
     ticket: int = 0
     has_response: bool = False
 
     def set_pick(self, pick: Pick) -> None:
-        self.pick = pick
+        self.pick, self.prefill = pick, pick.prefill
         self.ticket = 0 if self._tickets is None else self._tickets.give(pick)
 
     def on_response(self, event: ResponseHeaders) -> Reply:
@@ -61,13 +65,22 @@ class CountedPick:
             if is_elsewhere:
                 self.pick = pick.pool.move(pick, address)
             if is_elsewhere or event.status:
-                reply = Served(pick.pool.name, address, event, is_elsewhere, self.ticket)
+                reply = Served(
+                    pick.pool.name, address, event, is_elsewhere, self.ticket, pick.prefill
+                )
         self.has_response = True
+        self._end_prefill()
         return reply
 
     def release(self) -> None:
         pick, self.pick = self.pick, None
+        self._end_prefill()
         if pick is not None:
             pick.release()
             if self._tickets is not None:
                 self._tickets.end(self.ticket)
+
+    def _end_prefill(self) -> None:
+        if self.prefill is not None:
+            self.prefill.release()
+            self.prefill = None

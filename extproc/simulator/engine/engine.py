@@ -156,6 +156,7 @@ class Engine(Generic[Names]):
         extra_key: str = "",
         output: Sequence[int] | None = None,
         now: float,
+        is_computed: bool = False,
     ) -> None:
         """Queues a request of token ids.
 
@@ -175,6 +176,7 @@ class Engine(Generic[Names]):
             now=now,
             token_ids=tokens if self._sink else (),
             extra_key=extra_key,
+            is_computed=is_computed,
         )
 
     def add_hashed(
@@ -187,10 +189,12 @@ class Engine(Generic[Names]):
         now: float,
         token_ids: Sequence[int] = (),
         extra_key: str = "",
+        is_computed: bool = False,
     ) -> None:
         """Queues a request whose full blocks, of prompt and output, have these names: chained hashes, a path.
 
-        A block beyond `names` is never found again. The output ends at `max_tokens` or where the
+        A block beyond `names` is never found again. With `is_computed` another engine has computed the
+        prompt, and its keys and values are here: one token is left to do. The output ends at `max_tokens` or where the
         model's context does. Raises `PromptTooLong`, and `ValueError` for an id that is here
         already or for less than one token of prompt or output.
         """
@@ -207,6 +211,7 @@ class Engine(Generic[Names]):
         self._waiting[request_id] = EngineRequest(
             request_id, prompt_tokens, min(max_tokens, room), names, token_ids, extra_key, now
         )
+        self._waiting[request_id].is_computed = is_computed
 
     def cached_tokens(self, names: Names, prompt_tokens: int) -> tuple[int, int]:
         """Returns how much of a prompt would be found in the cache now, and how much of that is in use."""
@@ -385,6 +390,8 @@ class Engine(Generic[Names]):
             self._cache.share(request.names, hits)
             request.shared, request.computed = hits, hits * self._block_size
             self._start(request, plan, now)
+            if request.is_computed:
+                self._load(request)
             self._prefill(request, min(request.tokens - request.computed, plan.budget), plan)
 
     def _start(self, request: EngineRequest[Names], plan: _Plan, now: float) -> None:
@@ -399,6 +406,13 @@ class Engine(Generic[Names]):
         plan.admitted.append(
             Admitted(request.id, request.computed, now - request.arrived_at, is_first)
         )
+
+    def _load(self, request: EngineRequest[Names]) -> None:
+        """Takes in what another engine computed; after a preemption it has to be computed here."""
+        before, request.is_computed = request.computed, False
+        request.computed = request.tokens - 1
+        self._cache.reserve(self._blocks(request.computed) - self._blocks(before))
+        self._seal(request, request.computed)
 
     def _prefill(self, request: EngineRequest[Names], chunk: int, plan: _Plan) -> None:
         before = request.computed

@@ -17,6 +17,7 @@ class EngineRequest(Generic[Names]):
     of them are held under those names, its other blocks have none. `number` is its place in the
     order of admission. While it decodes, its computed tokens are `lead` plus the engine's steps,
     and `last_step` is the step that ends it; both mean nothing before, and `last_step` is -1 then.
+    `is_computed`: another engine has computed the prompt, all but its last token.
     """
 
     id: str
@@ -32,6 +33,7 @@ class EngineRequest(Generic[Names]):
     shared: int = 0
     lead: int = 0
     last_step: int = -1
+    is_computed: bool = False
 
     @property
     def tokens(self) -> int:

@@ -17,7 +17,7 @@ from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
 from extproc.simulator.fleet.bus import Bus
 from extproc.simulator.fleet.changes import FleetChange, Kind, check_changes, steps_of
-from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.flight import Flight, Leg
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.node import Gaps, Node
 from extproc.simulator.fleet.session import PlannedSession, write_body
@@ -90,6 +90,7 @@ class _Fleet:
     ) -> None:
         check_changes(setup.changes, setup.endpoints)
         _check_scaling(setup)
+        _check_split(setup)
         self._setup = setup
         self._timeline = VirtualTimeline()
         self._watch, self._turns = watch, sum(len(session.turns) for session in sessions)
@@ -110,7 +111,9 @@ class _Fleet:
         self._nodes = {
             self._names[place].name: self._build_node(place) for place in range(setup.endpoints)
         }
-        self._ready = [self._names[place] for place in range(setup.endpoints)]
+        split = setup.routing.split
+        answering = setup.endpoints - (split.prefill if split else 0)
+        self._ready = [self._names[place] for place in range(answering)]
         gateways = setup.routing.gateways
         ties = f".{setup.ties}" if setup.ties else ""
         outsides = [
@@ -125,6 +128,9 @@ class _Fleet:
         self._strangers = Routing("round_robin").build_gateways(
             self._ready, outsides[:1], scrapes[:1], self._read_signals
         )
+        if split:
+            helpers = [self._names[place] for place in range(answering, setup.endpoints)]
+            self._gateways.add_stage(helpers, split)
         self._foreign = 0.0
         self._numbers = count(setup.endpoints)
         self._starting: list[int] = []
@@ -225,9 +231,29 @@ class _Fleet:
         self._post(flight)
         flight.endpoint, flight.reason = pick.endpoint.name, str(pick.reason)
         self._picks[flight.number] = pick
+        if pick.prefill is None:
+            self._nodes[flight.endpoint].add(flight)
+        else:
+            flight.leg = Leg.PREFILL
+            self._nodes[pick.prefill.endpoint.name].add(flight)
+
+    def _move(self, flight: Flight) -> None:
+        """A sidecar's second step: a prompt's keys and values go to who answers."""
+        split, node = self._setup.routing.split, self._nodes[flight.endpoint]
+        flight.leg, flight.first_at, flight.ended_at = Leg.DECODE, -1.0, -1.0
+        way_s = split.transfer.ms(node.missing_tokens(flight)) / 1000 if split else 0.0
+        self._timeline.at(self._timeline.now + way_s, self._load, flight)
+
+    def _load(self, flight: Flight) -> None:
+        prefill = self._picks[flight.number].prefill
+        assert prefill is not None  # noqa: S101  # it computed the prompt
+        prefill.release()
         self._nodes[flight.endpoint].add(flight)
 
     def _ended(self, flight: Flight) -> None:
+        if flight.leg is Leg.PREFILL:
+            self._move(flight)
+            return
         pick = self._picks.pop(flight.number)
         if self._draining:
             self._let_go(flight.endpoint)
@@ -353,3 +379,13 @@ def _check_scaling(setup: Setup) -> None:
         raise SettingsError(
             f"{moved[0].kind}: where an autoscaler decides who is there, nobody else does"
         )
+
+
+def _check_split(setup: Setup) -> None:
+    split = setup.routing.split
+    if split is None:
+        return
+    if not 0 < split.prefill < setup.endpoints:
+        raise SettingsError(f"of {setup.endpoints} endpoints {split.prefill} cannot only prefill")
+    if setup.changes or setup.scaling or setup.routing.gateways > 1:
+        raise SettingsError("with prefill endpoints there are no changes, and one gateway")

@@ -1,8 +1,17 @@
 """One request on its way through the fleet, and what became of it."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
+
+
+class Leg(Enum):
+    """What an endpoint does of a request: all of it, its prompt alone, or its answer to a prompt that came computed."""
+
+    WHOLE = "whole"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(slots=True, eq=False)
@@ -11,7 +20,7 @@ class Flight:
 
     `due_at` is when the client wanted to send it, `sent_at` when it did. `endpoint`, `reason` and
     `gateway` describe the routing, `cached_tokens` what the first admission found in the prefix
-    cache.
+    cache. `leg` says which part of it an endpoint is asked for.
     """
 
     number: int
@@ -28,6 +37,7 @@ class Flight:
     gateway: int = 0
     cached_tokens: int = 0
     is_failed: bool = False
+    leg: Leg = Leg.WHOLE
 
     @property
     def is_answered(self) -> bool:
@@ -40,6 +50,11 @@ class Flight:
     @property
     def tokens(self) -> int:
         return self.plan.prompt_tokens + self.plan.output_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """What is asked of the endpoint: vLLM answers a prefill with one token."""
+        return 1 if self.leg is Leg.PREFILL else self.plan.output_tokens
 
     @property
     def ttft_s(self) -> float:

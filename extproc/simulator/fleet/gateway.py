@@ -15,6 +15,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.simulator.fleet.arms import build_arm
 from extproc.simulator.fleet.bus import Sharing
+from extproc.simulator.fleet.split import Split
 from extproc.simulator.peers.signals import Scrape
 
 _PATH: Final = "/v1/chat/completions"
@@ -31,12 +32,14 @@ class Routing:
     """How the fleet is routed to; `options` are the strategy's settings.
 
     `gateways` pickers get the requests at random, and share nothing else but what `sharing` says.
+    `split` lets some endpoints compute prompts for the others.
     """
 
     strategy: str = "prefix_hash"
     options: Mapping[str, object] = field(default_factory=dict)
     gateways: int = 1
     sharing: Sharing | None = None
+    split: Split | None = None
 
     def build_gateways(
         self,
@@ -98,6 +101,7 @@ class Gateways:
         read: ReadMetrics = lambda _: EndpointSignals(),
     ) -> None:
         self._builds = builds
+        self._outsides, self._read = outsides, read
         self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
         self._pickers = [Picker([Route(pool)]) for pool in self.pools]
         # Without `outsides` nobody is asked for metrics.
@@ -115,6 +119,15 @@ class Gateways:
         for rounds in self._rounds:
             rounds.follow(snapshot.ready)
 
+    def add_stage(self, endpoints: Sequence[Endpoint], split: Split) -> None:
+        """Lets these endpoints compute prompts for the others, of the first gateway."""
+        pool = Pool("fleet/prefill", self._builds[0]())
+        pool.replace(endpoints)
+        self.pools[0].prefill = split.build(pool)
+        rounds = MetricRounds(pool, self._outsides[0], self._read)
+        rounds.follow(pool.snapshot.ready)
+        self._rounds.append(rounds)
+
     def restart(self, gateway: int) -> None:
         """Restarts with a strategy without memory; requests in flight are still counted."""
         pool, strategy = self.pools[gateway], self._builds[gateway]()
@@ -122,7 +135,9 @@ class Gateways:
 
     def pick(self, gateway: int, path: str = _PATH, body: bytes | None = None) -> Pick:
         """Picks for a request, by its body if `needs_body`; raises `NoEndpoint`."""
-        for rounds in self._rounds[gateway : gateway + 1]:
+        # With prefill endpoints there is one gateway, and their rounds stand behind its own.
+        stage = 1 + (self.pools[gateway].prefill is not None)
+        for rounds in self._rounds[gateway : gateway + stage]:
             rounds.hand_over()
         return self._pickers[gateway].pick(Query("POST", path, {}, body)).pick
 

@@ -11,7 +11,7 @@ from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.engine.records import StepResult
 from extproc.simulator.engine.runs import Path, RunCache
 from extproc.simulator.fleet.autoscaler import Metric
-from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.flight import Flight, Leg
 from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.peers.signals import Signal
 
@@ -114,7 +114,12 @@ class Node:
             plan.prompt_tokens - used,
         )
         self._engine.add_hashed(
-            name, plan.prompt_tokens, path, plan.output_tokens, now=self._timeline.now
+            name,
+            plan.prompt_tokens,
+            path,
+            flight.output_tokens,
+            now=self._timeline.now,
+            is_computed=flight.leg is Leg.DECODE,
         )
         if self._quiet_steps:
             self._cut()
@@ -137,6 +142,12 @@ class Node:
                 return said.kv_usage
             case Metric.IN_FLIGHT:
                 return self.in_flight
+
+    def missing_tokens(self, flight: Flight) -> int:
+        """How much of a prompt is not in the cache now."""
+        prompt = flight.plan.prompt_tokens
+        path = flight.session.path(flight.turn, self._healthy.block_size)
+        return prompt - self._engine.cached_tokens(path, prompt)[0]
 
     def keep_signals(self, seconds: float) -> None:
         """From now on `signal_at` can return what the metrics were so many seconds ago."""
@@ -291,7 +302,9 @@ class Node:
                 self._missing[admission.request_id] = (
                     flight.plan.prompt_tokens - admission.cached_tokens
                 )
-                flight.admitted_at, flight.cached_tokens = now, admission.cached_tokens
+                flight.admitted_at = now
+                if flight.leg is not Leg.DECODE:
+                    flight.cached_tokens = admission.cached_tokens
         for name in result.preempted:
             self.preemptions += 1
             self._flights[name].stalled_at = now

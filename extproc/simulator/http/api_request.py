@@ -11,7 +11,8 @@ class ApiRequest:
 
     `is_text`: the prompt came as text, not as tokens. `model` is None if the request names none,
     `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its API calls that
-    number. `repeated` holds fields of the request that its answer repeats.
+    number. `repeated` holds fields of the request that its answer repeats. `is_computed`: a sidecar had
+    the prompts computed elsewhere.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -29,6 +30,7 @@ class ApiRequest:
     wants_continuous_usage: bool = False
     echoes: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    is_computed: bool = False
 
     @property
     def prompt_tokens(self) -> int:

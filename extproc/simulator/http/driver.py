@@ -50,6 +50,7 @@ class Job:
     adapter: str = ""
     cache_salt: str = ""
     n: int = 1
+    is_computed: bool = False
 
     @property
     def extra_key(self) -> str:
@@ -137,7 +138,13 @@ class Driver:
         """Queues a job; raises as `Engine.add` does."""
         now = self._clock.now()
         self.engine.add(
-            job.id, job.prompt, len(job.output), extra_key=job.extra_key, output=job.output, now=now
+            job.id,
+            job.prompt,
+            len(job.output),
+            extra_key=job.extra_key,
+            output=job.output,
+            now=now,
+            is_computed=job.is_computed,
         )
         generation = self._open[job.id] = Generation(job, wake, now)
         self._work.set()

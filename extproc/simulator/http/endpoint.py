@@ -173,6 +173,7 @@ class SimulatedEndpoint:
                 adapter,
                 request.cache_salt,
                 request.n,
+                request.is_computed,
             )
             echo = self.options.tokenizer.decode(prompt) if request.echoes else ""
             yield Strand(answer, self.driver.submit(job, wake), echo)

@@ -11,6 +11,7 @@ from extproc.simulator.http.endpoint import SimulatedEndpoint
 from extproc.simulator.http.refusals import VllmRefusal, send_json
 from extproc.simulator.http.serving import add_serving_routes
 from extproc.simulator.http.side_routes import SideRoutes
+from extproc.simulator.http.sidecar import Sidecar
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # The response header with the endpoint's name, for tests of gateways.
@@ -27,8 +28,11 @@ _PREFLIGHT = "access-control-request-method"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_app(endpoint: SimulatedEndpoint) -> web.Application:
-    """Builds the HTTP face of one endpoint, which works while the application runs."""
+def build_app(endpoint: SimulatedEndpoint, *, has_sidecar: bool = False) -> web.Application:
+    """Builds the HTTP face of one endpoint, which works while the application runs.
+
+    With `has_sidecar` it lets the endpoint that a request names compute the prompt first.
+    """
 
     async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ENDPOINT_HEADER] = endpoint.name
@@ -44,6 +48,10 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
     app = web.Application(
         client_max_size=MAX_BODY_BYTES, middlewares=[answer_preflights, word_refusals]
     )
+    if has_sidecar:
+        sidecar = Sidecar()
+        app.middlewares.append(sidecar.handle)
+        app.cleanup_ctx.append(sidecar.run)
     app.on_response_prepare.append(sign)
     app.cleanup_ctx.append(work)
     add_serving_routes(app, endpoint)
@@ -83,13 +91,15 @@ async def word_refusals(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @asynccontextmanager
-async def serve_endpoint(endpoint: SimulatedEndpoint, host: str, port: int) -> AsyncIterator[int]:
+async def serve_endpoint(
+    endpoint: SimulatedEndpoint, host: str, port: int, *, has_sidecar: bool = False
+) -> AsyncIterator[int]:
     """Serves an endpoint; yields the port (a free one for 0). Raises `SettingsError` if it is taken.
 
     When the context ends the port closes at once and requests are given a moment to go.
     """
     runner = web.AppRunner(
-        build_app(endpoint),
+        build_app(endpoint, has_sidecar=has_sidecar),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.1,
@@ -117,11 +127,13 @@ async def serve_endpoints(
     ports: Sequence[int],
     stop: asyncio.Event,
     announce: Callable[[str], None],
+    *,
+    has_sidecar: bool = False,
 ) -> None:
     """Serves each endpoint on its port until `stop` is set; raises `SettingsError` if a port is taken."""
 
     async def serve_one(endpoint: SimulatedEndpoint, port: int) -> None:
-        async with serve_endpoint(endpoint, host, port) as bound:
+        async with serve_endpoint(endpoint, host, port, has_sidecar=has_sidecar) as bound:
             announce(f"{endpoint.name}: http://{host}:{bound}")
             await stop.wait()
 

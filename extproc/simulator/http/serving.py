@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 from xxhash import xxh3_64_hexdigest
@@ -22,6 +22,7 @@ from extproc.simulator.http.refusals import (
     refuse_unsupported,
     send_json,
 )
+from extproc.simulator.http.sidecar import IS_COMPUTED
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was
 # sent.
@@ -72,6 +73,8 @@ class ServingRoute:
             body = await read_json(request)
             closes = await self._suffer()
             call = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
+            if IS_COMPUTED in request:
+                call = replace(call, is_computed=True)
             refuse_unsupported(body)
             head = self._endpoint.head(call, self._api.id_prefix)
             await self._endpoint.driver.approach(sum(map(len, call.prompts)))

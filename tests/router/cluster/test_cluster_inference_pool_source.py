@@ -3,8 +3,10 @@
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.router.cluster.inference_pool_source import InferencePoolSource
 from extproc.router.cluster.listwatch import KubeAccess
@@ -302,3 +304,21 @@ async def test_pods_that_all_turn_not_ready_at_once_are_picked_all_the_same(
 
     assert [why for why, _ in pool_kube.sink.lacking] == ["not_ready"]
     assert len(pool_kube.sink.lists) == 1
+
+
+async def test_one_pool_has_pods_that_answer_and_pods_that_prefill(pool_kube: Kube) -> None:
+    """By the label of llm-d; a pod without it answers, one with both roles is in both lists."""
+    for number, role in enumerate(("prefill", "decode", "both", "prefill-decode", "encode")):
+        labels = {"app": "vllm", "model": "llama", "llm-d.ai/role": role}
+        pool_kube.server.put(running_pod(role, f"10.0.1.{number}", labels=labels))
+    names = {}
+    for prefills in (False, True):
+        source = cast("InferencePoolSource", pool_kube.build())
+        source = replace(source, prefills=prefills)
+        pool_kube.sink.lists.clear()
+        async with running_source(source, pool_kube.sink):
+            await until(lambda: bool(pool_kube.sink.lists))
+            names[prefills] = {one.name.partition("/")[2] for one in pool_kube.sink.lists[-1]}
+
+    assert names[False] == {"a", "b", "decode", "both", "prefill-decode"}
+    assert names[True] == {"prefill", "both", "prefill-decode"}

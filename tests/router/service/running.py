@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
@@ -25,11 +26,11 @@ def build_pools(
     clock: Callable[[], float] | None = None,
     metrics: Metrics | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    **more: Any,
 ) -> Pools:
     outside = ClockAndRandom(random.Random(0), clock or Clock())
-    return Pools(
-        PoolContext(PoolWiring(directory or Path(), outside, environment), metrics or Metrics())
-    )
+    wiring = PoolWiring(directory or Path(), outside, environment)
+    return Pools(PoolContext(wiring, metrics or Metrics(), **more))
 
 
 def configure(pools: Pools, text: str) -> None:

@@ -56,14 +56,17 @@ plain_event = st.one_of(
 any_event = plain_event | st.builds(events.Observed, plain_event)
 
 endpoints = st.builds(Endpoint, texts, addresses)
+reasons = st.sampled_from([*STRATEGIES.reasons.values()])
 picks = st.builds(
     Pick,
     st.just(POOL),
     texts,
-    st.sampled_from([*STRATEGIES.reasons.values()]),
+    reasons,
     endpoints,
     st.lists(endpoints, max_size=3).map(tuple),
     st.just(STRATEGY),
+    prefill=st.none()
+    | st.builds(Pick, st.just(POOL), texts, reasons, endpoints, st.just(()), st.just(STRATEGY)),
 )
 replies = st.one_of(
     st.builds(events.Continue, st.sampled_from(events.Phase)),
@@ -277,6 +280,9 @@ def _routed(reply: events.Routed) -> ext_proc.ProcessingResponse:
         fields["pick"] = f"{reply.ticket:016x}"
     if reply.is_unread:
         mutation.set_headers += _mutation({"x-extproc-unread": "1"}).set_headers
+    if pick.prefill is not None:
+        fields["prefill"] = pick.prefill.endpoint.address
+        mutation.set_headers += _mutation({"x-prefiller-host-port": fields["prefill"]}).set_headers
     clears = reply.clear_route_cache or reply.is_unread
     common = ext_proc.CommonResponse(header_mutation=mutation, clear_route_cache=clears)
     if reply.piece is not None:

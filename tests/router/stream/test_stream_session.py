@@ -21,6 +21,8 @@ from extproc.router.stream import events as say
 from extproc.router.stream.session import Session, SessionOptions
 from extproc.router.stream.uploads import LATE_S, SMALL_BYTES, Uploads
 from tests.router.outside import fixed_outside
+from tests.router.routing.fleet import ask, words
+from tests.router.routing.staged import StagedFleet
 from tests.router.stream.conversations import (
     ADDRESSES,
     BODY,
@@ -540,3 +542,20 @@ def test_a_body_given_back_is_the_body_that_came(
     else:
         assert pieces == []
         assert all(isinstance(reply, say.Buffer | say.Continue | say.Routed) for reply in replies)
+
+
+def test_a_prefill_endpoint_is_done_when_the_answer_begins() -> None:
+    fleet = StagedFleet("a", "p")
+    fleet.stream("a", 20)
+    session, loads = open_session(fleet.picker), []
+    for event in (
+        headers(),
+        say.RequestBody(ask(words("Why?", 4_000)).body or b""),
+        say.ResponseHeaders(status=200),
+    ):
+        session.on(event)
+        loads.append((fleet.helpers.book.total, fleet.pool.book.ours()["a"]))
+    session.close()
+
+    assert loads == [(0, 0), (1, 1), (0, 1)]
+    assert (fleet.helpers.book.total, fleet.pool.book.ours()["a"]) == (0, 0)

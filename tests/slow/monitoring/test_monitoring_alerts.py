@@ -238,7 +238,13 @@ WITHOUT_SERVICE = {"ExtprocUnreachable", "ExtprocNotScraped"}
 LEAK = "ExtprocMemoryNearBound"
 # Only Kubernetes calls endpoints not ready; two take three endpoints that are alike, and minutes;
 # without the service one cause has one page. promtool has these.
-NOT_HERE = {"ExtprocAllNotReady", "ExtprocEndpointSilent", "ExtprocEndpointSlow", "ExtprocPassedBy"}
+NOT_HERE = {
+    "ExtprocAllNotReady",
+    "ExtprocEndpointSilent",
+    "ExtprocEndpointSlow",
+    "ExtprocPassedBy",
+    "ExtprocPrefillEmpty",
+}
 
 
 async def test_each_alert_fires_and_is_gone_again(

@@ -228,6 +228,14 @@ class Reading(ABC):
     def explain(self, _candidates: Candidates, /) -> dict[str, object]:
         return {}
 
+    def compute_ms(self, _row: CostRow, /) -> float:
+        """What it takes the row's endpoint to compute what it lacks of the prompt, of the row's cost."""
+        return 0.0
+
+    def expect_transfer(self, *, is_computed: bool) -> None:  # noqa: ARG002  # by its name
+        """Takes whether the prompt will come to its endpoint computed; called before `taken`."""
+        return
+
     def taken(self, _endpoint: str, /) -> None:
         """The request is this endpoint's from now on."""
         return
@@ -388,6 +396,10 @@ class Strategy(ABC):
         `prompt` is `None` where there is no body that could be read, `adapter` the LoRA adapter
         that the request names, else empty.
         """
+
+    def read_chain(self, _chain: Chain, /) -> Reading | None:
+        """As `read`, of a prompt that another strategy has cut; `None`: that is not enough to read."""
+        return None
 
     def place(self, _ready: Mapping[str, Endpoint], _before: Placement, /) -> Placement:
         """Places the ready endpoints, by name; `before` is what held until now, perhaps another strategy's.

@@ -68,6 +68,15 @@ COLD: Final = Reason(
     "yellow",
 )
 _BY_PROMPT: Final = (SESSION, PREFIX, COLD, HOME, SPILL)
+# Of a pool with `prefill` endpoints, in place of the others.
+REMOTE_PREFILL: Final = Reason(
+    "remote_prefill", "a prefill endpoint computes the prompt for it sooner (`prefill`)", "cyan"
+)
+LOCAL_PREFILL: Final = Reason(
+    "local_prefill",
+    "it computes the prompt itself, about as soon as a prefill endpoint (`prefill`)",
+    "grey",
+)
 
 
 class _Start(Struct, frozen=True):
@@ -138,7 +147,7 @@ class PrefixCache(Strategy):
 
     name = "prefix_cache"
     settings = PrefixCacheSettings
-    reasons = (*_BY_PROMPT, NO_PREFIX)
+    reasons = (*_BY_PROMPT, NO_PREFIX, REMOTE_PREFILL, LOCAL_PREFILL)
     signals: EngineModel
     sharing: SharesPicks
 
@@ -199,8 +208,13 @@ class PrefixCache(Strategy):
         self.backlogs.follow(ready)
         self.signals.follow(ready)
 
-    def insert(self, holding: Holding, chain: Chain, presumed: int) -> _Start:
-        """Notes a request; its endpoint may have `presumed` bytes of it from other gateways."""
+    def insert(
+        self, holding: Holding, chain: Chain, presumed: int, *, is_computed: bool = False
+    ) -> _Start:
+        """Notes a request; its endpoint may have `presumed` bytes of it from other gateways.
+
+        With `is_computed` another endpoint does the prefill, and the blocks are all that comes.
+        """
         now = self._clock()
         matched = self.index.matched(chain.hashes)
         found = chain.cached_bytes(matched)
@@ -210,6 +224,8 @@ class PrefixCache(Strategy):
         taken = self.index.insert(holding, chain, now, matched)
         to_do = chain.size - chain.cached_bytes(taken.had)
         missing = min(to_do, chain.size - presumed)
+        if is_computed:
+            return _Start(taken, missing)
         start = _Start(taken, missing, to_do)
         self.backlogs.add(holding.name, to_do * self.signals.prefill_ms(holding.name), now)
         return start
@@ -290,7 +306,7 @@ class _CacheReading(Reading):
     """One request's chain, and where it was written down."""
 
     __slots__ = (
-        *("_chain", "_first", "_holding", "_is_open", "_late", "_start"),
+        *("_chain", "_first", "_holding", "_is_computed", "_is_open", "_late", "_start"),
         *("_strategy", "_why", "_withdrawal", "costs", "key"),
     )
 
@@ -302,7 +318,7 @@ class _CacheReading(Reading):
         self._holding: Holding | None = None
         self._start = _NOTHING_TAKEN
         self._why = COLD
-        self._is_open = False
+        self._is_open = self._is_computed = False
         self._first: CostRow | None = None
         self._late: tuple[str, RequestResult] | None = None
         self.key = chain.home
@@ -325,6 +341,12 @@ class _CacheReading(Reading):
     def explain(self, candidates: Candidates, /) -> dict[str, object]:
         return self._strategy.explain(self._chain, candidates, self.costs)
 
+    def compute_ms(self, row: CostRow, /) -> float:
+        return self._strategy.costs.compute_ms(row)
+
+    def expect_transfer(self, *, is_computed: bool) -> None:
+        self._is_computed = is_computed
+
     def taken(self, endpoint: str, /) -> None:
         self.costs = ()
         if self._holding is not None:
@@ -335,7 +357,9 @@ class _CacheReading(Reading):
         if self._holding is not None:
             first = self._first
             presumed = first.match_bytes if first is not None and first.endpoint == endpoint else 0
-            self._start = start = self._strategy.insert(self._holding, self._chain, presumed)
+            self._start = start = self._strategy.insert(
+                self._holding, self._chain, presumed, is_computed=self._is_computed
+            )
             self._strategy.signals.predict(endpoint, self._chain.size, start.missing, self._why)
 
     def content(self) -> tuple[Chain | None, int]:

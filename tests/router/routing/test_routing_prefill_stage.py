@@ -1,0 +1,120 @@
+"""Who computes a prompt: the endpoint that answers it, or one that only prefills."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.routing.prefill_stage import Transfer
+from extproc.router.routing.strategies.base import RequestResult
+from extproc.router.routing.strategies.prefix_cache.strategy import (
+    COLD,
+    LOCAL_PREFILL,
+    REMOTE_PREFILL,
+    SESSION,
+    PrefixCache,
+)
+from tests.router.routing.fleet import Shut, words
+from tests.router.routing.staged import QUICK, StagedFleet
+from tests.tables import table
+
+LONG = words("Why?", 4_000)  # 760 ms on an L4
+
+
+@table(
+    "streams, queue_ms, gbit_per_s, expected",
+    [
+        (0, 0, 1_000, LOCAL_PREFILL),  # it would hold up nobody
+        (10, 0, 1_000, REMOTE_PREFILL),
+        (10, 2_000, 1_000, LOCAL_PREFILL),
+        (10, 0, 3, LOCAL_PREFILL),
+        (40, 0, 3, REMOTE_PREFILL),
+    ],
+)
+def test_a_prompt_is_computed_where_it_is_done_sooner(
+    streams: int, queue_ms: float, gbit_per_s: float, expected: str
+) -> None:
+    fleet = StagedFleet(transfer=Transfer(overhead_ms=10, gbit_per_s=gbit_per_s))
+    for name in "ab":
+        fleet.stream(name, streams)
+    for name in "pq":
+        fleet.queue_up(name, queue_ms)
+    pick = fleet.pick(LONG)
+
+    assert pick.reason == expected
+    assert (pick.prefill is not None) == (expected == REMOTE_PREFILL)
+
+
+def test_near_the_edge_a_prompt_stays_and_a_little_beyond_it_leaves() -> None:
+    """What it saves grows with the streams one by one: it changes its mind once, and not at a tie."""
+    reasons = []
+    for streams in range(12):
+        fleet = StagedFleet("a", "p", Transfer(overhead_ms=300))
+        fleet.stream("a", streams)
+        reasons.append(fleet.pick(LONG).reason)
+
+    assert reasons == sorted(reasons)
+    assert reasons.index(REMOTE_PREFILL) == 6
+
+
+def test_without_a_ready_prefill_endpoint_all_is_as_if_there_were_none() -> None:
+    fleet = StagedFleet()
+    for name in "ab":
+        fleet.stream(name, 20)
+    fleet.helpers.gate = Shut(frozenset("pq"))
+
+    assert (fleet.pick(LONG).reason, fleet.pick(LONG).prefill) == (COLD, None)
+    fleet.helpers.gate = None
+    assert fleet.pick(words("Another", 4_000)).reason == REMOTE_PREFILL
+
+
+def test_an_endpoint_that_may_do_both_sends_nothing_to_itself() -> None:
+    fleet = StagedFleet("a", "a")
+    fleet.stream("a", 20)
+
+    assert fleet.pick(LONG).reason == LOCAL_PREFILL
+
+
+def test_both_endpoints_hold_what_one_computed_and_only_one_has_the_work() -> None:
+    fleet = StagedFleet("a", "p")
+    fleet.stream("a", 20)
+    pick = fleet.pick(LONG)
+    assert pick.prefill is not None
+    assert isinstance(fleet.helpers.strategy, PrefixCache)
+    backlogs = fleet.strategy.backlogs.ms("a", 0.0), fleet.helpers.strategy.backlogs.ms("p", 0.0)
+    loads = fleet.pool.book.ours()["a"], fleet.helpers.book.total
+    pick.prefill.release()
+    pick.release()
+    held = len(fleet.strategy.index), len(fleet.helpers.strategy.index)
+
+    assert (backlogs[0], loads) == (0.0, (1, 1))
+    assert 700 < backlogs[1] < 800
+    assert held[0] == held[1] > 0
+    pick.learn(RequestResult(502))
+    assert (len(fleet.strategy.index), len(fleet.helpers.strategy.index)) == (0, 0)
+
+
+def test_the_next_turn_stays_where_the_prompt_came_to() -> None:
+    fleet = StagedFleet()
+    for name in "ab":
+        fleet.stream(name, 20)
+    first = fleet.visit(LONG)
+    second = fleet.pick(LONG, "Because.", "And?")
+
+    assert (first.reason, second.reason) == (REMOTE_PREFILL, SESSION)
+    assert (second.endpoint, second.prefill) == (first.endpoint, None)
+
+
+@given(
+    tokens=st.integers(1, 20_000),
+    streams=st.integers(0, 50),
+    queued_ms=st.floats(0, 5_000),
+    gbit_per_s=st.floats(1, 1_000),
+)
+def test_a_prompt_whose_endpoint_holds_it_is_never_sent_away(
+    tokens: int, streams: int, queued_ms: float, gbit_per_s: float
+) -> None:
+    fleet = StagedFleet("a", "p", Transfer(QUICK.overhead_ms, gbit_per_s=gbit_per_s))
+    fleet.visit(words("Why?", tokens), after_s=100)
+    fleet.stream("a", streams)
+    fleet.strategy.backlogs.add("a", queued_ms, fleet.clock())
+
+    assert fleet.pick(words("Why?", tokens)).prefill is None

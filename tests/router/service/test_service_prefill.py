@@ -1,0 +1,188 @@
+"""Prefill endpoints in the service: who is blamed for what, what operators see, what a reload changes."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from msgspec.structs import replace
+
+from extproc.errors import SettingsError
+from extproc.router.feedback.outcome import EndpointFault, Exchange
+from extproc.router.routing.picker import Query
+from extproc.router.routing.pool import Pick
+from extproc.router.service.admin import describe_pool
+from extproc.router.service.explain import explain_decision
+from extproc.router.service.pool_metrics import PoolCollector
+from extproc.router.service.pools import Pools
+from extproc.router.settings.reading import parse_settings
+from extproc.router.stream.events import ResponseHeaders, Served
+from extproc.router.telemetry import Metrics
+from tests.clock import Clock
+from tests.router.service.running import build_pools, running_pools, synced
+from tests.tables import table
+
+STAGED = """
+pools:
+- name: llama
+  probe: false
+  signals: false
+  endpoints: {static: ['10.0.0.1:80', '10.0.0.2:80']}
+  prefill: {endpoints: {static: ['10.1.0.1:80']}, gbit_per_s: 400}
+"""
+ALONE = STAGED.replace("  prefill: {endpoints: {static: ['10.1.0.1:80']}, gbit_per_s: 400}\n", "")
+LONG_CHAT = Query(
+    "POST",
+    "/v1/chat/completions",
+    {},
+    orjson.dumps({"messages": [{"role": "user", "content": "why " * 8_000}]}),
+)
+
+
+@asynccontextmanager
+async def running_staged(
+    text: str = STAGED, clock: Callable[[], float] | None = None
+) -> AsyncIterator[Pools]:
+    """Its two endpoints have streams enough that a prefill elsewhere is worth it."""
+    async with running_pools(text, clock=clock) as pools:
+        await synced(pools)
+        for address in ("10.0.0.1:80", "10.0.0.2:80"):
+            pools["llama"].pool.book.set_peer_count(address, 100)
+        yield pools
+
+
+def send_long(pools: Pools) -> tuple[Pick, int]:
+    """A long chat that has been and gone, each time a new one, and its number."""
+    body = orjson.dumps(
+        {"messages": [{"role": "user", "content": f"{len(pools.feedback.tickets)} why " * 5_000}]}
+    )
+    pick = pools.picker.pick(replace(LONG_CHAT, body=body)).pick
+    for each in (pick, pick.prefill):
+        if each is not None:
+            each.release()
+    return pick, pools.feedback.tickets.give(pick)
+
+
+def list_states(pools: Pools) -> Sequence[str]:
+    """Of the three endpoints, the one that prefills last."""
+    return [state for each in pools for _, state in each.pool.states()]
+
+
+@table(
+    "exchange, expected",
+    [
+        (Exchange("", 502, 1.0, 0.5), ["ready", "ready", "cooling"]),
+        (Exchange("", 429, 1.0, 0.5, retry_after="9"), ["ready", "ready", "busy"]),
+        (Exchange("", 200, 1.0, 0.5), ["ready", "ready", "ready"]),
+        (
+            Exchange("", 200, 1.0, 0.5, fault=EndpointFault.ENDPOINT),
+            ["cooling", "ready", "ready"],
+        ),
+        (Exchange("", 503, 1.0, fault=EndpointFault.CONNECTION), ["cooling", "ready", "ready"]),
+        (Exchange("", 504, 1.0, fault=EndpointFault.ENDPOINT), ["cooling", "ready", "cooling"]),
+    ],
+)
+async def test_a_failure_is_told_of_the_endpoint_whose_it_may_be(
+    exchange: Exchange, expected: Sequence[str]
+) -> None:
+    async with running_staged() as pools:
+        running = pools["llama"]
+        running.feedback.doubts = None
+        running.pool.book.set_peer_count("10.0.0.1:80", 90)
+        sent = [send_long(pools) for _ in range(3)]
+        for pick, ticket in sent:
+            assert pick.prefill is not None
+            pools.feedback.note(replace(exchange, address=pick.endpoint.address, ticket=ticket))
+
+        assert list_states(pools) == expected
+
+
+async def test_a_gateway_without_a_log_tells_it_by_its_headers() -> None:
+    async with running_staged() as pools:
+        for _ in range(3):
+            pick, ticket = send_long(pools)
+            head = ResponseHeaders(status=500)
+            served = Served("llama", pick.endpoint.address, head, False, ticket, pick.prefill)
+            pools.feedback.observe_response(served, 0.1)
+
+        assert list_states(pools) == ["ready", "ready", "cooling"]
+
+
+async def test_without_a_prefill_endpoint_all_is_local_at_once_and_everybody_says_so() -> None:
+    async with running_staged() as pools:
+        metrics = Metrics()
+        metrics.registry.register(PoolCollector(pools))
+        assert pools.remarks() == []
+        pools["llama/prefill"].pool.replace([])
+
+        assert send_long(pools)[0].prefill is None
+        assert [line.partition(";")[0] for line in pools.remarks()] == [
+            "pool llama: no prefill endpoint is ready"
+        ]
+        assert describe_pool(pools["llama"])["prefill"] == {"pool": "llama/prefill", "ready": 0}
+        labels = {"pool": "llama/prefill", "state": "ready"}
+        assert metrics.registry.get_sample_value("extproc_pool_endpoints", labels) == 0
+        assert pools.faults() == []
+
+
+async def test_an_endpoint_that_fails_on_and_on_is_named_ever_less() -> None:
+    """Ten requests a second for a minute: no coming and going with each answer."""
+    clock, named = Clock(), []
+    async with running_staged(clock=clock) as pools:
+        for _ in range(600):
+            pick, ticket = send_long(pools)
+            named.append(pick.prefill is not None)
+            status = 502 if pick.prefill else 200
+            address = pick.endpoint.address
+            pools.feedback.note(Exchange(address, status, 0.01, 0.01, ticket=ticket))
+            clock.now_s += 0.1
+
+        assert named[:3] == [True] * 3
+        assert sum(named[3:]) <= 6
+        assert sum(named[300:]) <= 3
+
+
+async def test_a_reload_brings_and_takes_prefill_endpoints() -> None:
+    async with running_staged(ALONE) as pools:
+        assert (send_long(pools)[0].prefill, [each.name for each in pools]) == (None, ["llama"])
+        pools.apply(parse_settings(STAGED, {}).pools)
+        await synced(pools)
+        explained = explain_decision(pools.picker, LONG_CHAT)
+
+        assert explained["reason"] == "remote_prefill"
+        assert explained["prefill"] == {"endpoint": "10.1.0.1:80", "address": "10.1.0.1:80"}
+        assert [*pools.picker.routes] == ["llama"]
+        pools.apply(parse_settings(ALONE, {}).pools)
+        assert (send_long(pools)[0].prefill, [each.name for each in pools]) == (None, ["llama"])
+
+
+async def test_no_envoy_hears_of_prefill_endpoints_and_they_make_no_service_ready() -> None:
+    heard: list[str] = []
+    pools = build_pools(publish=lambda pool, _: heard.append(pool))
+    missing = STAGED.replace("{static: ['10.0.0.1:80', '10.0.0.2:80']}", "{file: missing.yaml}")
+    pools.apply(parse_settings(missing, {}).pools)
+    try:
+        await pools["llama/prefill"].keeper.synced.wait()
+
+        assert (heard, pools.can_route, len(pools.faults())) == ([], False, 1)
+    finally:
+        await pools.stop()
+
+
+async def test_other_replicas_hear_of_both_stages() -> None:
+    kept: list[str] = []
+    courier = SimpleNamespace(keep=lambda pool: kept.append(pool.name), forget=kept.remove)
+    pools = build_pools(courier=courier)
+    pools.apply(parse_settings(STAGED, {}).pools)
+    try:
+        assert kept == ["llama", "llama/prefill"]
+        pools.apply(parse_settings(ALONE, {}).pools)
+        assert kept == ["llama"]
+    finally:
+        await pools.stop()
+
+
+def test_prefill_endpoints_need_a_strategy_that_compares_costs() -> None:
+    with pytest.raises(SettingsError, match="prefill compares by prefix_cache"):
+        parse_settings(STAGED.replace("probe: false", "strategy: least_load"), {})
