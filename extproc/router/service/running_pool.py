@@ -18,6 +18,7 @@ from extproc.router.feedback.doubts import Doubts
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober, Witness
 from extproc.router.feedback.scraper import Scraper
+from extproc.router.lint.partings import PoolLint
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
@@ -38,6 +39,9 @@ _SILENT_S: Final = 300.0
 
 # For so long a forecast is repeated.
 _FORETOLD_S: Final = 5.0
+
+# Heads of prompts are older than they may be for so long at most.
+_FORGET_S: Final = 30.0
 
 # Tasks that ask engines, with their key.
 _ASKING: Final = frozenset({"pool", "probe", "witness", "signals", "events"})
@@ -123,6 +127,7 @@ class RunningPool:
         self.feedback = PoolFeedback(self.pool, cooling, self._doubts)
         self.heard: EventLogs = {}
         self.shadow: PoolShadow | None = None
+        self.lint: PoolLint | None = None
         self._foretold: tuple[float, Forecast | None] = 0.0, None
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
@@ -212,6 +217,8 @@ class RunningPool:
         rules = Rules(settings.cool_after)
         has_shadow = is_new or has_strategy or settings.shadow != before.shadow
         shadow = wiring.shadow(settings, self.pool) if has_shadow else self.shadow
+        is_same = not is_new and settings.lint == before.lint
+        lint = self.lint if is_same else wiring.lint(settings)
 
         def put_in_force() -> None:
             courier = self._shared.courier
@@ -224,7 +231,8 @@ class RunningPool:
             self.pool.admission.has_shares = settings.fairness
             self.feedback.cooling.rules = rules
             self.shadow, self._foretold = shadow, (0.0, None)
-            self.pool.watcher = shadow
+            self.pool.watcher, self.lint = shadow, lint
+            self.pool.listeners = (lint,) if lint else ()
             self.objectives.configure(settings.objectives)
             if has_queue:
                 self.pool.hold(queue)
@@ -275,6 +283,7 @@ class RunningPool:
                 ),
             ),
             "key": (key, lambda: self._key_follower(settings)),
+            "lint": (settings.lint, lambda: self._forget_heads if settings.lint else None),
             "objectives": (
                 watched,
                 lambda: (
@@ -282,6 +291,13 @@ class RunningPool:
                 ),
             ),
         }
+
+    async def _forget_heads(self) -> None:
+        """Drops heads of prompts in time, also where no requests come and nobody asks."""
+        while True:
+            await asyncio.sleep(_FORGET_S)
+            if self.lint is not None:
+                self.lint.sample.heads()
 
     def _key_follower(self, settings: PoolSettings) -> Routine | None:
         folder = self._shared.wiring.key_folder(settings)

@@ -24,6 +24,7 @@ from extproc.router.events.kv_reader import EventReader
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
+from extproc.router.lint.partings import PoolLint
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.queue import Later, Queue, QueueLimits
@@ -63,6 +64,9 @@ class PoolWiring(Struct, frozen=True):
         options = settings.strategy.options()
         engines = {name: options[name] for name in ("engine", "kv_tokens")}
         return PoolShadow(pool, self.outside, engines, settings.shadow.deferred_close_s)
+
+    def lint(self, settings: PoolSettings) -> PoolLint | None:
+        return PoolLint(settings.name, self.outside.clock) if settings.lint else None
 
     def cooling(self, settings: PoolSettings) -> Cooling:
         return Cooling(Rules(settings.cool_after), clock=self.outside.clock, rng=self.outside.rng)
