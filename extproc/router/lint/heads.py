@@ -12,6 +12,8 @@ from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
 EVERY: Final = 50
 MOST_HEADS: Final = 64
 HEAD_BYTES: Final = 32 * 1024
+# JSON takes more bytes than what it says: quotes, names, escapes.
+_WRITTEN: Final = 2
 KEEP_S: Final = 570.0  # a timer looks each 30 s: so ten minutes at most
 
 
@@ -44,7 +46,8 @@ class Head(Struct, frozen=True, gc=False):
 
 def read_head(prompt: Prompt, at_s: float = 0.0, most: int = HEAD_BYTES) -> Head:
     """Reads the first bytes of a prompt, as the model reads it."""
-    return Head(at_s, prompt.cache_salt, tuple(_cut(prompt.turns(most), most)))
+    turns = prompt.begin(_WRITTEN * most).turns(most)
+    return Head(at_s, prompt.cache_salt, tuple(_cut(turns, most)))
 
 
 def _cut(turns: Iterable[tuple[str, str | bytes]], most: int) -> list[HeadTurn]:

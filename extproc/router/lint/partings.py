@@ -92,12 +92,16 @@ class Parting(Struct, frozen=True):
         return _ADVICE.get(self.kind, "Move it behind what is the same in all.")
 
     @property
-    def sentence(self) -> str:
+    def finding(self) -> str:
         share = f"{self.prompts / self.sampled:.0%} of {self.sampled} sampled prompts part"
         return (
             f"{share} at {self.where}, at {NAMES[self.kind]}; {self.tokens:,} tokens a request "
-            f"would follow that are the same. {self.advice}"
+            f"would follow that are the same"
         )
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.finding}. {self.advice}"
 
 
 class PoolPartings(Struct, frozen=True):
@@ -106,6 +110,12 @@ class PoolPartings(Struct, frozen=True):
     pool: str
     sampled: int
     partings: Sequence[Parting] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """A sentence for each parting, or one that there is none."""
+        none = f"no early place where they part, in {self.sampled} sampled prompts."
+        return [parting.sentence for parting in self.partings] or [none]
 
 
 class Split(Struct, frozen=True):
