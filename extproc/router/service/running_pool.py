@@ -19,6 +19,7 @@ from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober, Witness
 from extproc.router.feedback.scraper import Scraper
 from extproc.router.lint.partings import PoolLint
+from extproc.router.recording.trace_rows import PoolTrace
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
@@ -128,6 +129,7 @@ class RunningPool:
         self.heard: EventLogs = {}
         self.shadow: PoolShadow | None = None
         self.lint: PoolLint | None = None
+        self._trace: PoolTrace | None = None
         self._foretold: tuple[float, Forecast | None] = 0.0, None
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
@@ -219,6 +221,10 @@ class RunningPool:
         shadow = wiring.shadow(settings, self.pool) if has_shadow else self.shadow
         is_same = not is_new and settings.lint == before.lint
         lint = self.lint if is_same else wiring.lint(settings)
+        has_trace = is_new or settings.record != before.record
+        trace, file = wiring.trace(settings, self.feedback.signals) if has_trace else (None, None)
+        if has_trace:
+            changed["record"] = None if file is None else file.run
 
         def put_in_force() -> None:
             courier = self._shared.courier
@@ -232,7 +238,8 @@ class RunningPool:
             self.feedback.cooling.rules = rules
             self.shadow, self._foretold = shadow, (0.0, None)
             self.pool.watcher, self.lint = shadow, lint
-            self.pool.listeners = (lint,) if lint else ()
+            self._trace = trace if has_trace else self._trace
+            self.pool.listeners = tuple(filter(None, (lint, self._trace)))
             self.objectives.configure(settings.objectives)
             if has_queue:
                 self.pool.hold(queue)

@@ -73,6 +73,18 @@ class ShadowSettings(Section):
     request's end. Envoy's own default is 5 s, that of our files 1 s."""
 
 
+class RecordSettings(Section):
+    """Writing a trace of the pool's requests: times, lengths and hashes, and no text."""
+
+    file: str = Field(min_length=1, description="The file, from the configuration's folder on.")
+    """Each pool needs one of its own. A start, and a full file, begins a new one; the one before is kept as
+    `FILE.1`. Its hashes have a key of their own, which is written nowhere."""
+    share: float = Field(default=0.1, gt=0, le=1)
+    """The share of conversations that are written, each with all its turns."""
+    limit_mb: int = Field(default=64, ge=1, le=100_000)
+    """The size at which a new file begins, megabytes. So two files take twice that at most."""
+
+
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
@@ -124,6 +136,8 @@ class PoolSettings(Section):
     """Keep the heads of a few prompts in memory, to say where prompts part that begin alike, and at what: a
     date, an id, keys in another order. Every 50th request, 64 heads of 32 kB at most, each for ten
     minutes. No text leaves the process. The default is false, because nothing else keeps prompts."""
+    record: RecordSettings | None = None
+    """Write a trace that `extproc simulate advise` reads. Omitted: none is written."""
     salt_header: HeaderName | None = None
     """A request header that names the tenant, such as `x-tenant`. Your gateway has to write it. No request
     then follows another tenant's prompt, so nobody can find out others' prompts. Omitted: all
