@@ -15,7 +15,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
     "init": {"Commands": ("kubernetes",)},
     "shadow": {"Commands": ("report", "reset")},
-    "simulate": {"Commands": ("fleet", "vllm", "matrix")},
+    "simulate": {"Commands": ("fleet", "vllm", "matrix", "advise")},
     "bench": {
         "Commands": ("init", "run", "ab", "compare"),
         "Before a run": ("plan", "dataset", "schema"),
@@ -122,6 +122,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc simulate matrix build/matrix --workload C --workload T --seeds 11-13",
             "extproc simulate matrix build/matrix --arm prefix_cache --arm gie --seeds 11",
         ),
+        "advise": ("extproc simulate advise trace.jsonl --engine h100-llama8b-bf16",),
     },
     "bench": {
         "init": ("extproc bench init spec.yaml", "extproc bench init --ab ab.yaml"),

@@ -11,6 +11,7 @@ _COMMANDS: Final = {
     "vllm": "extproc.simulator.server_commands",
     "fleet": "extproc.simulator.fleet_commands",
     "matrix": "extproc.simulator.fleet_commands",
+    "advise": "extproc.simulator.fleet_commands",
 }
 
 

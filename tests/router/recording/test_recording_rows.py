@@ -1,10 +1,9 @@
 """A trace's rows: the published form, no text, and a replay that finds what the run found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import decode
 
-from extproc.router.recording.trace_rows import BLOCK_BYTES, PoolTrace, TraceRow, hash_blocks
+from extproc.router.recording.trace_rows import BLOCK_BYTES, hash_blocks
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.signals import EndpointSignals
@@ -20,48 +19,13 @@ from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.session import write_body
 from extproc.simulator.fleet.summary import summarize
+from tests.router.recording.traced import Rows, record_pool
 from tests.router.routing.fleet import Fleet, words
 
 
-class Rows:
-    """Keeps rows, by file."""
-
-    def __init__(self) -> None:
-        self.files: list[list[bytes]] = []
-
-    def put(self, row: bytes) -> None:
-        self.files[-1].append(row)
-
-    def begin(self) -> None:
-        self.files.append([])
-
-    def read(self) -> list[TraceRow]:
-        return [decode(row, type=TraceRow) for file in self.files for row in file]
-
-
-def recorded(
-    fleet: Fleet,
-    share: float = 1.0,
-    limit_bytes: int = 10**9,
-    signals: Mapping[str, EndpointSignals] | None = None,
-) -> Rows:
-    rows, rng = Rows(), Random(1)
-    fleet.pool.listeners = (
-        PoolTrace(
-            rows,
-            signals or {},
-            fleet.clock,
-            lambda: rng.randbytes(32),
-            share=share,
-            limit_bytes=limit_bytes,
-        ),
-    )
-    return rows
-
-
 def test_row_has_the_published_fields_and_no_text() -> None:
-    fleet = Fleet()
-    rows = recorded(fleet)
+    fleet, rows = Fleet(), Rows()
+    record_pool(fleet, rows)
     fleet.clock.now_s = 2.5
     pick = fleet.pick(words("SECRET", 3_000), system="SECRET")
     fleet.clock.now_s = 4.5
@@ -76,9 +40,9 @@ def test_row_has_the_published_fields_and_no_text() -> None:
 
 
 def test_answer_is_as_long_as_its_endpoint_says_of_all() -> None:
-    fleet = Fleet("a")
+    fleet, rows = Fleet("a"), Rows()
     said = EndpointSignals(first_tokens=10, first_token_s=5, answer_s=25, answer_tokens=800)
-    rows = recorded(fleet, signals={"a": said})
+    record_pool(fleet, rows, signals={"a": said})
     pick = fleet.pick("hello")
     fleet.clock.now_s += 3.0
     pick.release()
@@ -87,8 +51,8 @@ def test_answer_is_as_long_as_its_endpoint_says_of_all() -> None:
 
 
 def test_client_limit_bounds_the_answer() -> None:
-    fleet = Fleet()
-    rows = recorded(fleet)
+    fleet, rows = Fleet(), Rows()
+    record_pool(fleet, rows)
     body = b'{"prompt": "hello", "max_tokens": 7}'
     pick = fleet.picker.pick(Query("POST", "/v1/completions", {}, body)).pick
     fleet.clock.now_s += 60
@@ -98,8 +62,8 @@ def test_client_limit_bounds_the_answer() -> None:
 
 
 def test_conversations_are_chosen_with_all_their_turns() -> None:
-    fleet = Fleet()
-    rows = recorded(fleet, share=0.3)
+    fleet, rows = Fleet(), Rows()
+    record_pool(fleet, rows, share=0.3)
     for number in range(200):
         texts = [f"chat {number}", "yes", "go on"]
         for turn in (1, 3):
@@ -111,8 +75,8 @@ def test_conversations_are_chosen_with_all_their_turns() -> None:
 
 
 def test_each_file_has_a_key_of_its_own() -> None:
-    fleet = Fleet()
-    rows = recorded(fleet, limit_bytes=50)
+    fleet, rows = Fleet(), Rows()
+    record_pool(fleet, rows, limit_bytes=50)
     for _ in range(3):
         fleet.visit("the same")
 
@@ -147,13 +111,14 @@ def _engine_says(went: FleetRun) -> EndpointSignals:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["tenants", "fewshot"])
 def test_recorded_run_replayed_has_its_hit_rate(workload: str, tmp_path: Path) -> None:
     """Long prompts. A trace has no names for answers, and whole blocks of 512 tokens say less of short ones."""
-    fleet, path, picks = Fleet(), tmp_path / "trace.jsonl", dict[int, Pick]()
+    fleet, rows, path, picks = Fleet(), Rows(), tmp_path / "trace.jsonl", dict[int, Pick]()
     cell: dict[str, Any] = {"arm": "prefix_cache", "endpoints": 4}
     went = MatrixCell(**cell, workload=workload, load=0.5, requests=500).simulate()
-    rows = recorded(fleet, signals=dict.fromkeys("abcd", _engine_says(went)))
+    record_pool(fleet, rows, signals=dict.fromkeys("abcd", _engine_says(went)))
     starts = [(one.sent_at, number, one.plan) for number, one in enumerate(went.flights)]
     ends = [(one.ended_at, number, None) for number, one in enumerate(went.flights)]
     for at_s, number, plan in sorted([*starts, *ends], key=itemgetter(0)):
