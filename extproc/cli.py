@@ -392,9 +392,8 @@ def doctor(
 def lint(*, file: Path | None, url: str | None, as_json: bool) -> None:
     """Say where prompts part that begin alike, and so lose hits.
 
-    It asks the running service, whose pools need `lint: true`. Or it reads a FILE with one
-    request's body a line (OpenAI's APIs or Anthropic's), and shows the text, too. Exits with 1 if
-    it finds something.
+    It asks the running service about pools with `lint: true`, or reads a FILE with one request's
+    body a line (OpenAI's or Anthropic's). Exits with 1 if it finds something.
     """
     from extproc.router.service import lint_report as report  # noqa: PLC0415
 

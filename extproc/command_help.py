@@ -9,7 +9,7 @@ import click
 # user's.
 SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
-        "Commands": ("serve", "check", "explain", "doctor", "shadow", "init", "schema"),
+        "Commands": ("serve", "check", "explain", "doctor", "lint", "shadow", "init", "schema"),
         "Measure": ("simulate", "bench", "calibrate"),
         "Benchmarks in Kubernetes": ("operate",),
     },
@@ -67,6 +67,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc doctor --envoy http://127.0.0.1:9901",
             "extproc doctor config.yaml --namespace llm --json | jq '.findings[].fix'",
         ),
+        "lint": (
+            "extproc lint --url http://10.0.0.7:9090",
+            "extproc lint requests.jsonl",
+        ),
         "shadow": (
             "extproc shadow report",
             "extproc shadow report --page shadow.html",
@@ -122,7 +126,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "extproc simulate matrix build/matrix --workload C --workload T --seeds 11-13",
             "extproc simulate matrix build/matrix --arm prefix_cache --arm gie --seeds 11",
         ),
-        "advise": ("extproc simulate advise trace.jsonl --engine h100-llama8b-bf16",),
+        "advise": (
+            "extproc simulate advise trace.jsonl --engine h100-llama8b-bf16",
+            "extproc simulate advise trace.jsonl --engine l4-llama8b-fp8 --p95-ms 1000",
+        ),
     },
     "bench": {
         "init": ("extproc bench init spec.yaml", "extproc bench init --ab ab.yaml"),

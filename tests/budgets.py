@@ -16,19 +16,19 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 127_500,
+    "router": 133_600,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 59_600,
+    "simulator": 60_700,
     "operator": 18_000,
-    "doctor": 9_500,
+    "doctor": 9_600,
     "pages": 5_000,
     "calibrate": 3_300,
-    REST: 8_300,
+    REST: 8_450,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 89
-DOCS_WORDS: Final = 68_600
+DOCS_WORDS: Final = 69_300
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

@@ -126,7 +126,6 @@ async def look_around(
     )
     mute = [engine.address for engine in engines if engine.models is None]
     look.unseen += [f"models of {len(mute)} engines, {mute[0]} for one"] if mute else []
-    pairs = zip(engines, first[1:], last[1:], strict=True)
     return seen.Evidence(
         settings,
         running,
@@ -134,7 +133,10 @@ async def look_around(
         last[0],
         [] if ready.status in {0, 200} else ready.text.splitlines(),
         is_other=given is not None and in_force is not None and in_force.pools != given.pools,
-        engines=[replace(engine, first=before, last=after) for engine, before, after in pairs],
+        engines=[
+            replace(engine, first=before, last=after)
+            for engine, before, after in zip(engines, first[1:], last[1:], strict=True)
+        ],
         envoy=gateway,
         cluster=cluster,
         clock=config.clock,

@@ -443,9 +443,8 @@ def _name_row(row: Row) -> str:
 def advise(**given: Any) -> None:
     """Say how many endpoints a TRACE needs.
 
-    TRACE is in Mooncake's format, such as a pool's `record` writes. It is replayed in virtual time
-    with three strategies, and with caches twice as large, until 95 % of the requests have their
-    first token in time.
+    TRACE is in Mooncake's format, as a pool's `record` writes it. It is replayed in virtual time by
+    three strategies.
     """
     progress = ProgressLine(1.0, sys.stderr, monotonic)
     question = Question(**given)

@@ -9,7 +9,7 @@ from itertools import count
 from statistics import median
 from time import perf_counter, process_time_ns
 
-from extproc.router.lint.heads import EVERY, read_head
+from extproc.router.lint.heads import EVERY, read_prompt_head
 from extproc.router.lint.partings import find_partings
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
@@ -17,7 +17,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
-from tests.router.lint.planted import PATHS, head_of, plant, prose, write_body
+from tests.router.lint.planted import PATHS, plant, planted_head, prose, write_body
 
 PICKS, ROUNDS = 4_000, 5
 
@@ -46,7 +46,7 @@ def _see_us(bodies: list[bytes]) -> float:
     for body in bodies:
         prompt = parse(PATHS[0], "application/json", body)
         started = process_time_ns()
-        read_head(prompt)
+        read_prompt_head(prompt)
         took.append(process_time_ns() - started)
     return sum(took) / len(took) / 1_000 / EVERY
 
@@ -68,7 +68,7 @@ def main() -> None:
             f"{size:.0f} kB: a pick {median(picks):.1f} us, the sample {median(sees):.2f} us a request: "
             f"{min(ratios):.2%}/{median(ratios):.2%}/{max(ratios):.2%}"
         )
-    heads = [head_of(PATHS[0], plant("uuid", PATHS[0], n % 8)) for n in range(64)]
+    heads = [planted_head(PATHS[0], plant("uuid", PATHS[0], n % 8)) for n in range(64)]
     started = perf_counter()
     find_partings(heads)
     print(

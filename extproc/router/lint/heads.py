@@ -24,7 +24,7 @@ class HeadTurn(Struct, frozen=True, gc=False):
     text: bytes
 
 
-class Head(Struct, frozen=True, gc=False):
+class PromptHead(Struct, frozen=True, gc=False):
     """The begin of one prompt. Its `repr` says nothing of the text: a log may have it."""
 
     at_s: float
@@ -44,10 +44,10 @@ class Head(Struct, frozen=True, gc=False):
         return bytes(text), tuple(starts)
 
 
-def read_head(prompt: Prompt, at_s: float = 0.0, most: int = HEAD_BYTES) -> Head:
+def read_prompt_head(prompt: Prompt, at_s: float = 0.0, most: int = HEAD_BYTES) -> PromptHead:
     """Reads the first bytes of a prompt, as the model reads it."""
     turns = prompt.begin(_WRITTEN * most).turns(most)
-    return Head(at_s, prompt.cache_salt, tuple(_cut(turns, most)))
+    return PromptHead(at_s, prompt.cache_salt, tuple(_cut(turns, most)))
 
 
 def _cut(turns: Iterable[tuple[str, str | bytes]], most: int) -> list[HeadTurn]:
@@ -71,14 +71,14 @@ class HeadSample:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._seen = clock, -1
-        self._heads = deque[Head](maxlen=MOST_HEADS)
+        self._heads = deque[PromptHead](maxlen=MOST_HEADS)
 
     def see(self, prompt: Prompt) -> None:
         self._seen += 1
         if not self._seen % EVERY:
-            self._heads.append(read_head(prompt, self._clock()))
+            self._heads.append(read_prompt_head(prompt, self._clock()))
 
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[PromptHead]:
         """Forgets the old ones and returns the others."""
         least_s = self._clock() - KEEP_S
         fresh = [head for head in [*self._heads] if head.at_s > least_s]

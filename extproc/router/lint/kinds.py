@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
 
 
-class Kind(StrEnum):
+class PartingKind(StrEnum):
     """What stands where prompts part."""
 
     TIME = "time"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 class Difference(NamedTuple):
     """It begins at `start` in both texts; they go on at `left` and at `right`."""
 
-    kind: Kind
+    kind: PartingKind
     start: int
     left: int
     right: int
@@ -66,15 +66,15 @@ _CLOCK: Final = (
 )
 _ALONE: Final = rb"(?<![0-9A-Za-z])(?:%b)(?![0-9A-Za-z])"
 _TOKENS: Final = (
-    (Kind.UUID, re.compile(_ALONE % rb"[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}")),
+    (PartingKind.UUID, re.compile(_ALONE % rb"[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}")),
     (
-        Kind.TIME,
+        PartingKind.TIME,
         re.compile(_ALONE % (rb"(?:%b(?:T|,? +(?:at +)?))?%b(?: \d{4})?" % (_DATE, _CLOCK))),
     ),
-    (Kind.DATE, re.compile(_ALONE % _DATE)),
-    (Kind.HEX, re.compile(_ALONE % rb"(?:0x)?(?=\d*[a-fA-F])[\da-fA-F]{8,}")),
-    (Kind.ID, re.compile(_ALONE % rb"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[\dA-Za-z]{10,}")),
-    (Kind.NUMBER, re.compile(rb"\d+(?:[.,]\d+)*")),
+    (PartingKind.DATE, re.compile(_ALONE % _DATE)),
+    (PartingKind.HEX, re.compile(_ALONE % rb"(?:0x)?(?=\d*[a-fA-F])[\da-fA-F]{8,}")),
+    (PartingKind.ID, re.compile(_ALONE % rb"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[\dA-Za-z]{10,}")),
+    (PartingKind.NUMBER, re.compile(rb"\d+(?:[.,]\d+)*")),
 )
 _WORD: Final = re.compile(rb"[^\s\x1e\x1f]*\Z")
 # A token is looked for so far before and behind the place.
@@ -110,7 +110,7 @@ def differ(left: bytes, right: bytes, at: int, start: int) -> Difference:
         if found is not None:
             return found
     word = _WORD.search(left, max(start, at - _AROUND), at)
-    return Difference(Kind.OTHER, at if word is None else word.start(), at, at)
+    return Difference(PartingKind.OTHER, at if word is None else word.start(), at, at)
 
 
 def equal_bytes(left: bytes, right: bytes, at: int, beside: int) -> int:
@@ -139,7 +139,7 @@ def _rules(left: bytes, right: bytes, at: int, start: int) -> Iterator[Differenc
     yield _spaced(left, right, at, start)
     mark = left.rfind(_DIGEST, max(start, at - _AROUND), at)
     if mark >= 0:
-        yield Difference(Kind.MEDIUM, mark, at, at)
+        yield Difference(PartingKind.MEDIUM, mark, at, at)
     for kind, pattern in _TOKENS:
         one, two = (_spanning(pattern, text, at, start) for text in (left, right))
         if one and two and one[0] == two[0]:
@@ -150,7 +150,7 @@ def _reordered(left: bytes, right: bytes, at: int, start: int) -> Difference | N
     ends = turn_end(left, at), turn_end(right, at)
     lines = [text[start:end].split(b"\n") for text, end in zip((left, right), ends, strict=True)]
     if sorted(lines[0]) == sorted(lines[1]):
-        return Difference(Kind.ORDER, max(start, left.rfind(b"\n", start, at) + 1), *ends)
+        return Difference(PartingKind.ORDER, max(start, left.rfind(b"\n", start, at) + 1), *ends)
     brace = at
     for _ in range(_MOST_BRACES):
         brace = left.rfind(b"{", start, brace)
@@ -158,7 +158,7 @@ def _reordered(left: bytes, right: bytes, at: int, start: int) -> Difference | N
             break
         one, two = (_object(text[brace:end]) for text, end in zip((left, right), ends, strict=True))
         if one and two and one[0] == two[0]:
-            return Difference(Kind.KEY_ORDER, brace, brace + one[1], brace + two[1])
+            return Difference(PartingKind.KEY_ORDER, brace, brace + one[1], brace + two[1])
     return None
 
 
@@ -183,9 +183,9 @@ def _inserted(left: bytes, right: bytes, at: int, start: int) -> Difference | No
                 begin -= 1
                 if begin == start or one[begin - 1 : begin] == b"\n":
                     return Difference(
-                        Kind.INSERTED, begin, *((at, place) if is_right else (place, at))
+                        PartingKind.INSERTED, begin, *((at, place) if is_right else (place, at))
                     )
-            return Difference(Kind.INSERTED, at, *((at, place) if is_right else (place, at)))
+            return Difference(PartingKind.INSERTED, at, *((at, place) if is_right else (place, at)))
     return None
 
 
@@ -196,7 +196,7 @@ def _spaced(left: bytes, right: bytes, at: int, start: int) -> Difference | None
     if common_bytes(left, right, left_at, right_at) < _STEP:
         return None
     begin = start + len(left[start:at].rstrip())
-    return Difference(Kind.WHITE_SPACE, begin, left_at, right_at)
+    return Difference(PartingKind.WHITE_SPACE, begin, left_at, right_at)
 
 
 def _spanning(

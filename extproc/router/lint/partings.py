@@ -16,8 +16,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from extproc.router.lint.heads import Head, HeadSample
-from extproc.router.lint.kinds import Kind, common_bytes, differ, equal_bytes, turn_end
+from extproc.router.lint.heads import HeadSample, PromptHead
+from extproc.router.lint.kinds import PartingKind, common_bytes, differ, equal_bytes, turn_end
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.prompt.turns import TOKEN_BYTES
@@ -41,27 +41,27 @@ _PLACES: Final = MappingProxyType(
 
 NAMES: Final = MappingProxyType(
     {
-        Kind.TIME: "a time of day",
-        Kind.DATE: "a date",
-        Kind.UUID: "a UUID",
-        Kind.HEX: "hexadecimal digits",
-        Kind.ID: "an id",
-        Kind.NUMBER: "a number",
-        Kind.KEY_ORDER: "JSON whose keys have another order",
-        Kind.ORDER: "the same lines or tools in another order",
-        Kind.WHITE_SPACE: "white space",
-        Kind.INSERTED: "a block that some have and others have not",
-        Kind.MEDIUM: "a picture or another medium",
-        Kind.OTHER: "something that differs",
+        PartingKind.TIME: "a time of day",
+        PartingKind.DATE: "a date",
+        PartingKind.UUID: "a UUID",
+        PartingKind.HEX: "hexadecimal digits",
+        PartingKind.ID: "an id",
+        PartingKind.NUMBER: "a number",
+        PartingKind.KEY_ORDER: "JSON whose keys have another order",
+        PartingKind.ORDER: "the same lines or tools in another order",
+        PartingKind.WHITE_SPACE: "white space",
+        PartingKind.INSERTED: "a block that some have and others have not",
+        PartingKind.MEDIUM: "a picture or another medium",
+        PartingKind.OTHER: "something that differs",
     }
 )
 _SORTED: Final = "Write it in the same order each time."
 _ADVICE: Final = MappingProxyType(
     {
-        Kind.KEY_ORDER: "Write JSON with sorted keys.",
-        Kind.ORDER: _SORTED,
-        Kind.WHITE_SPACE: "Write it the same way each time.",
-        Kind.INSERTED: "Move it to the end, or let all have it.",
+        PartingKind.KEY_ORDER: "Write JSON with sorted keys.",
+        PartingKind.ORDER: _SORTED,
+        PartingKind.WHITE_SPACE: "Write it the same way each time.",
+        PartingKind.INSERTED: "Move it to the end, or let all have it.",
     }
 )
 
@@ -74,7 +74,7 @@ class Parting(Struct, frozen=True):
     come to this place, and behind it `tokens` a prompt are equal again, on average.
     """
 
-    kind: Kind
+    kind: PartingKind
     place: str
     message: int
     byte: int
@@ -128,21 +128,21 @@ class Split(Struct, frozen=True):
     right: int
     at: int
     ways: tuple[bytes, bytes]
-    kind: Kind
+    kind: PartingKind
     place: tuple[str, int]
     byte: int
     equal_bytes: int
 
 
 def find_partings(
-    heads: Sequence[Head], least_prompts: int = LEAST_PROMPTS
+    heads: Sequence[PromptHead], least_prompts: int = LEAST_PROMPTS
 ) -> list[tuple[Parting, Split]]:
     """The places that cost something, the most costly first, each with one pair that parts there.
 
     Some milliseconds for 64 heads; half a second at the very most.
     """
     texts = [head.written()[0] for head in heads]
-    groups = defaultdict[tuple[tuple[str, int], Kind], list[Split]](list)
+    groups = defaultdict[tuple[tuple[str, int], PartingKind], list[Split]](list)
     for split in _splits(heads):
         if split.equal_bytes >= LEAST_TOKENS * TOKEN_BYTES:
             groups[split.place, split.kind].append(split)
@@ -160,7 +160,7 @@ def find_partings(
     return sorted(found, key=lambda pair: -pair[0].prompts * pair[0].tokens)
 
 
-def _splits(heads: Sequence[Head]) -> Iterator[Split]:
+def _splits(heads: Sequence[PromptHead]) -> Iterator[Split]:
     written = [head.written() for head in heads]
     order = sorted(range(len(heads)), key=lambda place: (heads[place].salt, written[place][0]))
     for one, two in pairwise(order):
@@ -173,7 +173,7 @@ def _splits(heads: Sequence[Head]) -> Iterator[Split]:
             turn = min(turn + 1, len(starts) - 1)  # the roles differ
         begin = min(starts[turn], len(left))
         difference = differ(left, right, max(at, begin), begin)
-        more = _WAY * (difference.kind is Kind.OTHER)
+        more = _WAY * (difference.kind is PartingKind.OTHER)
         equal = _worth(heads[one].turns[turn].role, left, right, difference)
         yield Split(
             one,
@@ -187,21 +187,23 @@ def _splits(heads: Sequence[Head]) -> Iterator[Split]:
         )
 
 
-def _worth(role: str, left: bytes, right: bytes, difference: tuple[Kind, int, int, int]) -> int:
+def _worth(
+    role: str, left: bytes, right: bytes, difference: tuple[PartingKind, int, int, int]
+) -> int:
     """How many bytes are equal again behind what differs."""
     kind, start, at, beside = difference
     ends = turn_end(left, at), turn_end(right, beside)
-    if kind is Kind.ORDER:
+    if kind is PartingKind.ORDER:
         return ends[0] - start + equal_bytes(left, right, *ends)
-    moved = (at - start) * (kind is Kind.KEY_ORDER)
+    moved = (at - start) * (kind is PartingKind.KEY_ORDER)
     if role not in {"", "user"}:
         return moved + equal_bytes(left, right, at, beside)
     own = equal_bytes(left[: ends[0]], right[: ends[1]], at, beside)
-    is_alike = own >= _ALIKE * max(ends[0] - at, ends[1] - beside) and kind is not Kind.OTHER
+    is_alike = own >= _ALIKE * max(ends[0] - at, ends[1] - beside) and kind is not PartingKind.OTHER
     return moved + own + is_alike * equal_bytes(left, right, *ends)
 
 
-def _place(head: Head, turn: int) -> tuple[str, int]:
+def _place(head: PromptHead, turn: int) -> tuple[str, int]:
     role = head.turns[turn].role
     before = next(
         (place for place, one in enumerate(head.turns) if one.role not in _PLACES), len(head.turns)

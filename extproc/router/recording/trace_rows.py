@@ -39,7 +39,7 @@ _TOKEN_S: Final = 0.02
 _ID_BITS: Final = 53
 
 
-class TraceRow(Struct):
+class RecordedRow(Struct):
     """One request; the fields are those of the published format."""
 
     timestamp: int
@@ -51,13 +51,13 @@ class TraceRow(Struct):
 class RowSink(Protocol):
     """Takes finished rows; neither waits nor fails."""
 
-    def put(self, row: bytes) -> None: ...
+    def write_row(self, row: bytes) -> None: ...
 
     def begin(self) -> None:
         """Ends the file, and goes on in a new one."""
 
 
-def hash_blocks(pieces: Iterable[bytes], key: bytes) -> tuple[int, list[int]]:
+def name_blocks(pieces: Iterable[bytes], key: bytes) -> tuple[int, list[int]]:
     """Returns a prompt's bytes, and the name of each of its blocks."""
     hasher, size, names = blake2b(key=key, digest_size=8), 0, list[int]()
     for piece in pieces:
@@ -94,18 +94,18 @@ class PoolTrace:
         self._sink, self._clock, self._draw_key = sink, clock, draw_key
         self._signals = signals
         self._share, self._limit_bytes = share, limit_bytes
-        self._open: dict[Reading, tuple[float, bytes, TraceRow]] = {}
+        self._open: dict[Reading, tuple[float, bytes, RecordedRow]] = {}
         self._begin()
 
     def see(self, prompt: Prompt, reading: Reading) -> None:
         key = self._key
         if self._share < 1 and not self._is_chosen(prompt, key):
             return
-        size, names = hash_blocks(_written(prompt.turns(_MOST_CHARS)), key)
+        size, names = name_blocks(_written(prompt.turns(_MOST_CHARS)), key)
         if not size:
             return
         at_s = self._clock()
-        row = TraceRow(
+        row = RecordedRow(
             round(1_000 * (at_s - self._since_s)), -(-size // TOKEN_BYTES), _most(prompt), names
         )
         self._open[reading] = at_s, key, row
@@ -120,7 +120,7 @@ class PoolTrace:
         row.output_length = max(1, min(tokens, row.output_length))
         written = encode(row) + b"\n"
         self._bytes += len(written)
-        self._sink.put(written)
+        self._sink.write_row(written)
         if self._bytes >= self._limit_bytes:
             self._begin()
 

@@ -11,7 +11,7 @@ import msgspec
 
 from extproc.documents import printable
 from extproc.errors import ExtprocError, PromptError
-from extproc.router.lint.heads import Head, read_head
+from extproc.router.lint.heads import PromptHead, read_prompt_head
 from extproc.router.lint.partings import PoolPartings, find_partings
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
@@ -64,13 +64,13 @@ def write_json(pools: Sequence[PoolPartings]) -> str:
     return json.dumps(msgspec.to_builtins(pools), indent=2)
 
 
-def _read_lines(path: Path, file: Iterator[bytes]) -> Iterator[Head]:
+def _read_lines(path: Path, file: Iterator[bytes]) -> Iterator[PromptHead]:
     for number, line in enumerate(file, 1):
         try:
             row = msgspec.json.decode(line)
             body = row.get("body", row)
             api = str(row.get("url") or _api_of(body))
-            yield read_head(parse(api, "application/json", msgspec.json.encode(body)))
+            yield read_prompt_head(parse(api, "application/json", msgspec.json.encode(body)))
         except (ValueError, TypeError, AttributeError, RecursionError, PromptError):
             raise ExtprocError(f"{path}:{number}: this line is no request's body in JSON") from None
 

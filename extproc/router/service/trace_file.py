@@ -25,7 +25,7 @@ class TraceFile:
         self._bytes = 0
         self._quiet_until_s = 0.0
 
-    def put(self, row: bytes) -> None:
+    def write_row(self, row: bytes) -> None:
         if self._bytes + len(row) <= _MOST_BYTES:
             self._waiting.append(row)
             self._bytes += len(row)

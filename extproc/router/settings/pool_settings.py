@@ -76,9 +76,10 @@ class ShadowSettings(Section):
 class RecordSettings(Section):
     """Writing a trace of the pool's requests: times, lengths and hashes, and no text."""
 
-    file: str = Field(min_length=1, description="The file, from the configuration's folder on.")
-    """Each pool needs one of its own. A start, and a full file, begins a new one; the one before is kept as
-    `FILE.1`. Its hashes have a key of their own, which is written nowhere."""
+    file: str = Field(min_length=1)
+    """The file, one for each pool. A relative path starts from the configuration's folder. A start, and a full
+    file, begins a new one; the one before is kept as `FILE.1`. Each has a key for its hashes, which is
+    written nowhere."""
     share: float = Field(default=0.1, gt=0, le=1)
     """The share of conversations that are written, each with all its turns."""
     limit_mb: int = Field(default=64, ge=1, le=100_000)
@@ -133,9 +134,9 @@ class PoolSettings(Section):
     save. Where the pool routes, tell what it saves against least load. For `prefix_cache`. `{}` takes the
     defaults. Omitted: such requests are ignored."""
     lint: bool = False
-    """Keep the heads of a few prompts in memory, to say where prompts part that begin alike, and at what: a
-    date, an id, keys in another order. Every 50th request, 64 heads of 32 kB at most, each for ten
-    minutes. No text leaves the process. The default is false, because nothing else keeps prompts."""
+    """Keep heads of prompts in memory, to say where prompts part that begin alike: every 50th request's, 64
+    of 32 kB at most, each for ten minutes. No text is told. Off by default, since nothing else keeps
+    prompts."""
     record: RecordSettings | None = None
     """Write a trace that `extproc simulate advise` reads. Omitted: none is written."""
     salt_header: HeaderName | None = None

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from extproc.router.lint.heads import Head, read_head
+from extproc.router.lint.heads import PromptHead, read_prompt_head
 from extproc.router.routing.prompt.parse import parse
 
 PATHS: Final = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -60,8 +60,8 @@ def write_body(
     return orjson.dumps(body | ({"tools": written} if tools else {}))
 
 
-def head_of(path: str, body: bytes) -> Head:
-    return read_head(parse(path, "application/json", body))
+def planted_head(path: str, body: bytes) -> PromptHead:
+    return read_prompt_head(parse(path, "application/json", body))
 
 
 def _tools(order: int) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ def place_of(kind: str, path: str) -> tuple[str, int, int]:
     if kind == "order":
         return "tools", 0, 0
     if kind == "key_order":
-        turn = head_of(path, plant(kind, path, 0)).turns[0].text
+        turn = planted_head(path, plant(kind, path, 0)).turns[0].text
         return "tools", 0, turn.index(b'{"city"')
     lead = {"inserted": START + "Be kind.\n", "white_space": START.rstrip()}.get(kind, START)
     return "system", 0, len(lead)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import encode
 
-from extproc.router.lint.heads import EVERY, HEAD_BYTES, MOST_HEADS, read_head
+from extproc.router.lint.heads import EVERY, HEAD_BYTES, MOST_HEADS, read_prompt_head
 from extproc.router.lint.partings import PoolLint, find_partings
 from extproc.router.routing.picker import Query
 from extproc.router.routing.prompt.parse import parse
@@ -103,6 +103,6 @@ def test_any_prompts_can_be_compared(texts: list[bytes], path: str) -> None:
         said = text.decode("latin-1")
         messages = [{"role": said[:3], "content": said}, {"role": "user", "content": prose("q")}]
         body = {"messages": messages, "input": said, "system": said[:100]}
-        heads.append(read_head(parse(path, "", orjson.dumps(body))))
+        heads.append(read_prompt_head(parse(path, "", orjson.dumps(body))))
 
     assert all(0 <= found.byte <= HEAD_BYTES for found, _ in find_partings(heads, 2))

@@ -10,9 +10,9 @@ from tests.router.lint.planted import (
     PATHS,
     RULES,
     START,
-    head_of,
     place_of,
     plant,
+    planted_head,
     prose,
     write_body,
 )
@@ -21,7 +21,7 @@ from tests.router.lint.planted import (
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_planted_fault_is_named_and_placed(kind: str, path: str) -> None:
-    heads = [head_of(path, plant(kind, path, n)) for n in range(8)]
+    heads = [planted_head(path, plant(kind, path, n)) for n in range(8)]
 
     found = [parting for parting, _ in find_partings(heads)]
 
@@ -52,7 +52,7 @@ def test_clean_chats_get_no_word(systems: list[str]) -> None:
     bodies = [body for chat in chats for body in chat]
     Random(1).shuffle(bodies)
 
-    assert find_partings([head_of(PATHS[0], body) for body in bodies[:64]]) == []
+    assert find_partings([planted_head(PATHS[0], body) for body in bodies[:64]]) == []
 
 
 def test_answer_that_is_asked_for_again_is_no_fault() -> None:
@@ -61,7 +61,7 @@ def test_answer_that_is_asked_for_again_is_no_fault() -> None:
         write_body(PATHS[0], RULES, [*said, ("user", prose(f"goes on {k}", 2))]) for k in range(8)
     ]
 
-    assert find_partings([head_of(PATHS[0], body) for body in bodies]) == []
+    assert find_partings([planted_head(PATHS[0], body) for body in bodies]) == []
 
 
 def test_chats_whose_clock_stands_still_for_some_count_all_the_same() -> None:
@@ -70,7 +70,7 @@ def test_chats_whose_clock_stands_still_for_some_count_all_the_same() -> None:
         for k in range(16)
     ]
 
-    (found, _), *more = find_partings([head_of(PATHS[0], body) for body in bodies])
+    (found, _), *more = find_partings([planted_head(PATHS[0], body) for body in bodies])
 
     assert (found.kind, found.byte, found.prompts, more) == ("time", 6, 16, [])
 
@@ -79,13 +79,13 @@ def test_history_that_is_cut_at_its_begin_each_turn_is_found() -> None:
     turns = [("user" if k % 2 == 0 else "assistant", prose(f"turn {k}", 10)) for k in range(24)]
     bodies = [write_body(PATHS[0], RULES, turns[k : k + 9]) for k in range(0, 12, 2)]
 
-    (found, _), *_ = find_partings([head_of(PATHS[0], body) for body in bodies])
+    (found, _), *_ = find_partings([planted_head(PATHS[0], body) for body in bodies])
 
     assert (found.kind, found.place, found.message) == ("inserted", "message", 1)
 
 
 def test_prompts_of_different_salts_are_not_compared() -> None:
-    heads = [head_of(PATHS[0], plant("uuid", PATHS[0], n)) for n in range(8)]
+    heads = [planted_head(PATHS[0], plant("uuid", PATHS[0], n)) for n in range(8)]
     salted = [type(head)(head.at_s, str(n), head.turns) for n, head in enumerate(heads)]
 
     assert find_partings(salted) == []

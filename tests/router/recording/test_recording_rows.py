@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import decode
 
-from extproc.router.recording.trace_rows import BLOCK_BYTES, hash_blocks
+from extproc.router.recording.trace_rows import BLOCK_BYTES, name_blocks
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.signals import EndpointSignals
@@ -92,11 +92,11 @@ def test_names_do_not_depend_on_how_a_prompt_is_cut(
 ) -> None:
     edges = [0, *sorted(cuts), len(text)]
     pieces = [text[one:two] for one, two in pairwise(edges)]
-    size, names = hash_blocks(pieces, b"key")
-    other = hash_blocks([text[:common], b"another end"], b"key")[1]
+    size, names = name_blocks(pieces, b"key")
+    other = name_blocks([text[:common], b"another end"], b"key")[1]
     shared = min(common, size) + BLOCK_BYTES // 2
 
-    assert (size, names) == hash_blocks([text], b"key")
+    assert (size, names) == name_blocks([text], b"key")
     assert len(names) == -(-size // BLOCK_BYTES)
     assert names[: shared // BLOCK_BYTES - 1] == other[: shared // BLOCK_BYTES - 1]
 

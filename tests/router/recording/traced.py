@@ -5,7 +5,7 @@ from random import Random
 
 from msgspec.json import decode
 
-from extproc.router.recording.trace_rows import PoolTrace, TraceRow
+from extproc.router.recording.trace_rows import PoolTrace, RecordedRow
 from extproc.router.routing.signals import EndpointSignals
 from tests.router.routing.fleet import Fleet
 
@@ -16,14 +16,14 @@ class Rows:
     def __init__(self) -> None:
         self.files: list[list[bytes]] = []
 
-    def put(self, row: bytes) -> None:
+    def write_row(self, row: bytes) -> None:
         self.files[-1].append(row)
 
     def begin(self) -> None:
         self.files.append([])
 
-    def read(self) -> list[TraceRow]:
-        return [decode(row, type=TraceRow) for file in self.files for row in file]
+    def read(self) -> list[RecordedRow]:
+        return [decode(row, type=RecordedRow) for file in self.files for row in file]
 
 
 def record_pool(
