@@ -410,7 +410,7 @@ runs it.
 - {name: a, address: 10.0.0.1, port: 8000}
 - {name: b, address: 10.0.0.2, port: 8000}
 ```"""
-_MEASURING = ("bench", "simulate")
+_MEASURING = ("bench", "simulate fleet", "simulate matrix", "simulate advise")
 _COMMANDS = """\
 `extproc COMMAND --help` prints the same. Those of benchmark and simulator have [a page of their
 own](commands-benchmark.md).

@@ -24,7 +24,7 @@ NODES: Final[Mapping[str, int]] = {
     "doctor": 9_600,
     "pages": 5_000,
     "calibrate": 3_300,
-    REST: 8_450,
+    REST: 8_470,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 89

@@ -121,11 +121,11 @@ async def look_around(
     else:
         version = last[0].info("extproc_info").get("version", "?")
         look.looked.insert(0, f"the service {url} ({version})")
-    (look.looked if scraped else look.unseen).append(
-        f"metrics of {len(scraped)} of {len(listed)} engines"
-    )
+    told = look.looked if scraped else look.unseen
+    told.append(f"metrics of {len(scraped)} of {len(listed)} engines")
     mute = [engine.address for engine in engines if engine.models is None]
     look.unseen += [f"models of {len(mute)} engines, {mute[0]} for one"] if mute else []
+    pairs = zip(engines, first[1:], last[1:], strict=True)
     return seen.Evidence(
         settings,
         running,
@@ -133,10 +133,7 @@ async def look_around(
         last[0],
         [] if ready.status in {0, 200} else ready.text.splitlines(),
         is_other=given is not None and in_force is not None and in_force.pools != given.pools,
-        engines=[
-            replace(engine, first=before, last=after)
-            for engine, before, after in zip(engines, first[1:], last[1:], strict=True)
-        ],
+        engines=[replace(engine, first=before, last=after) for engine, before, after in pairs],
         envoy=gateway,
         cluster=cluster,
         clock=config.clock,

@@ -17,7 +17,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
-from tests.router.lint.planted import PATHS, plant, planted_head, prose, write_body
+from tests.router.lint.planted import PATHS, plant_fault, planted_head, write_body, write_lines
 
 PICKS, ROUNDS = 4_000, 5
 
@@ -27,9 +27,9 @@ def _bodies(system_lines: int) -> list[bytes]:
     for chat in range(25):
         said = list[tuple[str, str]]()
         for turn in range(8):
-            said.append(("user", prose(f"{chat} asks {turn}", 4)))
-            found.append(write_body(PATHS[0], prose("system", system_lines), said))
-            said.append(("assistant", prose(f"{chat} hears {turn}", 10)))
+            said.append(("user", write_lines(f"{chat} asks {turn}", 4)))
+            found.append(write_body(PATHS[0], write_lines("system", system_lines), said))
+            said.append(("assistant", write_lines(f"{chat} hears {turn}", 10)))
     return found
 
 
@@ -68,7 +68,7 @@ def main() -> None:
             f"{size:.0f} kB: a pick {median(picks):.1f} us, the sample {median(sees):.2f} us a request: "
             f"{min(ratios):.2%}/{median(ratios):.2%}/{max(ratios):.2%}"
         )
-    heads = [planted_head(PATHS[0], plant("uuid", PATHS[0], n % 8)) for n in range(64)]
+    heads = [planted_head(PATHS[0], plant_fault("uuid", PATHS[0], n % 8)) for n in range(64)]
     started = perf_counter()
     find_partings(heads)
     print(

@@ -16,7 +16,7 @@ START: Final = "You are a careful helper.\n"
 Say = tuple[str, str]
 
 
-def prose(name: str, lines: int = 60) -> str:
+def write_lines(name: str, lines: int = 60) -> str:
     """Lines of twelve words each, the same for the same name."""
     rng = Random(name)
     pick = [
@@ -37,7 +37,7 @@ def prose(name: str, lines: int = 60) -> str:
     )
 
 
-RULES: Final = prose("rules")
+RULES: Final = write_lines("rules")
 
 
 def write_body(
@@ -68,7 +68,7 @@ def _tools(order: int) -> list[dict[str, Any]]:
     tools = [
         {
             "name": f"tool_{k}",
-            "description": prose(f"tool {k}", 8),
+            "description": write_lines(f"tool {k}", 8),
             "parameters": {"type": "object"},
         }
         for k in range(6)
@@ -94,7 +94,7 @@ IN_SYSTEM: Final[Mapping[str, Callable[[int], str]]] = MappingProxyType(
         "id": lambda n: f"run{_IDS[n].hex().translate(str.maketrans('abcdef', 'ghkXYZ'))}",
         "number": lambda n: str(1_204 + 37 * n),
         "white_space": lambda n: " " * n,
-        "inserted": lambda n: f"Remember:\n{prose('memory', 3)}" if n % 2 else "",
+        "inserted": lambda n: f"Remember:\n{write_lines('memory', 3)}" if n % 2 else "",
         "other": lambda n: ("Ada", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal")[n],
     }
 )
@@ -103,9 +103,9 @@ KINDS: Final = (*IN_SYSTEM, *IN_TOOLS, "medium")
 _LEAD: Final = "Here is your task. "
 
 
-def plant(kind: str, path: str, n: int) -> bytes:
+def plant_fault(kind: str, path: str, n: int) -> bytes:
     """The `n`th prompt with this fault; the rest is the same, but for the question at its end."""
-    said = [("user", prose(f"question {n}", 2))]
+    said = [("user", write_lines(f"question {n}", 2))]
     if kind in IN_TOOLS:
         return write_body(path, START + RULES, said, IN_TOOLS[kind](n))
     if kind == "medium":
@@ -123,7 +123,7 @@ def place_of(kind: str, path: str) -> tuple[str, int, int]:
     if kind == "order":
         return "tools", 0, 0
     if kind == "key_order":
-        turn = planted_head(path, plant(kind, path, 0)).turns[0].text
+        turn = planted_head(path, plant_fault(kind, path, 0)).turns[0].text
         return "tools", 0, turn.index(b'{"city"')
     lead = {"inserted": START + "Be kind.\n", "white_space": START.rstrip()}.get(kind, START)
     return "system", 0, len(lead)

@@ -10,7 +10,7 @@ from extproc.router.lint.partings import PoolLint, find_partings
 from extproc.router.routing.picker import Query
 from extproc.router.routing.prompt.parse import parse
 from tests.clock import Clock
-from tests.router.lint.planted import KINDS, PATHS, plant, prose
+from tests.router.lint.planted import KINDS, PATHS, plant_fault, write_lines
 from tests.router.routing.fleet import CHAT, Fleet, ask
 
 
@@ -73,7 +73,7 @@ SECRETS = st.text("QXJZ", min_size=6, max_size=12)
 )
 def test_nothing_of_a_text_is_told(secret: str, kind: str, path: str, field: str) -> None:
     def hide(n: int) -> bytes:
-        text = plant(kind, path, n).decode()
+        text = plant_fault(kind, path, n).decode()
         changes = {
             "system": ("You are", f"{secret} You are"),
             "role": ('"role":"user"', f'"role":"{secret}"'),
@@ -101,7 +101,10 @@ def test_any_prompts_can_be_compared(texts: list[bytes], path: str) -> None:
     heads = []
     for text in texts:
         said = text.decode("latin-1")
-        messages = [{"role": said[:3], "content": said}, {"role": "user", "content": prose("q")}]
+        messages = [
+            {"role": said[:3], "content": said},
+            {"role": "user", "content": write_lines("q")},
+        ]
         body = {"messages": messages, "input": said, "system": said[:100]}
         heads.append(read_prompt_head(parse(path, "", orjson.dumps(body))))
 

@@ -13,7 +13,7 @@ from extproc.cli import cli
 from extproc.doctor.checks import judge_evidence
 from extproc.doctor.collect import look_around
 from extproc.router.routing.picker import Query
-from tests.router.lint.planted import PATHS, plant
+from tests.router.lint.planted import PATHS, plant_fault
 from tests.router.service.live_service import live_events, next_state, serving_live
 from tests.stack.service import pool
 from tests.waiting import until
@@ -28,14 +28,14 @@ async def test_fault_is_told_everywhere_and_its_text_nowhere(
     caplog.set_level(logging.DEBUG)
     async with serving_live(tmp_path, POOLS) as live:
         for n in range(400):
-            body = plant("time", PATHS[0], n // 50).replace(b"You are", SECRET.encode())
+            body = plant_fault("time", PATHS[0], n // 50).replace(b"You are", SECRET.encode())
             live.app.pools.picker.pick(Query("POST", PATHS[0], {}, body))
         doors = ["lint", "pools", "metrics", "config", "readyz", "metrics/llm-d", "shadow"]
         told = {}
         for door in doors:
             async with live.session.get(f"/{door}") as answer:
                 told[door] = await answer.text()
-        async with live.session.post("/explain", data=plant("time", PATHS[0], 9)) as answer:
+        async with live.session.post("/explain", data=plant_fault("time", PATHS[0], 9)) as answer:
             told["explain"] = await answer.text()
         async with live.session.get("/live") as answer:
             told["page"] = str(await next_state(live_events(answer)))
@@ -68,8 +68,10 @@ async def test_pool_without_it_keeps_nothing_and_a_reload_forgets(tmp_path: Path
 
 def test_file_of_recorded_requests_is_read_and_its_text_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
-    bodies = [plant("uuid", path, n) for n in range(3) for path in PATHS]
-    batch = [{"custom_id": "a", "url": PATHS[0], "body": json.loads(plant("uuid", PATHS[0], 7))}]
+    bodies = [plant_fault("uuid", path, n) for n in range(3) for path in PATHS]
+    batch = [
+        {"custom_id": "a", "url": PATHS[0], "body": json.loads(plant_fault("uuid", PATHS[0], 7))}
+    ]
     file.write_bytes(b"\n".join([*bodies, json.dumps(batch[0]).encode()]))
 
     said = CliRunner().invoke(cli, ["lint", str(file)])

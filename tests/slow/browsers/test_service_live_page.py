@@ -14,7 +14,7 @@ from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.picker import Query
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.page import build_page
-from tests.router.lint.planted import PATHS, plant
+from tests.router.lint.planted import PATHS, plant_fault
 from tests.router.service.live_service import Live, serving_live
 from tests.stack.browser import Browser, Visit, find_chromium
 from tests.stack.client import chat_about
@@ -61,7 +61,7 @@ async def test_a_card_says_where_prompts_part(tmp_path: Path, browser: Browser) 
     pools = [pool(["127.0.0.1:1"], {"name": "prefix_cache"}, name="llama", probe=False, lint=True)]
     async with serving_live(tmp_path, pools) as live:
         for n in range(400):
-            query = Query("POST", PATHS[0], {}, plant("time", PATHS[0], n // 50))
+            query = Query("POST", PATHS[0], {}, plant_fault("time", PATHS[0], n // 50))
             live.app.pools.picker.pick(query)
         async with browser.visit(live.url) as visit:
             await visit.until("!document.querySelector('#lint').hidden")
