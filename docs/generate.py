@@ -77,9 +77,11 @@ def pages() -> dict[str, str]:
     """Returns the text of every page by its name."""
     texts = {
         "settings": _settings(),
-        "commands": _commands("Commands", _COMMANDS, lambda name: not name.startswith("bench")),
+        "commands": _commands("Commands", _COMMANDS, lambda name: not name.startswith(_MEASURING)),
         "commands-benchmark": _commands(
-            "Commands of the benchmark", _BENCH, lambda name: name.startswith("bench ")
+            "Commands of the benchmark",
+            _BENCH,
+            lambda name: name.startswith(_MEASURING) and " " in name,
         ),
         "metrics": _metrics(),
         "benchmark-spec": _spec(),
@@ -414,8 +416,9 @@ runs it.
 - {name: a, address: 10.0.0.1, port: 8000}
 - {name: b, address: 10.0.0.2, port: 8000}
 ```"""
+_MEASURING = ("bench", "simulate fleet", "simulate matrix", "simulate advise")
 _COMMANDS = """\
-`extproc COMMAND --help` prints the same. Those of the benchmark have [a page of their
+`extproc COMMAND --help` prints the same. Those of benchmark and simulator have [a page of their
 own](commands-benchmark.md).
 
 Shell completion, in `~/.bashrc`: `eval "$(_EXTPROC_COMPLETE=bash_source extproc)"`; in `~/.zshrc` the same

@@ -390,6 +390,32 @@ def doctor(
     sys.exit(status)
 
 
+@cli.command()
+@click.argument("file", type=_FILE, required=False)
+@click.option("--url", metavar="URL", help=f"The service's admin port. [default: {ADMIN_URL}]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, without text of prompts.")
+def lint(*, file: Path | None, url: str | None, as_json: bool) -> None:
+    """Say where prompts part that begin alike, and so lose hits.
+
+    It asks the running service about pools with `lint: true`, or reads a FILE with one request's
+    body a line (OpenAI's or Anthropic's). Exits with 1 if it finds something.
+    """
+    from extproc.router.service import lint_report as report  # noqa: PLC0415
+
+    if file is not None and url is not None:
+        raise click.UsageError("give FILE or --url")
+    if file is not None:
+        told, text = report.lint_file(file)
+        pools = [told]
+    else:
+        pools = report.fetch_partings(_base(url or ADMIN_URL))
+        if not pools:
+            raise ExtprocError("no pool has `lint: true`: docs/how-to/lost-hits.md")
+        text = report.write_partings(pools)
+    click.echo(report.write_json(pools) if as_json else text)
+    sys.exit(int(any(each.partings for each in pools)))
+
+
 @cli.group(cls=CommandGroup)
 def shadow() -> None:
     """Say what routing would save, or saves (pools with a `shadow`)."""

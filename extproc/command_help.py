@@ -9,13 +9,13 @@ import click
 # user's.
 SECTIONS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "cli": {
-        "Commands": ("serve", "check", "explain", "doctor", "shadow", "init", "schema"),
+        "Commands": ("serve", "check", "explain", "doctor", "lint", "shadow", "init", "schema"),
         "Measure": ("simulate", "bench", "calibrate"),
         "Benchmarks in Kubernetes": ("operate",),
     },
     "init": {"Commands": ("kubernetes",)},
     "shadow": {"Commands": ("report", "reset")},
-    "simulate": {"Commands": ("fleet", "vllm", "matrix", "prefill")},
+    "simulate": {"Commands": ("fleet", "vllm", "matrix", "prefill", "advise")},
     "bench": {
         "Commands": ("init", "run", "ab", "compare"),
         "Before a run": ("plan", "dataset", "schema"),
@@ -66,6 +66,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "doctor": (
             "extproc doctor --envoy http://127.0.0.1:9901",
             "extproc doctor config.yaml --namespace llm --json | jq '.findings[].fix'",
+        ),
+        "lint": (
+            "extproc lint --url http://10.0.0.7:9090",
+            "extproc lint requests.jsonl",
         ),
         "shadow": (
             "extproc shadow report",
@@ -125,6 +129,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "prefill": (
             "extproc simulate prefill --workload long-short --prefill 2 --prefill 6",
             "extproc simulate prefill --measured-s 10",
+        ),
+        "advise": (
+            "extproc simulate advise trace.jsonl --engine h100-llama8b-bf16",
+            "extproc simulate advise trace.jsonl --engine l4-llama8b-fp8 --p95-ms 1000",
         ),
     },
     "bench": {

@@ -252,7 +252,7 @@ def describe_options(
 
 def _find_name(name: str, known: Iterable[str]) -> str:
     """Says where else a setting of this name is, if somewhere."""
-    for one in known:
+    for one in sorted(known, key=lambda each: each.count(".")):
         above, _, _ = f".{one}.".partition(f".{name}.")
         if len(above) <= len(one):
             place = f"{above}.{name}".lstrip(".")

@@ -16,19 +16,19 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 128_200,
+    "router": 136_500,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 62_700,
+    "simulator": 63_800,
     "operator": 18_000,
-    "doctor": 9_500,
+    "doctor": 9_600,
     "pages": 5_000,
     "calibrate": 3_300,
-    REST: 8_700,
+    REST: 9_000,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
-SETTINGS: Final = 94
-DOCS_WORDS: Final = 69_500
+SETTINGS: Final = 100
+DOCS_WORDS: Final = 70_500
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

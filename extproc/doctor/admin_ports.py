@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from extproc.router.lint.partings import PoolPartings
+
 Tree = Mapping[str, Any]
 """A JSON object."""
 ClockOffset = tuple[float, float]
@@ -229,3 +231,11 @@ class PoolSeen(msgspec.Struct, frozen=True):
 def read_pools(text: str) -> list[PoolSeen]:
     """Raises `ValueError` or `RecursionError` for what is not of a service of this version."""
     return msgspec.json.decode(text, type=list[PoolSeen])
+
+
+def read_partings(text: str) -> list[PoolPartings]:
+    """Reads `/lint`; of a service of another version nothing, and that is told elsewhere."""
+    try:
+        return msgspec.json.decode(text, type=list[PoolPartings])
+    except (ValueError, RecursionError):
+        return []

@@ -423,6 +423,12 @@ def working_set(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
+def lost_hits(evidence: Evidence) -> Iterator[Finding]:
+    for pool in evidence.lint:
+        for parting in pool.partings[:1]:
+            yield found("lost_hits", pool=pool.pool, said=parting.finding, advice=parting.advice)
+
+
 def clocks(evidence: Evidence) -> Iterator[Finding]:
     low, high = evidence.clock or (0.0, 0.0)
     engines = [(engine.address, engine.clock) for engine in evidence.engines]
@@ -449,6 +455,7 @@ CHECKS: Final[Sequence[Callable[[Evidence], Iterator[Finding]]]] = (
     cache_sizes,
     engine_constants,
     working_set,
+    lost_hits,
     clocks,
 )
 

@@ -19,6 +19,7 @@ from extproc.doctor.admin_ports import (
     Tree,
     read_envoy,
     read_offset,
+    read_partings,
     read_pools,
     read_version,
 )
@@ -93,7 +94,7 @@ async def look_around(
         auto_decompress=False,
     ) as session:
         look = _Look(session, tuple(filter(None, (url, envoy))))
-        config, pools, ready = await look.all(url, ("config", "pools", "readyz"))
+        config, pools, ready, lint = await look.all(url, ("config", "pools", "readyz", "lint"))
         in_force = None if config.fault else parse_settings(config.text, {}, f"{url}/config")
         settings = given or in_force
         if settings is None:
@@ -120,9 +121,8 @@ async def look_around(
     else:
         version = last[0].info("extproc_info").get("version", "?")
         look.looked.insert(0, f"the service {url} ({version})")
-    (look.looked if scraped else look.unseen).append(
-        f"metrics of {len(scraped)} of {len(listed)} engines"
-    )
+    told = look.looked if scraped else look.unseen
+    told.append(f"metrics of {len(scraped)} of {len(listed)} engines")
     mute = [engine.address for engine in engines if engine.models is None]
     look.unseen += [f"models of {len(mute)} engines, {mute[0]} for one"] if mute else []
     pairs = zip(engines, first[1:], last[1:], strict=True)
@@ -140,6 +140,7 @@ async def look_around(
         looked=look.looked,
         unseen=look.unseen,
         silence=None if config.status else (url, config.fault),
+        lint=[] if lint.fault else read_partings(lint.text),
     )
 
 

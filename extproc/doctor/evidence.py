@@ -8,6 +8,7 @@ from typing import Self
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.doctor.admin_ports import ClockOffset, EnvoySeen, PoolSeen
+from extproc.router.lint.partings import PoolPartings
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.tree import Settings
 
@@ -112,7 +113,8 @@ class Evidence:
 
     `first` and `last` are its metrics at the begin and the end of the window. `is_other`: it runs
     with other pools than the file says. `looked` and `unseen`: what could be looked at, and what
-    not and why. `silence` is the service's address and why nothing answered there, if so.
+    not and why. `silence` is the service's address and why nothing answered there, if so. `lint`: where
+    the pools' prompts part, as the service says.
     """
 
     settings: Settings
@@ -128,6 +130,7 @@ class Evidence:
     looked: Sequence[str] = ()
     unseen: Sequence[str] = ()
     silence: tuple[str, str] | None = None
+    lint: Sequence[PoolPartings] = ()
 
     def of(self, pool: PoolSettings) -> list[EngineSeen]:
         return [engine for engine in self.engines if engine.pool == pool.name]

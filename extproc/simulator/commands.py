@@ -12,6 +12,7 @@ _COMMANDS: Final = {
     "fleet": "extproc.simulator.fleet_commands",
     "matrix": "extproc.simulator.fleet_commands",
     "prefill": "extproc.simulator.split_commands",
+    "advise": "extproc.simulator.fleet_commands",
 }
 
 

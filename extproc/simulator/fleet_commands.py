@@ -17,6 +17,7 @@ from extproc import __version__
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet import autoscaler, seed_preset
+from extproc.simulator.fleet.advise import Question, find_needs, write_needs
 from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.autoscaler import parse_scaling
 from extproc.simulator.fleet.bus import BusFault
@@ -429,3 +430,24 @@ def matrix(
 def _name_row(row: Row) -> str:
     named = ("workload", "load", "endpoints", "gateways", "scenario", "seed", "ties", "arm")
     return " ".join(str(row[name]) for name in named)
+
+
+@click.command
+@click.argument("trace", type=click.Path(dir_okay=False))
+@click.option("--engine", required=True, help="A profile's name or YAML file.")
+@click.option(
+    "--p95-ms", type=RATE, default=500.0, show_default=True, help="Most that 95 % may wait for."
+)
+@click.option("--most", type=POSITIVE, default=64, show_default=True, help="Most endpoints tried.")
+@click.option("--requests", type=POSITIVE, help="Only the first ones of the trace.")
+def advise(**given: Any) -> None:
+    """Say how many endpoints a TRACE needs.
+
+    TRACE is in Mooncake's format, as a pool's `record` writes it. It is replayed in virtual time by
+    three strategies.
+    """
+    progress = ProgressLine(1.0, sys.stderr, monotonic)
+    question = Question(**given)
+    needs = find_needs(question, progress.show)
+    progress.close()
+    click.echo(write_needs(question, needs), nl=False)

@@ -134,6 +134,7 @@ _PROMPT: Final = b"vllm:prompt_tokens_total"
 _PREFILLS: Final = b"vllm:request_prefill_time_seconds_count"
 _PREFILL_S: Final = b"vllm:request_prefill_time_seconds_sum"
 _FIRST: Final = tuple(b"vllm:time_to_first_token_seconds_" + end for end in (b"count", b"sum"))
+_GENERATED: Final = b"vllm:generation_tokens_total"
 _ANSWERS: Final = b"vllm:e2e_request_latency_seconds_count"
 _ANSWER_S: Final = b"vllm:e2e_request_latency_seconds_sum"
 _CONFIG: Final = b"vllm:cache_config_info"
@@ -152,7 +153,7 @@ _MOST_KV_TOKENS: Final = 10**10
 def read_signals(page: bytes) -> EndpointSignals:
     """Reads vLLM's `/metrics`; raises `ProtocolError` for another page, or for values that are no counts.
 
-    A page is 50 kB and more, of which eight families matter; a parser of everything would take
+    A page is 50 kB and more, of which a dozen families matter; a parser of everything would take
     fifty times as long. Engines of one server (data parallel) are added up.
     """
     total = partial(_sum, page)
@@ -183,6 +184,7 @@ def read_signals(page: bytes) -> EndpointSignals:
         sum(usage) / (len(usage) or 1),
         first_tokens or 0.0,
         first_token_s or 0.0,
+        total(_GENERATED) or 0.0,
     )
 
 

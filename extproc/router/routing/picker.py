@@ -24,7 +24,7 @@ class Query(Struct, frozen=True):
     `body` is `None` where there is none, or none to be had. `is_partial` says that more of it
     exists than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for
     any. `pool` is the operator's choice of a pool. `fault` says why there is no body to be had of a
-    request with one.
+    request with one. `is_trial`: somebody only asks what would be decided.
     """
 
     method: str
@@ -35,6 +35,7 @@ class Query(Struct, frozen=True):
     subset: Sequence[str] | None = None
     pool: str | None = None
     fault: PromptError | None = None
+    is_trial: bool = False
 
 
 class Decision(Struct, frozen=True):
@@ -219,6 +220,8 @@ class Picker:
         if route.salt_header:
             prompt = prompt.salted(query.headers.get(route.salt_header, ""))
         reading = route.pool.strategy.read(prompt, query.headers, adapter)
+        for listener in () if query.is_trial else route.pool.listeners:
+            listener.see(prompt, reading)
         return Found(route.pool, reading, adapter, prompt.fault, model)
 
     def decide(self, query: Query, found: Found) -> Decision:

@@ -12,6 +12,7 @@ from extproc.errors import Cold, NoEndpoint, Overloaded, RequestError
 from extproc.router.routing.admission import ORDINARY, Admission, PoolLoad, RequestClass
 from extproc.router.routing.endpoint import Endpoint, canonical_location
 from extproc.router.routing.load import LoadBook
+from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.queue import Lane, Queue
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import (
@@ -161,6 +162,8 @@ class Pick(Struct, frozen=True):
             self._report_withdrawal()
         if self.pool.watcher is not None:
             self.pool.watcher.ended(self)
+        for listener in self.pool.listeners:
+            listener.ended(self)
 
     def learn(self, ending: RequestResult, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
@@ -237,6 +240,14 @@ class SecondStage(Protocol):
         """As `Reading.choose`; with it the pick of who computes the prompt, `None`: who answers it."""
 
 
+class PromptListener(Protocol):
+    """Hears of each prompt that is read for a request of the pool, in any thread, and of a request's end."""
+
+    def see(self, prompt: Prompt, reading: Reading) -> None: ...
+
+    def ended(self, pick: Pick) -> None: ...
+
+
 class Pool:
     """The endpoints that serve the same models, with one strategy.
 
@@ -264,6 +275,7 @@ class Pool:
         self.gate = gate
         self.witness: PickListener | None = None
         self.watcher: RequestWatcher | None = None
+        self.listeners: Sequence[PromptListener] = ()
         self.queue: Queue | None = None
         self.prefill: SecondStage | None = None
         self.snapshot = Snapshot.build((), strategy)

@@ -13,8 +13,9 @@ class EndpointSignals(Struct, frozen=True):
     (0: it does not say); `queried_tokens` were looked up in the cache and `hit_tokens` found;
     `prompt_tokens` were read. `prefills` requests took `prefill_s` seconds together from their
     first step to their first token, `first_tokens` ones `first_token_s` from arrival to it,
-    `answers` ones `answer_s` from there to their end. `started_s` is when its process began, 0 if
-    it does not say. `kv_usage` is the part of its cache that running requests hold, 0 to 1.
+    `answers` ones `answer_s` from arrival to their end, for `answer_tokens` in all. `started_s` is
+    when its process began, 0 if it does not say. `kv_usage` is the part of its cache that
+    running requests hold, 0 to 1.
     """
 
     running: float = 0.0
@@ -32,6 +33,7 @@ class EndpointSignals(Struct, frozen=True):
     kv_usage: float = 0.0
     first_tokens: float = 0.0
     first_token_s: float = 0.0
+    answer_tokens: float = 0.0
 
     def is_after(self, before: "EndpointSignals") -> bool:
         """Whether the same process said both, this one later: its counters have not started again."""

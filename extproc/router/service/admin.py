@@ -1,4 +1,4 @@
-"""The admin port: a page, /live /metrics /healthz /readyz /pools /config /explain /shadow. No client reaches it.
+"""The admin port: a page, /live /metrics /healthz /readyz /pools /config /explain /shadow /lint. No client reaches it.
 
 The loop that serves requests serves this, too: what takes long is done in a thread.
 """
@@ -74,6 +74,7 @@ def build_admin(
     app.router.add_get("/pools", admin.pools)
     app.router.add_post("/explain", admin.explain)
     app.router.add_get("/shadow", admin.shadow)
+    app.router.add_get("/lint", admin.lint)
     app.router.add_post("/shadow/reset", admin.reset_shadow)
     return app
 
@@ -143,6 +144,11 @@ class _Admin:
     async def shadow(self, _: web.Request) -> web.Response:
         return _json([told for each in self._service.pools if (told := each.foretell())])
 
+    async def lint(self, _: web.Request) -> web.Response:
+        """Where the prompts of the pools with `lint` part; kinds, places and counts, and no text."""
+        linted = [each.lint for each in self._service.pools if each.lint is not None]
+        return _json(await asyncio.to_thread(lambda: [each.tell() for each in linted]))
+
     async def reset_shadow(self, request: web.Request) -> web.Response:
         """Begins a pool's comparison anew. Only JSON: no page of another site can send that unasked."""
         if request.content_type != "application/json":
@@ -162,6 +168,7 @@ class _Admin:
             headers={name.lower(): value for name, value in request.headers.items()},
             body=await request.read(),
             pool=request.query.get("pool"),
+            is_trial=True,
         )
         if self._waiting > _MOST_WAITING:
             return web.Response(

@@ -72,7 +72,7 @@ async def explain_once(
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(each.keeper.synced.wait() for each in pools))
-        return explain_decision(pools.picker, Query("POST", path, headers, body))
+        return explain_decision(pools.picker, Query("POST", path, headers, body, is_trial=True))
     except TimeoutError:
         raise ExtprocError("; ".join(pools.faults())) from None
     finally:

@@ -17,6 +17,8 @@ from extproc.router.feedback.doubts import Doubts
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober, Witness
 from extproc.router.feedback.scraper import Scraper
+from extproc.router.lint.partings import PoolLint
+from extproc.router.recording.trace_rows import PoolTrace
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
@@ -37,6 +39,9 @@ _SILENT_S: Final = 300.0
 
 # For so long a forecast is repeated.
 _FORETOLD_S: Final = 5.0
+
+# Heads of prompts are older than they may be for so long at most.
+_FORGET_S: Final = 30.0
 
 # Tasks that ask engines, with their key.
 _ASKING: Final = frozenset({"pool", "probe", "witness", "signals", "events"})
@@ -122,6 +127,8 @@ class RunningPool:
         self.feedback = PoolFeedback(self.pool, cooling, self._doubts)
         self.heard: EventLogs = {}
         self.shadow: PoolShadow | None = None
+        self.lint: PoolLint | None = None
+        self._trace: PoolTrace | None = None
         self._foretold: tuple[float, Forecast | None] = 0.0, None
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
@@ -211,6 +218,12 @@ class RunningPool:
         rules = build_rules(settings)
         has_shadow = is_new or has_strategy or settings.shadow != before.shadow
         shadow = wiring.shadow(settings, self.pool) if has_shadow else self.shadow
+        is_same = not is_new and settings.lint == before.lint
+        lint = self.lint if is_same else wiring.lint(settings)
+        has_trace = is_new or settings.record != before.record
+        trace, file = wiring.trace(settings, self.feedback.signals) if has_trace else (None, None)
+        if has_trace:
+            changed["record"] = None if file is None else file.run
 
         def put_in_force() -> None:
             courier = self._shared.courier
@@ -223,7 +236,9 @@ class RunningPool:
             self.pool.admission.has_shares = settings.fairness
             self.feedback.cooling.rules = rules
             self.shadow, self._foretold = shadow, (0.0, None)
-            self.pool.watcher = shadow
+            self.pool.watcher, self.lint = shadow, lint
+            self._trace = trace if has_trace else self._trace
+            self.pool.listeners = tuple(filter(None, (lint, self._trace)))
             self.objectives.configure(settings.objectives)
             if has_queue:
                 self.pool.hold(queue)
@@ -274,6 +289,7 @@ class RunningPool:
                 ),
             ),
             "key": (key, lambda: self._key_follower(settings)),
+            "lint": (settings.lint, lambda: self._forget_heads if settings.lint else None),
             "objectives": (
                 watched,
                 lambda: (
@@ -281,6 +297,13 @@ class RunningPool:
                 ),
             ),
         }
+
+    async def _forget_heads(self) -> None:
+        """Drops heads of prompts in time, also where no requests come and nobody asks."""
+        while True:
+            await asyncio.sleep(_FORGET_S)
+            if self.lint is not None:
+                self.lint.sample.heads()
 
     def _key_follower(self, settings: PoolSettings) -> Routine | None:
         folder = self._shared.wiring.key_folder(settings)

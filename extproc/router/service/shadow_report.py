@@ -3,25 +3,24 @@
 import json
 from collections.abc import Iterator, Sequence
 from typing import Final
-from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import msgspec
 
 from extproc.errors import ExtprocError
 from extproc.pages.page import cards, html_page, notice
 from extproc.pages.plots import Series, lines
+from extproc.router.service.asking import ask_admin
 from extproc.router.shadow.forecast import Estimate, Forecast
 
-_TIMEOUT_S: Final = 10.0
 _JSON: Final = {"content-type": "application/json"}
 
 
 def fetch_forecasts(url: str) -> list[Forecast]:
     """Gets what is foretold of each pool with a `shadow`. Raises `ExtprocError` where nothing answers."""
     try:
-        return msgspec.json.decode(_ask(Request(f"{url}/shadow")), type=list[Forecast])  # noqa: S310  # the operator's own
+        return msgspec.json.decode(ask_admin(Request(f"{url}/shadow")), type=list[Forecast])  # noqa: S310  # the operator's own
     except msgspec.DecodeError:
         raise ExtprocError(f"{url}/shadow: not what a service of this version says") from None
 
@@ -29,20 +28,7 @@ def fetch_forecasts(url: str) -> list[Forecast]:
 def begin_again(url: str, pool: str) -> None:
     """Sets the moment back since when a pool is compared. Raises `ExtprocError`."""
     place = f"{url}/shadow/reset?{urlencode({'pool': pool})}"
-    _ask(Request(place, b"{}", _JSON, method="POST"))  # noqa: S310  # the operator's own
-
-
-def _ask(request: Request) -> bytes:
-    try:
-        with urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the operator's own address
-            said: bytes = answer.read()
-            return said
-    except HTTPError as error:
-        text = error.read(4096).decode(errors="replace").strip()
-        raise ExtprocError(f"{request.full_url} answers {error.code}: {text}") from None
-    except OSError as error:
-        why = getattr(error, "reason", error)
-        raise ExtprocError(f"{request.full_url} does not answer ({why})") from None
+    ask_admin(Request(place, b"{}", _JSON, method="POST"))  # noqa: S310  # the operator's own
 
 
 def write_text(forecasts: Sequence[Forecast]) -> str:

@@ -24,13 +24,17 @@ from extproc.router.events.kv_reader import EventReader
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
+from extproc.router.lint.partings import PoolLint
+from extproc.router.recording.trace_rows import PoolTrace
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.prefill_stage import STEPS_OF_A_TRANSFER, PrefillStage, Transfer
 from extproc.router.routing.queue import Later, Queue, QueueLimits
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
+from extproc.router.service.trace_file import TraceFile
 from extproc.router.settings.endpoints import (
     EndpointsSettings,
     InferencePoolSettings,
@@ -80,6 +84,27 @@ class PoolWiring(Struct, frozen=True):
         return PrefillStage(
             stage, Transfer(overhead_ms, wanted.kv_bytes_per_token, wanted.gbit_per_s)
         )
+
+    def lint(self, settings: PoolSettings) -> PoolLint | None:
+        return PoolLint(settings.name, self.outside.clock) if settings.lint else None
+
+    def trace(
+        self, settings: PoolSettings, signals: Mapping[str, EndpointSignals]
+    ) -> tuple[PoolTrace | None, TraceFile | None]:
+        """What makes rows of requests, and what writes them; `None`: nobody asked for them."""
+        record = settings.record
+        if record is None:
+            return None, None
+        file, rng = TraceFile(self._base / record.file, self.outside.clock), SystemRandom()
+        limit = record.limit_mb * 1_000_000
+        return PoolTrace(
+            file,
+            signals,
+            self.outside.clock,
+            lambda: rng.randbytes(32),
+            share=record.share,
+            limit_bytes=limit,
+        ), file
 
     def cooling(self, settings: PoolSettings) -> Cooling:
         return Cooling(build_rules(settings), clock=self.outside.clock, rng=self.outside.rng)

@@ -92,6 +92,19 @@ class PrefillSettings(Section):
     `--enable-prefiller-sampling` any."""
 
 
+class RecordSettings(Section):
+    """Writing a trace of the pool's requests: times, lengths and hashes, and no text."""
+
+    file: str = Field(min_length=1)
+    """The file, one for each pool. A relative path starts from the configuration's folder. A start, and a full
+    file, begins a new one; the one before is kept as `FILE.1`. Each has a key for its hashes, which is
+    written nowhere."""
+    share: float = Field(default=0.1, gt=0, le=1)
+    """The share of conversations that are written, each with all its turns."""
+    limit_mb: int = Field(default=64, ge=1, le=100_000)
+    """The size at which a new file begins, megabytes. So two files take twice that at most."""
+
+
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
@@ -143,6 +156,12 @@ class PoolSettings(Section):
     """Other endpoints that compute a prompt where that is sooner than at the endpoint that answers. Each
     endpoint of the pool then needs llm-d's routing sidecar. For `prefix_cache`. Omitted: each computes its
     own prompts."""
+    lint: bool = False
+    """Keep heads of prompts in memory, to say where prompts part that begin alike: every 50th request's, 64
+    of 32 kB at most, each for ten minutes. No text is told. Off by default, since nothing else keeps
+    prompts."""
+    record: RecordSettings | None = None
+    """Write a trace that `extproc simulate advise` reads. Omitted: none is written."""
     salt_header: HeaderName | None = None
     """A request header that names the tenant, such as `x-tenant`. Your gateway has to write it. No request
     then follows another tenant's prompt, so nobody can find out others' prompts. Omitted: all
@@ -202,7 +221,8 @@ class PoolSettings(Section):
                 "fallbacks": self.prefill.fallbacks,
                 "strategy": self.strategy.model_copy(update={"shed_cold": False}),
                 "max_in_flight": None,
-                **dict.fromkeys(("hold", "prefill", "shadow")),
+                "lint": False,
+                **dict.fromkeys(("hold", "prefill", "record", "shadow")),
             }
         )
 

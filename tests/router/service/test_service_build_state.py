@@ -53,6 +53,7 @@ class Stage:
             keeper=keeper,
             feedback=self.feedback,
             name="llama",
+            lint=None,
             settings=SETTINGS.pools[0],
         )
         running.foretell = lambda: None

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from extproc.router.feedback.outcome import Verdict
+from extproc.router.routing.picker import Query
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.page import build_page
+from tests.router.lint.planted import PATHS, plant_fault
 from tests.router.service.live_service import Live, serving_live
 from tests.stack.browser import Browser, Visit, find_chromium
 from tests.stack.client import chat_about
@@ -53,6 +55,19 @@ def spread_picks(live: Live, name: str = "a") -> None:
         decision = live.request(f"what is {number}?", name)
         fed = live.app.pools[name].feedback.signals
         fed[decision.pick.endpoint.name] = EndpointSignals(first_tokens=4, first_token_s=1.0)
+
+
+async def test_a_card_says_where_prompts_part(tmp_path: Path, browser: Browser) -> None:
+    pools = [pool(["127.0.0.1:1"], {"name": "prefix_cache"}, name="llama", probe=False, lint=True)]
+    async with serving_live(tmp_path, pools) as live:
+        for n in range(400):
+            query = Query("POST", PATHS[0], {}, plant_fault("time", PATHS[0], n // 50))
+            live.app.pools.picker.pick(query)
+        async with browser.visit(live.url) as visit:
+            await visit.until("!document.querySelector('#lint').hidden")
+            await visit.page.screenshot(path=tmp_path / "lint.png", full_page=True)
+
+            assert "8 sampled prompts part at byte 26" in await visit.text("#lint")
 
 
 async def test_the_page_shows_what_pools_shows(tmp_path: Path, browser: Browser) -> None:

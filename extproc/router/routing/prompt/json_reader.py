@@ -18,6 +18,7 @@ request its route, since the endpoint is the one to judge it.
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, islice, repeat
@@ -131,6 +132,16 @@ class Object:
         raw = self._raw(name)
         found = _ARRAY.match(raw)
         return _head_of_numbers(raw, found.end(), chars) if found else None
+
+    def begin(self, names: Iterable[str], size: int) -> "Object":
+        """These members, of each as much as its first bytes are: reading them costs O(size)."""
+        members, values = dict[str, Raw](), dict[str, object]()
+        for name in names:
+            raw = members[name] = self._raw(name)
+            if len(raw) > size:
+                with suppress(ValueError):
+                    values[name] = _read(bytes(memoryview(raw)[:size]), is_cut=True)
+        return Object(members, values)
 
     def _raw(self, name: str) -> Raw:
         raw = self._members.get(name)

@@ -83,6 +83,11 @@ class Prompt(Struct, frozen=True):
         """The turns as a chain counts them, as many as the first bytes of the whole prompt need; see `weigh_turns`."""
         return weigh_turns(self._api, self._fields, chars)
 
+    def begin(self, size: int) -> "Prompt":
+        """The same prompt, of each part as much as its first bytes are."""
+        names = ["tool_choice", *map(_NAME, self._api)]
+        return replace(self, _fields=self._fields.begin(names, size))
+
     def written(self, chars: int) -> list[bytes]:
         """A chat's fields as they were written, the messages last; one empty field if they are longer."""
         is_chat = bool(self._api) and self._api[-1].name == "messages"

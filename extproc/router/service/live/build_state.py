@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from extproc import __version__
 from extproc.router.feedback.pool_feedback import PoolFeedback
+from extproc.router.lint.partings import PoolLint
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
@@ -156,6 +157,7 @@ class _PoolMoment(Struct, frozen=True):
     now: EndpointCounts
     then: EndpointCounts
     events: Mapping[str, str]
+    lint: PoolLint | None
 
 
 def _read_pool(
@@ -194,7 +196,7 @@ def _read_pool(
         name: ": ".join(filter(None, (said["state"], said["why"])))
         for name, said in running.describe_events().items()
     }
-    return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then, events)
+    return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then, events, running.lint)
 
 
 def _build_pool(seen: _PoolMoment) -> PoolState:
@@ -204,6 +206,7 @@ def _build_pool(seen: _PoolMoment) -> PoolState:
         first_token_s=_mean_of_all(now.first_tokens, then.first_tokens),
         predicted=_mean_of_all(now.sent, then.sent),
         found=_mean_of_all(now.found, then.found),
+        lint=None if seen.lint is None else seen.lint.tell().lines,
         endpoints=[_build_row(seen, endpoint, state) for endpoint, state in seen.states],
     )
 

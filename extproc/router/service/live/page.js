@@ -247,9 +247,18 @@ function drawForecast(pool) {
   });
 }
 
+// Where prompts part that begin alike, for each pool with `lint`.
+function drawLint(pool) {
+  const told = picture.pools.filter((one) => (!pool || one.name === pool) && one.lint);
+  const lines = told.flatMap(({ name, lint }) => lint.map((line) => (picture.pools.length > 1 ? `Pool ${name}: ${line}` : `Prompts: ${line}`)));
+  byId("lint").hidden = !lines.length;
+  each(byId("lint"), lines, () => element("p"), put);
+}
+
 function drawPays() {
   const pool = byId("which").value, end = trend.at(-1).at;
   drawForecast(pool);
+  drawLint(pool);
   const series = {
     found: trend.map((point) => figure(point, pool, "found")),
     predicted: trend.map((point) => figure(point, pool, "predicted")),

@@ -50,6 +50,7 @@ class PoolState(Struct, frozen=True):
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `saved_s` the
     engines' time for tokens believed to be cached, of all requests. `forecast`: what routing saves,
     or would, where the pool has a `shadow`. `model`: one that it serves.
+    `lint` says where its prompts part, where the pool has it set.
     """
 
     name: str
@@ -65,6 +66,7 @@ class PoolState(Struct, frozen=True):
     saved_s: float | None
     forecast: Forecast | None = None
     model: str | None = None
+    lint: Sequence[str] | None = None
     first_token_s: float | None = None
     predicted: float | None = None
     found: float | None = None
