@@ -132,11 +132,15 @@ def test_check_takes_a_file_whose_secret_is_in_the_cluster_and_serve_does_not(
 ) -> None:
     path = tmp_path / "shared.yaml"
     share = EVERYTHING_WRONG.partition("share:")[2]
-    path.write_text(f"{CONFIG}share:{share}")
+    keyed = CONFIG.replace("models: [llama]", "models: [llama]\n    engine_key: {env: NO_SUCH_KEY}")
+    path.write_text(f"{keyed}share:{share}")
     checked, served = (run_extproc(word, str(path)) for word in ("check", "serve"))
 
     assert (checked.returncode, checked.stdout) == (0, f"{path}: ok, 2 pool(s)\n")
-    assert checked.stderr == f"{path}: there is no variable NO_SUCH_SECRET here: `serve` needs it\n"
+    assert checked.stderr.splitlines() == [
+        f"{path}: there is no variable {name} here: `serve` needs it"
+        for name in ("NO_SUCH_SECRET", "NO_SUCH_KEY")
+    ]
     assert served.returncode == 2
     assert "share.secret.env: there is no variable NO_SUCH_SECRET" in served.stderr
 
