@@ -81,7 +81,7 @@ EVERYTHING_WRONG = """\
 server:
   tls:
     certificate: /nowhere/tls.crt
-    key: /nowhere/tls.key
+    key: tls.key
 pools:
   - name: llama
     endpoints: {file: missing.yaml}
@@ -112,7 +112,7 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         f"{path}:3: server.tls.certificate: /nowhere/tls.crt: {gone}",
-        f"{path}:4: server.tls.key: /nowhere/tls.key: {gone}",
+        f"{path}:4: server.tls.key: {tmp_path}/tls.key: {gone}",
         f"{path}:7: pools.0.endpoints.file: {tmp_path}/missing.yaml: {gone}",
         f"{path}:8: pools.0.name is given twice (line 6)",
         f"{path}:9: pools.1: no model leads to qwen: llama stands before it and takes any; {hint}",
