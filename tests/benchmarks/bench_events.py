@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import count, cycle, repeat
+from itertools import cycle, repeat
 from time import monotonic, perf_counter, process_time, sleep, thread_time
 from typing import Any
 
@@ -29,7 +29,7 @@ from extproc.router.routing.pool import Pool
 from tests.benchmarks.bench_pick import STRATEGIES, short_asks
 from tests.benchmarks.report import Row, report, time_us
 from tests.router.events.publishing import payload, stored
-from tests.router.events.zmtp_frames import GREETING, READY, frame, frames
+from tests.router.events.zmtp_frames import GREETING, READY, frame, numbered
 from tests.stack.ports import free_ports
 
 ROUNDS, ROUND_S = 3, 4.0
@@ -43,10 +43,6 @@ KINDS = {
 }
 
 
-def numbered(message: bytes) -> Iterator[bytes]:
-    return (frames(b"kv", number.to_bytes(8), message) for number in count())
-
-
 HOSTILE: Mapping[str, Callable[[], Iterator[bytes]]] = {
     "empty parts without end": lambda: repeat(frame(b"", 1) * 30_000),
     "pings": lambda: repeat(frame(b"\x04PING\0\0", 4) * 5_000),
@@ -55,7 +51,7 @@ HOSTILE: Mapping[str, Callable[[], Iterator[bytes]]] = {
 }
 
 
-def attack(host: str, port: int, name: str) -> None:
+def publish_harm(host: str, port: int, name: str) -> None:
     """Is a publisher that sends this as fast as it is read, again and again."""
     os.nice(10)
     with socket.create_server((host, port)) as server:
@@ -188,5 +184,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["publish"]:
         publish(sys.argv[2], *map(int, sys.argv[3:]))
     if sys.argv[1:2] == ["attack"]:
-        attack(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        publish_harm(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     main()
