@@ -110,5 +110,6 @@ async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_bo
     fillers = ("", "x" * 200_000, *["x" * 2 * MB] * 4, "x" * 8 * MB)
     await ask_all(stack, pools, "afresh", fillers)
     announcing.cancel()
+    await asyncio.gather(announcing, return_exceptions=True)
     for writer in writers:
         writer.transport.abort()
