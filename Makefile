@@ -209,7 +209,7 @@ bench-cost: $(READY)  ## CPU, memory and latency at other routers' published siz
 	$(BIN)/python -m tests.benchmarks --out build/bench cost
 
 .PHONY: bench-events
-bench-events: $(READY)  ## What hearing KV events costs, and a flood of them (4 minutes)
+bench-events: $(READY)  ## What hearing KV events costs, and a flood of them (5 minutes)
 	$(BIN)/python -m tests.benchmarks --out build/bench events
 
 .PHONY: bench-gateways

@@ -159,7 +159,7 @@ def check(file: Path | None, config: Path | None) -> None:
     if path is None:
         raise click.UsageError("give a configuration FILE")
     settings = check_file(path, os.environ)
-    for name in list_absent(settings.share, os.environ):
+    for name in list_absent(settings, os.environ):
         click.echo(f"{path}: there is no variable {name} here: `serve` needs it", err=True)
     click.echo(f"{path}: ok, {len(settings.pools)} pool(s)")
 

@@ -8,6 +8,7 @@ from tests.manifests.rendering import Object
 # Made by hand or by the cluster, as the files say.
 GIVEN = {
     ("Secret", "extproc-share"),
+    ("Secret", "vllm-api-key"),
     ("Secret", "extproc-tls"),
     ("Secret", "hf-token"),
     ("ConfigMap", "kube-root-ca.crt"),

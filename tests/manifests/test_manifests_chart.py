@@ -126,6 +126,7 @@ def comparable(objects: list[Object]) -> dict[str, Object]:
                 own = {
                     each["name"]: each.get("value", "of a Secret")
                     for each in container.pop("env", [])
+                    if each["name"] != "VLLM_API_KEY"  # the chart's is in `router.epp.env`
                 }
                 container["env"] = (given[0] if given else {}) | own
                 container.pop("imagePullPolicy", None)

@@ -87,6 +87,16 @@ def test_replicas_share_their_picks(overlay: str) -> None:
     ]
 
 
+@each(SERVING)
+def test_a_secret_is_all_that_engines_with_a_key_need_beside_the_file(overlay: str) -> None:
+    [router] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
+    given = {each["name"]: each.get("valueFrom") for each in router["env"]}
+
+    assert given["VLLM_API_KEY"] == {
+        "secretKeyRef": {"name": "vllm-api-key", "key": "api-key", "optional": True}
+    }
+
+
 @pytest.mark.parametrize("overlay", SERVING)
 def test_with_every_optional_component_containers_have_names_of_their_own_and_images(
     overlay: str, tmp_path: Path

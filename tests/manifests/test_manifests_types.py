@@ -239,3 +239,13 @@ def test_no_overlay_restricts_vllm_unasked(overlay: str) -> None:
     """Applying a gateway cuts off no other client of these Pods: the policy is a component."""
     for item in rendering.of_kind(overlay, "NetworkPolicy"):
         assert not rendering.selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM)
+
+
+@each(OVERLAYS)
+def test_no_overlay_may_evict_model_servers_for_a_rollout(overlay: str) -> None:
+    """A class that preempts evicted all four of a node's Pods of vLLM."""
+    classes = rendering.of_kind(overlay, "PriorityClass")
+
+    assert [
+        each["metadata"]["name"] for each in classes if each.get("preemptionPolicy") != "Never"
+    ] == []

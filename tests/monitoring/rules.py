@@ -14,6 +14,7 @@ _QUICKER: Final[Sequence[tuple[str, str]]] = (
     (r"\[\d+m\]", "[10s]"),
     (r"for: \d+m", "for: 2s"),
     (r"age_seconds > 300\b", "age_seconds > 12"),
+    (r"silent_seconds > 0\) > 120\b", "silent_seconds > 0) > 5"),
     (r"0\.8 \* 512 \*", "0.8 * 256 *"),
 )
 

@@ -1,6 +1,6 @@
 """What `extproc check` finds beyond the settings: files, variables, pools that no request can reach."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,6 +17,7 @@ from extproc.router.service.transport import build_certificates
 from extproc.router.service.wiring import PoolWiring, build_courier
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.reading import find_faults
+from extproc.router.settings.sections import SecretSettings
 from extproc.router.settings.server_settings import TlsSettings
 from extproc.router.settings.share_settings import ShareSettings
 from extproc.router.settings.tree import Settings
@@ -46,12 +47,18 @@ def check_file(path: Path, environment: Mapping[str, str]) -> Settings:
     return settings
 
 
-def list_absent(share: ShareSettings | None, environment: Mapping[str, str]) -> list[str]:
+def list_absent(settings: Settings, environment: Mapping[str, str]) -> list[str]:
     """Returns the variables with secrets that are not here: a file is checked far from its Pods, too."""
-    if share is None:
-        return []
-    secrets = [share.secret, share.nats.password if share.nats else None]
-    names = [secret.env for secret in secrets if secret is not None and secret.env is not None]
+    secrets = [*_secrets(settings.share), *(pool.engine_key for pool in settings.pools)]
+    return _absent(secrets, environment)
+
+
+def _secrets(share: ShareSettings | None) -> Sequence[SecretSettings | None]:
+    return () if share is None else (share.secret, share.nats.password if share.nats else None)
+
+
+def _absent(secrets: Iterable[SecretSettings | None], environment: Mapping[str, str]) -> list[str]:
+    names = dict.fromkeys(secret.env for secret in secrets if secret is not None and secret.env)
     return [name for name in names if name not in environment]
 
 
@@ -68,14 +75,14 @@ def _parts(
         if not missing:
             yield ("server", "tls"), build_certificates(tls, base).context
     share = _section(ShareSettings, tree.get("share"))
-    if share and not list_absent(share, environment):
+    if share and not _absent(_secrets(share), environment):
         secret = next(iter(share.secret.model_fields_set))
         yield ("share", "secret", secret), partial(build_courier, share, base, environment, outside)
     for number, each in enumerate(pools if isinstance(pools, list) else ()):
         if pool := _section(PoolSettings, each):
             place = ("pools", number, "endpoints")
             yield place, partial(PoolWiring(base, outside, environment).source, pool)
-            if pool.engine_key is not None:
+            if not _absent([pool.engine_key], environment):
                 yield (
                     ("pools", number, "engine_key"),
                     partial(pool.engine_headers, base, environment),

@@ -65,6 +65,13 @@ def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> Non
     assert log_of(*enumerate(messages)).cached_tokens == 10_000_000 * 16
 
 
+def test_a_long_message_is_found_in_one_turn_and_read_in_the_next() -> None:
+    short, long = (read_events(payload(stored(blocks))) for blocks in (9, 9_000))
+
+    assert [len(events or ()) for events in short] == [1]
+    assert [len(events or ()) for events in long] == [0, 1]
+
+
 @table("number, size", [(2**64 - 1, 16), (-1, 16), (1, 2**63), (1, -16)])
 def test_numbers_that_no_engine_has_are_garbled(number: int, size: int) -> None:
     log = log_of((0, payload(stored(1))))

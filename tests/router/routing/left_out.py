@@ -215,3 +215,28 @@ APART_ELSEWHERE = {
         _item(**_CALL),
     ),
 }
+
+
+def _high(path: str, **more: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    said = {"input": "Go."} if path == "responses" else {"messages": [ASK]}
+    return path, said | more, said
+
+
+def _arguments(**more: Any) -> dict[str, Any]:
+    return {"chat_template_kwargs": more}
+
+
+# What the templates of some models write into the head.
+APART_BY_TEMPLATE = {
+    "how hard to think": _high("chat/completions", reasoning_effort="high"),
+    "the same, of responses": _high("responses", reasoning={"effort": "high", "summary": "auto"}),
+    "the same, of messages": _high("messages", output_config={"effort": "high"}),
+    "a date": _high("chat/completions", **_arguments(date_string="1 May")),
+    "a date, of messages": _high("messages", **_arguments(date_string="1 May")),
+}
+ALIKE_BY_TEMPLATE = {
+    "whether to think": _high("chat/completions", **_arguments(enable_thinking=False)),
+    "no arguments": _high("messages", **_arguments()),
+    "a summary": _high("responses", reasoning={"summary": "auto", "effort": None}),
+    "a format": _high("messages", output_config={"format": {"type": "json_schema"}}),
+}

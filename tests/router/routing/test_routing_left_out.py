@@ -10,8 +10,10 @@ from extproc.router.routing.prompt.parse import parse
 from tests.router.routing.fleet import Fleet
 from tests.router.routing.left_out import (
     ALIKE,
+    ALIKE_BY_TEMPLATE,
     ALIKE_ELSEWHERE,
     APART,
+    APART_BY_TEMPLATE,
     APART_ELSEWHERE,
     ASK,
     GUIDE,
@@ -39,14 +41,14 @@ def test_what_the_engine_reads_does(one: dict[str, Any], other: dict[str, Any]) 
     assert head(MESSAGES, **one) != head(MESSAGES, **other)
 
 
-@table("path, one, other", ALIKE_ELSEWHERE.values(), ids=ALIKE_ELSEWHERE)
+@table("path, one, other", (ALIKE_ELSEWHERE | ALIKE_BY_TEMPLATE).values())
 def test_what_other_apis_leave_out_tells_no_prompts_apart(
     path: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     assert head(f"/v1/{path}", **one) == head(f"/v1/{path}", **other)
 
 
-@table("path, one, other", APART_ELSEWHERE.values(), ids=APART_ELSEWHERE)
+@table("path, one, other", (APART_ELSEWHERE | APART_BY_TEMPLATE).values())
 def test_what_other_apis_read_does(path: str, one: dict[str, Any], other: dict[str, Any]) -> None:
     assert head(f"/v1/{path}", **one) != head(f"/v1/{path}", **other)
 

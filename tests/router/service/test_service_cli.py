@@ -81,7 +81,7 @@ EVERYTHING_WRONG = """\
 server:
   tls:
     certificate: /nowhere/tls.crt
-    key: /nowhere/tls.key
+    key: tls.key
 pools:
   - name: llama
     endpoints: {file: missing.yaml}
@@ -112,7 +112,7 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         f"{path}:3: server.tls.certificate: /nowhere/tls.crt: {gone}",
-        f"{path}:4: server.tls.key: /nowhere/tls.key: {gone}",
+        f"{path}:4: server.tls.key: {tmp_path}/tls.key: {gone}",
         f"{path}:7: pools.0.endpoints.file: {tmp_path}/missing.yaml: {gone}",
         f"{path}:8: pools.0.name is given twice (line 6)",
         f"{path}:9: pools.1: no model leads to qwen: llama stands before it and takes any; {hint}",
@@ -132,11 +132,15 @@ def test_check_takes_a_file_whose_secret_is_in_the_cluster_and_serve_does_not(
 ) -> None:
     path = tmp_path / "shared.yaml"
     share = EVERYTHING_WRONG.partition("share:")[2]
-    path.write_text(f"{CONFIG}share:{share}")
+    keyed = CONFIG.replace("models: [llama]", "models: [llama]\n    engine_key: {env: NO_SUCH_KEY}")
+    path.write_text(f"{keyed}share:{share}")
     checked, served = (run_extproc(word, str(path)) for word in ("check", "serve"))
 
     assert (checked.returncode, checked.stdout) == (0, f"{path}: ok, 2 pool(s)\n")
-    assert checked.stderr == f"{path}: there is no variable NO_SUCH_SECRET here: `serve` needs it\n"
+    assert checked.stderr.splitlines() == [
+        f"{path}: there is no variable {name} here: `serve` needs it"
+        for name in ("NO_SUCH_SECRET", "NO_SUCH_KEY")
+    ]
     assert served.returncode == 2
     assert "share.secret.env: there is no variable NO_SUCH_SECRET" in served.stderr
 

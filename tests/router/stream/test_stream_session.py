@@ -114,6 +114,29 @@ def test_the_oldest_large_upload_gives_way_and_no_small_or_fresh_one() -> None:
     assert uploads.budget.used == 0
 
 
+def test_whoever_announces_the_largest_bodies_again_and_again_keeps_out_no_smaller_one() -> None:
+    """Four that never come, four times a second: behind the first second others are read all the same."""
+    uploads, unread = ClockedUploads(), 0
+    for quarter in range(40):
+        uploads.now_s = quarter / 4
+        for _ in range(4):
+            announce(uploads, str(LARGE))
+        session, reply = announce(uploads, str(2 * SMALL_BYTES))
+        unread += is_unread(reply)
+        session.close()
+
+    assert unread == 4
+
+
+def test_many_at_once_give_way_to_nobody() -> None:
+    """All are fresh, and nothing was broken: an error for one is worse than no affinity for another."""
+    uploads = ClockedUploads()
+    sessions = [announce(uploads, str(LARGE))[0] for _ in range(4)]
+
+    assert is_unread(announce(uploads, str(2 * SMALL_BYTES))[1])
+    assert {repr(each) for each in sessions} == {"<Session buffering>"}
+
+
 def test_what_was_announced_is_given_back_when_it_is_there() -> None:
     uploads = ClockedUploads()
     session, reply = announce(uploads, str(len(BODY)))

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
+from aiohttp import web
 from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
 from envoy_data_plane.google.rpc import Status
 
 from extproc.router.stream.names import DISCOVER
 from extproc.router.xds.resources import CLUSTERS
 from monitoring.generate import RULES
+from tests.hosting import hosting
 from tests.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.monitoring.rules import alerts, hasten
 from tests.slow.monitoring.planted import plant
-from tests.stack.client import chat_body, connect, send
+from tests.stack.client import CHAT, chat_body, connect, send
 from tests.stack.service import Pool, pool, write_list
 from tests.stack.stack import Stack
 from tests.waiting import until
@@ -34,6 +37,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.slow, needs_prometheus, pytest.mark
 DEADLINE_S = 120.0
 PAUSE_S = 0.1
 MODELS = ("simulated", "failing", "busy", "listed", "emptied")
+SILENT = 6  # requests at once, from five on an endpoint without an answer is silent
 BUDGET_BYTES = 65_536
 
 
@@ -46,6 +50,7 @@ class AlertScene:
     session: aiohttp.ClientSession
     tasks: asyncio.TaskGroup
     folder: Path
+    speaks: asyncio.Event  # the endpoint of the pool `silent`
     is_flushed: asyncio.Event = field(
         default_factory=asyncio.Event
     )  # the caches, after each question
@@ -91,7 +96,7 @@ class AlertScene:
         return self.tasks.create_task(work)
 
 
-def pools(addresses: list[str], folder: Path) -> list[Pool]:
+def pools(addresses: list[str], silent: str, folder: Path) -> list[Pool]:
     """Two endpoints that are often idle, so that caches can be flushed; one for a crowd, one to fail."""
     well, busy, failing = addresses[:2], addresses[2:3], addresses[3:]
     for name in ("listed", "emptied"):
@@ -106,6 +111,7 @@ def pools(addresses: list[str], folder: Path) -> list[Pool]:
         ),
         pool(failing, name="failing", models=["failing"]),
         pool(busy, name="busy", models=["busy"], max_in_flight=4),
+        pool([silent], name="silent", models=["silent"], probe=False),
         *(
             pool([], name=name, models=[name])
             | {"endpoints": {"file": str(folder / f"{name}.yaml")}}
@@ -142,8 +148,18 @@ async def running_scene(
     rules.write_text(hasten(RULES.read_text()))
     monkeypatch.setenv("PYTHONPATH", str(plant(folder / "planted")))
     options = ["--speed", "10", *(option for model in MODELS for option in ("--model", model))]
-    stack = Stack(folder, simulate=options)
-    with stack.running(*pools(stack.addresses, folder), xds=True, budget_bytes=BUDGET_BYTES):
+    stack, speaks = Stack(folder, simulate=options), asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        await speaks.wait()
+        return web.json_response({})
+
+    async with AsyncExitStack() as running:
+        silent = await running.enter_async_context(hosting({f"POST {CHAT}": answer}))
+        given = pools(stack.addresses, silent, folder)
+        settings: dict[str, Any] = {"xds": True, "budget_bytes": BUDGET_BYTES}
+        running.enter_context(stack.running(*given, **settings))
+        stack.use(*given, endpoints=[*stack.addresses, silent], **settings)
         targets = {
             "extproc": f"{stack.service.admin_url}/metrics".removeprefix("http://"),
             "envoy": f"{stack.gateway.admin_url}/stats/prometheus".removeprefix("http://"),
@@ -151,7 +167,7 @@ async def running_scene(
         with Prometheus(folder, targets, [rules]) as prometheus:
             await asyncio.to_thread(prometheus.wait_ready)
             async with connect(stack.url) as session, asyncio.TaskGroup() as tasks:
-                scene = AlertScene(stack, prometheus, session, tasks, folder)
+                scene = AlertScene(stack, prometheus, session, tasks, folder, speaks)
                 talking = [scene.during(work(scene)) for work in (keep_asking, ask_failing_pool)]
                 yield scene
                 for work in talking:
@@ -167,6 +183,17 @@ async def crowd(scene: AlertScene) -> None:
             await asyncio.sleep(0.1)
 
     await asyncio.gather(*(again() for _ in range(12)))
+
+
+async def wait_for_silent(scene: AlertScene) -> None:
+    """Has one answer of that endpoint, and then waits for more."""
+    scene.speaks.set()
+    assert await scene.chat("silent", "hello") == 200
+    scene.speaks.clear()
+    labels = {"pool": "silent", "class": "2xx"}
+    metric = partial(scene.stack.service.metric, "extproc_answers_total", **labels)
+    await until(lambda: asyncio.to_thread(metric))
+    await asyncio.gather(*(scene.chat("silent", f"hello {number}") for number in range(SILENT)))
 
 
 async def wake(scene: AlertScene) -> None:
@@ -204,7 +231,7 @@ async def everything_goes_wrong(scene: AlertScene) -> AsyncGenerator[None]:
     """Everything goes wrong that leaves the service running; and then right again."""
     endpoints, config = scene.stack.addresses[:2], scene.stack.service.config
     good = config.read_bytes()
-    works = [scene.during(work(scene)) for work in (crowd, wake, refuse_again)]
+    works = [scene.during(work(scene)) for work in (crowd, wake, refuse_again, wait_for_silent)]
     scene.is_flushed.set()
     await scene.post(3, "/simulate/fail", error_rate=1)
     (scene.folder / "listed.yaml").unlink()
@@ -217,6 +244,7 @@ async def everything_goes_wrong(scene: AlertScene) -> AsyncGenerator[None]:
     config.write_text("pools: nonsense")
     yield
     scene.is_flushed.clear()
+    scene.speaks.set()
     for work in works:
         work.cancel()
     await scene.post(3, "/simulate/fail")
@@ -236,15 +264,9 @@ def restart(stack: Stack) -> None:
 TOLD = "pool:extproc_measured_tokens_cached:ratio_rate10m > 0.5"
 WITHOUT_SERVICE = {"ExtprocUnreachable", "ExtprocNotScraped"}
 LEAK = "ExtprocMemoryNearBound"
-# Only Kubernetes calls endpoints not ready; two take three endpoints that are alike, and minutes;
+# Only Kubernetes calls endpoints not ready; one takes three endpoints that are alike, and minutes;
 # without the service one cause has one page. promtool has these.
-NOT_HERE = {
-    "ExtprocAllNotReady",
-    "ExtprocEndpointSilent",
-    "ExtprocEndpointSlow",
-    "ExtprocPassedBy",
-    "ExtprocPrefillEmpty",
-}
+NOT_HERE = {"ExtprocAllNotReady", "ExtprocEndpointSlow", "ExtprocPassedBy", "ExtprocPrefillEmpty"}
 
 
 async def test_each_alert_fires_and_is_gone_again(
@@ -287,6 +309,7 @@ async def test_each_alert_fires_and_is_gone_again(
     } == {
         "ExtprocAffinityFindsNothing": "affine",
         "ExtprocEndpointFails": "failing",
+        "ExtprocEndpointSilent": "silent",
         "ExtprocEventsMissing": "affine",
         "ExtprocListStale": "listed",
         "ExtprocPoolEmpty": "emptied",

@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from itertools import count, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
 from aiohttp import ClientSession, ClientTimeout, web
 
 from tests.router.events.publishing import payload, stored
-from tests.router.events.zmtp_frames import GREETING, READY, frame, frames
+from tests.router.events.zmtp_frames import GREETING, READY, frame, numbered
 from tests.stack.ports import free_ports
 from tests.stack.process import cpu_s, descriptors, memory_bytes
 from tests.stack.service import Service, pool
@@ -27,10 +27,6 @@ MOST_DESCRIPTORS = 20
 EMPTY = frame(b"", 1) * 30_000
 MESSAGE = payload(stored(9_000))
 SMALL = payload(*[stored(1)] * 8)
-
-
-def numbered(message: bytes) -> Iterator[bytes]:
-    return (frames(b"kv", number.to_bytes(8), message) for number in count())
 
 
 PACKED = "a packed page of 60 MB"

@@ -1,7 +1,7 @@
 """Uploads that stop take nothing from others: the shipped Envoy, its real sizes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -11,11 +11,12 @@ from tests.stack.client import CHAT, MODEL, Answer, chat_about, connect, send
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.tables import table
+from tests.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(240)]
 
 MB = 1_000_000
-ANNOUNCED = 48 * MB
+ANNOUNCED = 48 << 20  # the largest: four of them fill what is counted
 # What a stopped upload sends: its framing, and how much of its body.
 KINDS = {
     "announced, nothing sent": (f"content-length: {ANNOUNCED}", b""),
@@ -60,6 +61,23 @@ async def send_whole(stack: Stack, body: bytes) -> Answer:
         return await send(session, body)
 
 
+async def ask_all(stack: Stack, pools: int, kind: str, fillers: Sequence[str]) -> None:
+    """Each of these bodies six times, half of them chunked: all are answered, equal ones by one endpoint."""
+    about = [f"{number} of {pools} {kind} " + "word " * 500 for number in range(len(fillers))]
+    for text, filler in zip(about, fillers, strict=True):
+        body = chat_about(text, user=filler)
+        answers = [await each(stack, body) for each in (send_whole, send_chunked) * 3]
+
+        assert [answer.status for answer in answers] == [200] * 6
+        assert len({answer.served_by for answer in answers}) == 1, len(filler)  # by their prefix
+
+
+def use_pools(stack: Stack, count: int) -> None:
+    second = pool(stack.addresses[2:], name="b", models=["b"])
+    if count == 2:
+        stack.use(pool(stack.addresses[:2], models=[MODEL]), second)
+
+
 @table("count", [4, 64, 1_000])
 @table("kind", KINDS)
 @table("pools", [1, 2])
@@ -67,18 +85,31 @@ async def test_uploads_that_stop_take_no_room_from_others(
     stack: Stack, pools: int, kind: str, count: int
 ) -> None:
     """1. Uploads stop. 2. Short, long and very long requests of others come, half of them chunked."""
-    second = pool(stack.addresses[2:], name="b", models=["b"])
-    if pools == 2:
-        stack.use(pool(stack.addresses[:2], models=[MODEL]), second)
-    about = [f"{number} of {pools} {kind} {count} " + "word " * 500 for number in range(3)]
-    fillers = ("", "x" * 200_000, "x" * 2 * MB)
-    bodies = [chat_about(text, user=filler) for text, filler in zip(about, fillers, strict=True)]
+    use_pools(stack, pools)
     async with stopped_uploads(stack, kind, count):
         await asyncio.sleep(LATE_S)
-        answers = [
-            [await each(stack, body) for each in (send_whole, send_chunked) * 3] for body in bodies
-        ]
+        await ask_all(stack, pools, f"{kind} {count}", ("", "x" * 200_000, "x" * 2 * MB))
 
-    for same in answers:
-        assert [answer.status for answer in same] == [200] * 6
-        assert len({answer.served_by for answer in same}) == 1  # by their prefix
+
+@table("pools", [1, 2])
+async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_body(
+    stack: Stack, pools: int
+) -> None:
+    """16 of the largest size a second, none of which comes."""
+    use_pools(stack, pools)
+    framing, part = KINDS["announced, nothing sent"]
+    writers = list[asyncio.StreamWriter]()
+
+    async def announce_again() -> None:
+        while True:
+            writers.append(await stop_halfway(stack, framing, part))
+            await asyncio.sleep(1 / 16)
+
+    announcing = asyncio.create_task(announce_again())
+    await until(lambda: len(writers) > 32)
+    fillers = ("", "x" * 200_000, *["x" * 2 * MB] * 4, "x" * 8 * MB)
+    await ask_all(stack, pools, "afresh", fillers)
+    announcing.cancel()
+    await asyncio.gather(announcing, return_exceptions=True)
+    for writer in writers:
+        writer.transport.abort()

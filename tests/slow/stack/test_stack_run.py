@@ -25,7 +25,7 @@ CTRL_C = b"\x03"
 pytestmark = pytest.mark.envoy
 
 
-@dataclass(frozen=True)
+@dataclass
 class Played:
     """A stack in a terminal, which said `text`: every port is `offset` higher than usual."""
 
@@ -80,6 +80,7 @@ def played(script: str) -> Iterator[Played]:
                 )
                 yield stack
                 stack.press(CTRL_C)
+                stack.text += process.stdout.read().decode()  # type: ignore[union-attr]  # a pipe
                 assert process.wait(60) == 0
                 wait_until(lambda: stack.listening() == [])
             finally:
@@ -129,7 +130,7 @@ def test_demo_offers_a_load_and_its_keys_change_what_they_say() -> None:
         assert stack.pool()["strategy"] == "prefix_cache"
         wait_until(lambda: stack.picks() > 5)
 
-        stack.press(b"s")
+        stack.press(b"xs")
         wait_until(lambda: stack.pool()["strategy"] == "prefix_hash")
 
         wait_until(lambda: stack.state(8004) == "ready")
@@ -140,3 +141,8 @@ def test_demo_offers_a_load_and_its_keys_change_what_they_say() -> None:
         wait_until(lambda: stack.state(8004) == "ready")
         before = stack.picks()
         wait_until(lambda: stack.picks() > before)
+
+    said, _, rest = stack.text.partition("stopping")
+    assert "no key x: there are s, k, ? and q" in said
+    assert rest
+    assert "in flight" not in rest

@@ -16,8 +16,9 @@ class Field:
 
     `role` names the one turn that its text makes; where `has_turns`, the field may hold several
     turns with roles of their own, and `role` is for bare text. Of a system text the parts that begin
-    with `leaves_out` are not read. Of each element only the members `reads` are, if it has any. The
-    field counts for nothing where `tool_choice` is `none` and it is `for_choice`.
+    with `leaves_out` are not read. Of each element only the members `reads` are, if it has any, and
+    never those `behind`. The field counts for nothing where `tool_choice` is `none` and it is
+    `for_choice`.
     """
 
     name: str
@@ -25,15 +26,24 @@ class Field:
     has_turns: bool = False
     leaves_out: str = ""
     reads: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
     for_choice: bool = False
 
 
 Api = tuple[Field, ...]
 """Where a prompt is found, in the order in which the model reads it. Empty: no use of a KV cache."""
 
+# What tells a template how to write the head: gpt-oss and others write how hard to think there, Llama the
+# date. Whether to think at all most of them write behind the last message.
+_ARGUMENTS = Field("chat_template_kwargs", "template", behind=("enable_thinking", "thinking"))
 _TOOLS = Field("tools", "tools")
-_CHAT: Api = (_TOOLS, Field("documents", "documents"), Field("messages", has_turns=True))
+_CHAT: Api = (
+    _ARGUMENTS,
+    Field("reasoning_effort", "effort"),
+    *(_TOOLS, Field("documents", "documents"), Field("messages", has_turns=True)),
+)
 _RESPONSES: Api = (
+    Field("reasoning", "effort", reads=("effort",)),
     Field("tools", "tools", for_choice=True),
     Field("instructions", "system"),
     Field("input", "user", has_turns=True),
@@ -45,7 +55,10 @@ _AGENTS: Api = (
     Field("messages", has_turns=True, leaves_out=_BILLING),
 )
 _TOLD = ("name", "description", "input_schema", "strict", "defer_loading")
-_ANTHROPIC: Api = (Field("tools", "tools", reads=_TOLD), *_AGENTS)
+_ANTHROPIC: Api = (
+    *(_ARGUMENTS, Field("output_config", "effort", reads=("effort",))),
+    *(Field("tools", "tools", reads=_TOLD), *_AGENTS),
+)
 _COMPLETION: Api = (Field("prompt", has_turns=True),)
 _POOLING: Api = (Field("messages", has_turns=True), Field("input", has_turns=True))
 # Each pair of names is one of the spellings that the route takes.

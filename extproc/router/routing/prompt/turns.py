@@ -244,6 +244,9 @@ def _read_by(field: Field, value: object) -> object:
     """What vLLM reads of a field that makes one turn."""
     if field.leaves_out and isinstance(value, list):
         return _system_text(field.leaves_out, value)
+    if isinstance(value, dict):
+        names = field.reads or value.keys() - field.behind
+        return _given({name: each for name, each in value.items() if name in names})
     if not field.reads or not isinstance(value, list):
         return value
     return [
