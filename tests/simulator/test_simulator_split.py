@@ -10,7 +10,7 @@ from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.changes import FleetChange, Kind
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
-from extproc.simulator.fleet.split import DECIDERS, Split
+from extproc.simulator.fleet.split import DECIDERS, FleetSplit
 from extproc.simulator.fleet.split_table import run_split
 from extproc.simulator.fleet.traffic import Traffic
 from tests.simulator.prompts import planned
@@ -21,7 +21,7 @@ H100 = find_profile("h100-llama8b-bf16")
 
 def serve_split(decider: str, *tokens: int, changes: tuple[FleetChange, ...] = ()) -> FleetRun:
     """Two endpoints, of which one only prefills, serve a chat of prompts of these lengths, 10 tokens out each."""
-    routing = Routing("prefix_cache", {"engine": H100.name}, split=Split(1, decider))
+    routing = Routing("prefix_cache", {"engine": H100.name}, split=FleetSplit(1, decider))
     session = planned(1, *((length, 10) for length in tokens))
     return simulate_fleet(Setup([H100], 2, routing, Traffic(), changes), [session])
 
@@ -39,7 +39,7 @@ def test_an_engine_that_gets_a_computed_prompt_has_one_step_to_its_first_token()
 def test_a_request_takes_both_steps_and_the_transfer() -> None:
     (flight,) = serve_split("Dynamo", 8_000).flights
     prefill_s = H100.step_s(8_000, 8_000)
-    moved_s = Split(1).transfer.ms(8_000) / 1000
+    moved_s = FleetSplit(1).transfer.ms(8_000) / 1000
 
     assert flight.ttft_s == pytest.approx(prefill_s + moved_s + H100.step_s(8_000, 1), abs=1e-4)
     assert flight.e2e_s > flight.ttft_s
@@ -73,7 +73,7 @@ def test_a_fixed_threshold_waits_for_prefill_engines_and_the_cost_does_not() -> 
 def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(SettingsError, match="no changes"):
         serve_split("ours", 100, changes=(FleetChange(1, Kind.CRASH, 1),))
-    alone = Setup([H100], 2, Routing("prefix_cache", split=Split(2)), Traffic())
+    alone = Setup([H100], 2, Routing("prefix_cache", split=FleetSplit(2)), Traffic())
     with pytest.raises(SettingsError, match="2 cannot only prefill"):
         simulate_fleet(alone, [planned(1, (100, 1))])
 

@@ -15,7 +15,7 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.simulator.fleet.arms import build_arm
 from extproc.simulator.fleet.bus import Sharing
-from extproc.simulator.fleet.split import Split
+from extproc.simulator.fleet.split import FleetSplit
 from extproc.simulator.peers.signals import Scrape
 
 _PATH: Final = "/v1/chat/completions"
@@ -39,7 +39,7 @@ class Routing:
     options: Mapping[str, object] = field(default_factory=dict)
     gateways: int = 1
     sharing: Sharing | None = None
-    split: Split | None = None
+    split: FleetSplit | None = None
 
     def build_gateways(
         self,
@@ -119,7 +119,7 @@ class Gateways:
         for rounds in self._rounds:
             rounds.follow(snapshot.ready)
 
-    def add_stage(self, endpoints: Sequence[Endpoint], split: Split) -> None:
+    def add_stage(self, endpoints: Sequence[Endpoint], split: FleetSplit) -> None:
         """Lets these endpoints compute prompts for the others, of the first gateway."""
         pool = Pool("fleet/prefill", self._builds[0]())
         pool.replace(endpoints)

@@ -64,7 +64,7 @@ DECIDERS: Final[Mapping[str, Callable[[Pool, Transfer], PrefillStage]]] = Mappin
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class FleetSplit:
     """The last `prefill` endpoints of a fleet only compute prompts; `decider` is one of `DECIDERS`."""
 
     prefill: int

@@ -13,7 +13,7 @@ from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.held_out import TALKS
 from extproc.simulator.fleet.report import lay_out
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
-from extproc.simulator.fleet.split import DECIDERS, Split
+from extproc.simulator.fleet.split import DECIDERS, FleetSplit
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
 
@@ -85,7 +85,7 @@ def run_split(
     Measured is from the first second of `window_s` to the second.
     """
     asked = LOADS[load]
-    split = Split(prefill, decider) if prefill else None
+    split = FleetSplit(prefill, decider) if prefill else None
     warmup_s, end_s = window_s
     setup = Setup(
         [find_profile(PROFILE)],
