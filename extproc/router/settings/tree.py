@@ -40,10 +40,16 @@ class Settings(Section):
     def _repeats(self) -> Iterator[tuple[Place, str]]:
         """Yields what a pool must not have in common with another, or with the service itself."""
         names, models, opened = set[str](), dict[str, int](), list[str]()
+        recorded = set[str]()
         for number, pool in enumerate(self.pools):
             if pool.name in names:
                 yield ("pools", number, "name"), f"the name {pool.name} is used twice"
             names.add(pool.name)
+            if pool.record is not None:
+                if pool.record.file in recorded:
+                    why = f"{pool.record.file} has another pool's rows"
+                    yield ("pools", number, "record", "file"), why
+                recorded.add(pool.record.file)
             for field, served in (("models", pool.models or ()), ("adapters", pool.adapters)):
                 for place, name in enumerate(served):
                     if (other := models.setdefault(name, number)) != number:

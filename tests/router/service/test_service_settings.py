@@ -170,6 +170,11 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             f"pools:\n- {{name: a, models: [m], {DNS}}}\n- name: a\n  models:\n  - x\n  - m\n  {DNS}",
             "f.yaml:3: pools.1.name: the name a is used twice\nf.yaml:6: pools.1.models.1: m is served by",
         ),
+        (
+            f"pools:\n- {{name: a, models: [m], record: {{file: t}}, {DNS}}}\n"
+            f"- {{name: b, models: [n], record: {{file: t}}, {DNS}}}",
+            "pools.1.record.file: t has another pool's rows",
+        ),
         (pool_yaml("{static: [vllm:8000]}"), "'vllm' is not an IP address"),
         (pool_yaml("{static: ['1.1.1.1:1', '1.1.1.1:1']}"), "given twice"),
         (pool_yaml("{static: [], file: x}"), "give exactly one of"),
