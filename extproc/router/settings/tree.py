@@ -40,16 +40,10 @@ class Settings(Section):
     def _repeats(self) -> Iterator[tuple[Place, str]]:
         """Yields what a pool must not have in common with another, or with the service itself."""
         names, models, opened = set[str](), dict[str, int](), list[str]()
-        recorded = set[str]()
         for number, pool in enumerate(self.pools):
             if pool.name in names:
                 yield ("pools", number, "name"), f"the name {pool.name} is used twice"
             names.add(pool.name)
-            if pool.record is not None:
-                if pool.record.file in recorded:
-                    why = f"{pool.record.file} has another pool's rows"
-                    yield ("pools", number, "record", "file"), why
-                recorded.add(pool.record.file)
             for field, served in (("models", pool.models or ()), ("adapters", pool.adapters)):
                 for place, name in enumerate(served):
                     if (other := models.setdefault(name, number)) != number:
@@ -64,6 +58,14 @@ class Settings(Section):
                 if len(opened) > 1:
                     why = f"one pool can be open when the service is down, and {opened[0]} is"
                     yield ("pools", number, "when_down"), why
+
+        yield from self._repeated_files()
+
+    def _repeated_files(self) -> Iterator[tuple[Place, str]]:
+        files = [pool.record.file if pool.record else "" for pool in self.pools]
+        for number, file in enumerate(files):
+            if file and file in files[:number]:
+                yield ("pools", number, "record", "file"), f"{file} has another pool's rows"
 
     def unreachable(self) -> Iterator[tuple[int, str]]:
         """Yields the pools, by their places, that no model leads to, and why."""

@@ -171,8 +171,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             "f.yaml:3: pools.1.name: the name a is used twice\nf.yaml:6: pools.1.models.1: m is served by",
         ),
         (
-            f"pools:\n- {{name: a, models: [m], record: {{file: t}}, {DNS}}}\n"
-            f"- {{name: b, models: [n], record: {{file: t}}, {DNS}}}",
+            "pools:"
+            + "".join(
+                f"\n- {{name: {x}, models: [{x}], record: {{file: t}}, {DNS}}}" for x in "ab"
+            ),
             "pools.1.record.file: t has another pool's rows",
         ),
         (pool_yaml("{static: [vllm:8000]}"), "'vllm' is not an IP address"),
