@@ -27,8 +27,6 @@ MOST_DESCRIPTORS = 20
 EMPTY = frame(b"", 1) * 30_000
 MESSAGE = payload(stored(9_000))
 SMALL = payload(*[stored(1)] * 8)
-
-
 PACKED = "a packed page of 60 MB"
 ATTACKS: Final[Mapping[str, tuple[int, Callable[[], Iterator[bytes]]]]] = {
     "nothing": (0, lambda: iter(())),
@@ -65,14 +63,16 @@ class HostileEngine:
         return web.Response(body=self._page, headers={"content-encoding": "gzip"})
 
     async def publish(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            writer.write(GREETING + READY)
-            for said in self._build():
-                writer.write(said)
-                await writer.drain()
-                self.sent += len(said)
-            await reader.read()
-        writer.close()
+        try:
+            with suppress(OSError):
+                writer.write(GREETING + READY)
+                for said in self._build():
+                    writer.write(said)
+                    await writer.drain()
+                    self.sent += len(said)
+                await reader.read()
+        finally:
+            writer.close()  # also where the test ends first
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
