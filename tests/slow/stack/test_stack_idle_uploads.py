@@ -65,6 +65,10 @@ async def send_whole(stack: Stack, body: bytes) -> Answer:
         return await send(session, body)
 
 
+async def is_served(stack: Stack) -> bool:
+    return (await send_whole(stack, chat_about("any"))).status == 200
+
+
 async def ask_all(stack: Stack, pools: int, kind: str, fillers: Sequence[str]) -> None:
     """Each of these bodies six times, half of them chunked: all are answered, equal ones by one endpoint."""
     about = [f"{number} of {pools} {kind} " + "word " * 500 for number in range(len(fillers))]
@@ -78,7 +82,9 @@ async def ask_all(stack: Stack, pools: int, kind: str, fillers: Sequence[str]) -
 
 def use_pools(stack: Stack, count: int) -> None:
     second = pool(stack.addresses[2:], name="b", models=["b"])
-    if count == 2:
+    if count == 1:
+        stack.use(pool(stack.addresses))
+    else:
         stack.use(pool(stack.addresses[:2], models=[MODEL]), second)
 
 
@@ -91,6 +97,8 @@ async def test_uploads_that_stop_take_no_room_from_others(
     """1. Uploads stop. 2. Short, long and very long requests of others come, half of them chunked."""
     use_pools(stack, pools)
     async with stopped_uploads(stack, kind, count):
+        # They are late a second after the service heard of them; of a thousand it hears one by one.
+        await until(lambda: is_served(stack))
         await asyncio.sleep(LATE_S)
         await ask_all(stack, pools, f"{kind} {count}", ("", "x" * 200_000, "x" * 2 * MB))
 
