@@ -34,21 +34,30 @@ class Prefills(Struct, frozen=True):
 
 
 class _Batches:
-    """An endpoint's quotients of measured and expected time, and the batch that is not full yet."""
+    """An endpoint's quotients of measured and expected time, and the batch that is not full yet.
 
-    __slots__ = ("expected_ms", "measured_ms", "requests", "times")
+    `time` is their mean; `None`: there are too few.
+    """
+
+    __slots__ = ("expected_ms", "measured_ms", "requests", "time", "times")
 
     def __init__(self) -> None:
+        self.time: float | None = None
         self.times: deque[float] = deque(maxlen=_BATCHES)
         self.requests = self.expected_ms = self.measured_ms = 0.0
 
-    def add(self, prefills: Prefills, expected_ms: float) -> None:
+    def add(self, prefills: Prefills, expected_ms: float) -> bool:
+        """Returns whether a batch is full now: only then `time` has changed."""
         self.requests += prefills.requests
         self.measured_ms += prefills.ms
         self.expected_ms += expected_ms
-        if self.requests >= _BATCH:
-            self.times.append(self.measured_ms / self.expected_ms)
-            self.requests = self.expected_ms = self.measured_ms = 0.0
+        if self.requests < _BATCH:
+            return False
+        self.times.append(self.measured_ms / self.expected_ms)
+        self.requests = self.expected_ms = self.measured_ms = 0.0
+        if len(self.times) >= _FEWEST_BATCHES:
+            self.time = fmean(sorted(self.times)[1:-1])
+        return True
 
 
 class Speeds:
@@ -64,12 +73,10 @@ class Speeds:
 
     def add(self, name: str, prefills: Prefills, expected_ms: float) -> None:
         """Adds what an endpoint did, and what it should have taken for it."""
-        self._batches[name].add(prefills, expected_ms)
-        times = {
-            each: fmean(sorted(batches.times)[1:-1])
-            for each, batches in self._batches.items()
-            if len(batches.times) >= _FEWEST_BATCHES
-        }
+        if not self._batches[name].add(prefills, expected_ms):
+            return
+        known = ((each, batches.time) for each, batches in self._batches.items())
+        times = {each: time for each, time in known if time is not None}
         middle = median_low(times.values()) if times else 0.0
         factors = {each: ms / middle for each, ms in times.items()} if middle else {}
         self.slow = {
