@@ -41,7 +41,6 @@ from extproc.router.settings.endpoints import (
     KubernetesSettings,
 )
 from extproc.router.settings.pool_settings import (
-    STAGE,
     PoolSettings,
     ProbeSettings,
     SignalsSettings,
@@ -118,7 +117,7 @@ class PoolWiring(Struct, frozen=True):
         )
 
     def source(self, settings: PoolSettings) -> Source:
-        prefills = settings.name.endswith(STAGE)
+        prefills = settings.only_prefills
         source = _endpoint_source(
             settings.endpoints, self._base, self.outside.rng, prefills=prefills
         )
@@ -151,7 +150,7 @@ class PoolWiring(Struct, frozen=True):
 
 def build_rules(settings: PoolSettings) -> Rules:
     """Of prefill endpoints all may be left out: the others can do without them."""
-    return Rules(settings.cool_after, most=1.0 if settings.name.endswith(STAGE) else 0.5)
+    return Rules(settings.cool_after, most=1.0 if settings.only_prefills else 0.5)
 
 
 def build_probe(settings: PoolSettings) -> ProbePlan | None:

@@ -21,7 +21,7 @@ from extproc.router.settings.sections import (
 )
 
 # What the pool of a pool's prefill endpoints is called behind the other's name.
-STAGE: Final = "/prefill"
+_STAGE: Final = "/prefill"
 
 # Nothing in a key can begin another header.
 _KEY: Final = re.compile(rb"[!-~]{1,4096}")
@@ -207,6 +207,11 @@ class PoolSettings(Section):
                 )
         return self
 
+    @property
+    def only_prefills(self) -> bool:
+        """Whether these are the settings of another pool's prefill endpoints, by `stage`."""
+        return self.name.endswith(_STAGE)
+
     def stage(self) -> Self | None:
         """The settings of the prefill endpoints as a pool of their own, to which no model leads.
 
@@ -216,7 +221,7 @@ class PoolSettings(Section):
             return None
         return self.model_copy(
             update={
-                "name": f"{self.name}{STAGE}",
+                "name": f"{self.name}{_STAGE}",
                 "endpoints": self.prefill.endpoints,
                 "fallbacks": self.prefill.fallbacks,
                 "strategy": self.strategy.model_copy(update={"shed_cold": False}),
