@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from extproc.router.stream.uploads import LATE_S
-from tests.stack.client import CHAT, MODEL, Answer, chat_about, connect, send
+from tests.stack.client import CHAT, MODEL, Answer, chat_about, connect, send, statuses
+from tests.stack.figures import show_figures
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.tables import table
@@ -76,6 +77,8 @@ async def ask_all(stack: Stack, pools: int, kind: str, fillers: Sequence[str]) -
         body = chat_about(text, user=filler)
         answers = [await each(stack, body) for each in (send_whole, send_chunked) * 3]
 
+        what = f"beside uploads that stop, {pools} pools, {kind}, {len(filler):,} bytes"
+        show_figures(what, statuses(answers)[200], len(answers))
         assert [answer.status for answer in answers] == [200] * 6, (len(filler), answers[0].body)
         assert len({answer.served_by for answer in answers}) == 1, len(filler)  # by their prefix
 
