@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 
 import pytest
 
@@ -106,6 +107,43 @@ async def test_uploads_that_stop_take_no_room_from_others(
         await ask_all(stack, pools, f"{kind} {count}", ("", "x" * 200_000, "x" * 2 * MB))
 
 
+BYTES_PER_S = 10 * MB
+
+
+async def send_at_a_lines_speed(stack: Stack, size: int) -> int:
+    """The status of a body of this size that takes its time."""
+    body = chat_about("x" * size)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        began_s = monotonic()
+        for at in range(0, len(body), 100_000):
+            await asyncio.sleep(began_s + at / BYTES_PER_S - monotonic())
+            yield body[at : at + 100_000]
+
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    async with connect(stack.url) as session:
+        async with session.post(CHAT, data=trickle(), headers=headers) as answer:
+            await answer.read()
+            return answer.status
+
+
+@table("count", [4, 64, 1_000])
+async def test_uploads_at_a_lines_speed_are_answered_beside_those_that_stop(
+    stack: Stack, count: int
+) -> None:
+    use_pools(stack, 2)
+    async with stopped_uploads(stack, "announced, nothing sent", count):
+        await until(lambda: is_served(stack))
+        await asyncio.sleep(LATE_S)
+        await upload_each(stack, f"beside {count:,} idle uploads")
+
+
+async def upload_each(stack: Stack, beside: str) -> None:
+    for megabytes in (2, 8, 16):
+        answered = [await send_at_a_lines_speed(stack, megabytes * MB) for _ in range(5)]
+        show_figures(f"{beside}, {megabytes} MB at 10 MB/s", answered.count(200), len(answered))
+
+
 @table("pools", [1, 2])
 async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_body(
     stack: Stack, pools: int
@@ -124,6 +162,7 @@ async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_bo
     await until(lambda: len(writers) > 32)
     fillers = ("", "x" * 200_000, *["x" * 2 * MB] * 4, "x" * 8 * MB)
     await ask_all(stack, pools, "afresh", fillers)
+    await upload_each(stack, "beside 16 announcements a second")
     announcing.cancel()
     await asyncio.gather(announcing, return_exceptions=True)
     for writer in writers:
