@@ -112,7 +112,7 @@ BYTES_PER_S = 10 * MB
 
 async def send_at_a_lines_speed(stack: Stack, size: int) -> int:
     """The status of a body of this size that takes its time."""
-    body = chat_about("x" * size)
+    body = chat_about("takes its time", user="x" * size)
 
     async def trickle() -> AsyncIterator[bytes]:
         began_s = monotonic()
@@ -121,10 +121,12 @@ async def send_at_a_lines_speed(stack: Stack, size: int) -> int:
             yield body[at : at + 100_000]
 
     headers = {"content-type": "application/json", "content-length": str(len(body))}
-    async with connect(stack.url) as session:
-        async with session.post(CHAT, data=trickle(), headers=headers) as answer:
-            await answer.read()
-            return answer.status
+    async with (
+        connect(stack.url) as session,
+        session.post(CHAT, data=trickle(), headers=headers) as answer,
+    ):
+        await answer.read()
+        return answer.status
 
 
 @table("count", [4, 64, 1_000])
