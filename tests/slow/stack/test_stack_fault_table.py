@@ -94,11 +94,15 @@ async def bad_configuration(stack: Stack) -> AsyncGenerator[None]:
     stack.service.write(usual)
 
 
+def list_of(stack: Stack) -> Path:
+    return stack.service.config.with_name("endpoints.yaml")
+
+
 @asynccontextmanager
-async def half_a_list(stack: Stack, listed: Path) -> AsyncGenerator[None]:
-    await asyncio.to_thread(listed.write_text, "- address: 127.0.0.1\n  port: [")
+async def half_a_list(stack: Stack) -> AsyncGenerator[None]:
+    await asyncio.to_thread(list_of(stack).write_text, "- address: 127.0.0.1\n  port: [")
     yield
-    await asyncio.to_thread(write_list, listed, stack.addresses)
+    write_list(list_of(stack), stack.addresses)
 
 
 @asynccontextmanager
@@ -137,15 +141,11 @@ ROWS: Final[Mapping[str, tuple[Fault, int]]] = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-async def test_as_many_are_answered_as_the_table_says(
-    stack: Stack, tmp_path: Path, row: str
-) -> None:
+async def test_as_many_are_answered_as_the_table_says(stack: Stack, row: str) -> None:
     having, least = ROWS[row]
-    listed = tmp_path / "endpoints.yaml"
-    write_list(listed, stack.addresses)
-    from_file = {"endpoints": {"file": str(listed)}}
+    write_list(list_of(stack), stack.addresses)
+    from_file = {"endpoints": {"file": str(list_of(stack))}}
     stack.use(pool([], CHAIN, name="rows", probe={"interval_s": 1}) | from_file)
-    having = partial(having, listed=listed) if having is half_a_list else having
 
     def are_ready() -> bool:
         with suppress(OSError):
