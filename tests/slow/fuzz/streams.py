@@ -55,7 +55,7 @@ def check_events(data: bytes) -> str:
     events = b"\xdc" + bytes((0, choices.byte() % 8)) + choices.rest()
     short, long = (
         [*read_events(b"\x93" + encode(1.5) + events + tail)]
-        for tail in (b"\xc0", b"\xc6" + (70_000).to_bytes(4) + bytes(70_000))
+        for tail in (b"\xc0", b"\xc6" + (140_000).to_bytes(4) + bytes(140_000))
     )
     is_read = [None not in each for each in (short, long)]
     if all(is_read):
