@@ -26,7 +26,7 @@ CLAIMED = {"x-gateway-destination-endpoint": "127.0.0.1:9", "x-extproc-pool": "a
 CHAIN = {"name": "prefix_cache"}
 
 
-class Asking:
+class SteadyChats:
     """Chats at a steady rate: what became of each that was asked, in this order; `None`: not yet, or no answer."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -154,18 +154,18 @@ async def test_as_many_are_answered_as_the_table_says(stack: Stack, row: str) ->
 
     await until(lambda: asyncio.to_thread(are_ready))
     async with connect(stack.url) as session:
-        asking = Asking(session)
-        going = asyncio.create_task(asking.go_on())
+        chats = SteadyChats(session)
+        going = asyncio.create_task(chats.go_on())
         async with having(stack):
-            first = len(asking.statuses)
-            await until(lambda: len(asking.statuses) >= first + ASKED)
+            first = len(chats.statuses)
+            await until(lambda: len(chats.statuses) >= first + ASKED)
         ended_s = monotonic()
         await until(lambda: asyncio.to_thread(are_ready))
-        await until(lambda: asking.statuses[-WELL - 10 : -10] == [200] * WELL)
+        await until(lambda: chats.statuses[-WELL - 10 : -10] == [200] * WELL)
         whole_s = max(0.0, monotonic() - ended_s - (WELL + 10) / PER_S)
-        await until(lambda: None not in asking.statuses[first : first + ASKED])
+        await until(lambda: None not in chats.statuses[first : first + ASKED])
         going.cancel()
 
-    answered = asking.statuses[first : first + ASKED].count(200)
+    answered = chats.statuses[first : first + ASKED].count(200)
     show_figures(row, answered, ASKED, whole_s)
     assert answered >= least
