@@ -57,7 +57,7 @@ def check_prefill(data: bytes) -> str:
     choices, fleet, picks = Choices(data), StagedFleet(), list[Pick]()
     while choices and len(picks) < 20:
         if choices.flag() and picks:
-            picks.pop(choices.byte() % len(picks)).release()
+            _end(picks.pop(choices.byte() % len(picks)))
         else:
             picks.append(fleet.pick(f"{choices.piece()!r} " * (1 + choices.byte() * 8)))
             helper = picks[-1].prefill
@@ -65,6 +65,13 @@ def check_prefill(data: bytes) -> str:
             assert picks[-1].endpoint.name in "ab"
     sent = sum(pick.prefill is not None for pick in picks)
     for pick in picks:
-        pick.release()
+        _end(pick)
     assert not any((*fleet.pool.book.counts().values(), *fleet.helpers.book.counts().values()))
     return f"{sent} prefilled elsewhere"
+
+
+def _end(pick: Pick) -> None:
+    """As a session does: who prefills has no work from the answer's begin on."""
+    if pick.prefill is not None:
+        pick.prefill.release()
+    pick.release()
