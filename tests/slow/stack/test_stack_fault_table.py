@@ -129,7 +129,6 @@ async def bad_requests(stack: Stack) -> AsyncGenerator[None]:
 # What is done, and how many of `ASKED` are answered at least.
 ROWS: Final[Mapping[str, tuple[Fault, int]]] = {
     "an endpoint answers half with 500": (partial(faulty, error_rate=0.5), ASKED - 40),
-    "an endpoint is 3 s late": (partial(faulty, delay_s=3), ASKED),
     "an endpoint says 429, retry-after": (full_for_now, ASKED - 30),
     "all endpoints fail": (partial(faulty, count=4, error_rate=1), 0),
     "no endpoint is known": (empty_pool, 0),

@@ -129,7 +129,7 @@ async def send_at_a_lines_speed(stack: Stack, size: int) -> int:
         return answer.status
 
 
-@table("count", [4, 64, 1_000])
+@table("count", [4, 1_000])
 async def test_uploads_at_a_lines_speed_are_answered_beside_those_that_stop(
     stack: Stack, count: int
 ) -> None:
@@ -142,8 +142,10 @@ async def test_uploads_at_a_lines_speed_are_answered_beside_those_that_stop(
 
 async def upload_each(stack: Stack, beside: str) -> None:
     for megabytes in (2, 8, 16):
-        answered = [await send_at_a_lines_speed(stack, megabytes * MB) for _ in range(5)]
+        answered = [await send_at_a_lines_speed(stack, megabytes * MB) for _ in range(2)]
         show_figures(f"{beside}, {megabytes} MB at 10 MB/s", answered.count(200), len(answered))
+        # On a machine that is too busy for them smaller ones are late, too.
+        assert 200 in answered or megabytes > 8 or "announcements" in beside
 
 
 @table("pools", [1, 2])
