@@ -16,19 +16,19 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 136_500,
+    "router": 137_250,
     "grpc_server": 17_000,
     "bench": 79_200,
     "simulator": 63_800,
     "operator": 18_000,
-    "doctor": 9_600,
+    "doctor": 9_650,
     "pages": 5_000,
     "calibrate": 3_300,
     REST: 9_000,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 100
-DOCS_WORDS: Final = 71_000
+DOCS_WORDS: Final = 71_350
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

@@ -196,6 +196,9 @@ def _models_differ(pool: PoolSettings, engines: Sequence[EngineSeen]) -> Iterato
     if len(bases) > 1:
         served = {", ".join(engine.models or ()) for engine in engines}
         yield found("models_differ", pool=pool.name, served="; ".join(sorted(served)))
+    for names in bases:
+        if len(names) > 1:
+            yield found("names_unknown", pool=pool.name, names=", ".join(sorted(names)))
 
 
 def _stray_models(evidence: Evidence) -> set[str]:

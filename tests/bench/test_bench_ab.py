@@ -272,6 +272,7 @@ async def test_page_has_every_figure_and_the_json_every_trial() -> None:
         "TPOT p99",
     ):
         assert part in page
+    assert 'class="whisker"' not in page  # an arm's own is wider than the change's
     # The change is that of the second column to the first.
     assert [arm.label for arm in summary.arms] == ["prefix_hash(load_factor=2)", "round_robin"]
     assert fields["schema"] == "extproc-bench-ab/2"

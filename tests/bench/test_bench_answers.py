@@ -239,6 +239,9 @@ def typed_event(kind: str, **fields: object) -> bytes:
         # Ends that other servers send: no terminator, or one without its empty line; a BOM, CR alone.
         (OpenAIChat(), chunk("a"), event({"choices": [{"delta": {}, "finish_reason": "stop"}]})),
         (OpenAIChat(), chunk("a"), b"data: [DONE]"),
+        # What the standard library reads, and with it OpenAI's client.
+        (OpenAIChat(), chunk("a").replace(b"0", b"NaN"), DONE),
+        (OpenAIChat(), chunk("a").replace(b'"a"', rb'"\ude00\ud83d"'), DONE),
         (OpenAIChat(), b"\xef\xbb\xbf" + chunk("a"), DONE.replace(b"\n", b"\r")),
     ],
 )
@@ -250,6 +253,7 @@ def test_whatever_the_model_writes_first_is_the_first_token(
 
     assert (record.failure, record.first_token_s, record.chunk_s) == (None, 2.0, [2.0, 2.5])
     assert record.output_tokens >= 2
+    assert record.text.encode().count("😀".encode()) == (b"ude00" in first)
 
 
 @table(

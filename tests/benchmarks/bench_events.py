@@ -47,7 +47,7 @@ HOSTILE: Mapping[str, Callable[[], Iterator[bytes]]] = {
     "empty parts without end": lambda: repeat(frame(b"", 1) * 30_000),
     "pings": lambda: repeat(frame(b"\x04PING\0\0", 4) * 5_000),
     "messages of 4,096 events": lambda: numbered(payload(*[["AllBlocksCleared"]] * 4_096)),
-    "messages of 225 kB": lambda: numbered(payload(stored(9_000))),
+    "messages of 261 kB": lambda: numbered(payload(*[stored(3_000, token_ids=[7] * 60_000)] * 3)),
 }
 
 

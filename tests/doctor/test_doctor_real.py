@@ -81,6 +81,9 @@ def test_a_healthy_service_has_nothing_wrong_and_what_was_not_seen_is_listed(
     )
 
 
+TWO_NAMES = 'tiny", "root": "t"}, {"id": "alias'
+
+
 def test_where_nothing_answers_something_is_wrong(tmp_path: Path) -> None:
     service, engine, envoy = (f"127.0.0.1:{port}" for port in free_ports(3))
     path, server = tmp_path / "extproc.yaml", {"admin": service, "listen": "127.0.0.1:9002"}
@@ -154,6 +157,7 @@ def test_the_command_prints_what_mends_it_as_text_and_as_json(
         ({"model": "llama"}, {"models": ["ti*"]}, {"model_unrouted"}),
         ({"model": "llama"}, {"models": ["tiny", "llama"]}, {"model_not_served"}),
         ({"model": '", "id": 5, "x": "'}, {}, {"models_differ"}),
+        ({"model": TWO_NAMES}, {}, {"models_differ", "names_unknown"}),
         ({"model": "[" * 2_000, "was": '"tiny"'}, {}, set()),
     ],
 )

@@ -80,7 +80,9 @@ def _fill(record: Record, answer: _Answer) -> None:
         fail(record, "server error", answer.error)
     elif not answer.is_complete:
         fail(record, "cut short")
-    record.text = "".join(answer.text)
+    # Two halves of a character may come in two events; one alone is none, as in a browser.
+    halves = "".join(answer.text).encode("utf-16", "surrogatepass")
+    record.text = halves.decode("utf-16", "replace")
     # No chunk has less than a token.
     written = BYTES.count(record.text + "".join(answer.other))
     record.estimated_output_tokens = max(written, len(record.chunk_s))

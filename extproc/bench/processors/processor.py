@@ -1,7 +1,9 @@
 """What every API has in common: queries, answers, clients, streams of events, JSON that is not trusted."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -75,10 +77,16 @@ class NotJson(ExtprocError):
 
 
 def parse_json(data: bytes) -> object:
-    """Reads what a server sent; raises `NotJson`."""
+    """Reads what a server sent; raises `NotJson`.
+
+    OpenAI's Python client reads it with the standard library, and so takes NaN and half a character. Our
+    reader is faster and strict, so what it refuses is read again.
+    """
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
+        with suppress(ValueError, RecursionError):
+            return json.loads(data)
         raise NotJson(str(error)) from None
 
 

@@ -128,10 +128,13 @@ class EventReader(Struct):
             is_empty = next(steps, None)
             if is_empty is None:
                 break
+            taken_s = thread_time() - began_s
             if is_empty and self._pool.strategy.signals is not None:
-                self._pool.strategy.signals.forget_cache(name, keeps_open=True)
                 log.info("pool %s: %s has emptied its cache", self._pool.name, name)
-            await line.ration.spend(thread_time() - began_s)
+                # What is forgotten, we picked: it is no work that an engine could make.
+                for _ in self._pool.strategy.signals.forget_idle(name):
+                    await asyncio.sleep(0)
+            await line.ration.spend(taken_s)
         self._warn_of(name, one, before)
 
     def _warn_of(self, name: str, one: EventLog, before: str) -> None:

@@ -55,21 +55,35 @@ def test_blocks_are_counted_in_each_form_of_a_message(events: list[Any], tokens:
     assert log_of((0, payload(*events))).cached_tokens == tokens
 
 
-def test_ten_million_blocks_are_a_count_whatever_the_engines_clock_says() -> None:
+def test_twelve_million_blocks_are_a_count_whatever_the_engines_clock_says() -> None:
     blocks, clocks = (
-        stored(0, block_hashes=[None] * 200_000),
+        stored(0, block_hashes=[None] * 80_000),
         (0.0, float("nan"), float("-inf"), 1e300, -5.0),
     )
-    messages = [msgspec.msgpack.encode([clock, [blocks], 0]) for clock in clocks * 10]
+    messages = [msgspec.msgpack.encode([clock, [blocks] * 3, 0]) for clock in clocks * 10]
 
-    assert log_of(*enumerate(messages)).cached_tokens == 10_000_000 * 16
+    assert log_of(*enumerate(messages)).cached_tokens == 12_000_000 * 16
 
 
-def test_a_long_message_is_found_in_one_turn_and_read_in_the_next() -> None:
-    short, long = (read_events(payload(stored(blocks))) for blocks in (9, 9_000))
+LONG = {
+    "numbers of one byte": [stored(1, token_ids=[7] * 65_000)] * 4,
+    "arrays in arrays": [stored(1, token_ids=[[[]]] * 40_000)] * 3,
+    "keys that are numbers": [{**stored(1), "x": dict(enumerate([""] * 20_000))}] * 3,
+    "a full cache": [stored(1_024, token_ids=[40_000] * 16_384), *[removed(1)] * 2_048],
+    "rows": [STORED_ROW] * 3_000,
+    "long names": [stored(1, lora_name="x" * 30_000, extra_keys=[b"y" * 60_000])] * 2,
+}
 
-    assert [len(events or ()) for events in short] == [1]
-    assert [len(events or ()) for events in long] == [0, 1]
+
+@table("events", LONG.values(), ids=LONG)
+def test_a_long_message_is_read_as_a_short_one_a_little_in_each_turn(events: list[Any]) -> None:
+    message, alone = payload(*events), log_of()
+    for number, event in enumerate(events):
+        take_message(alone, number, payload(event), 1.0)
+
+    found = log_of((0, message))
+    assert (found.stored, found.removed, found.why) == (alone.stored, alone.removed, "")
+    assert len(list(read_events(message))) > 2
 
 
 @table("number, size", [(2**64 - 1, 16), (-1, 16), (1, 2**63), (1, -16)])

@@ -230,11 +230,24 @@ def test_a_process_whose_start_was_heard_keeps_what_it_read_since() -> None:
     fleet, said = Fleet("a"), (words("Why?", 1_000), "Because.", "How?")
     for started_s in (1e9, 2e9):
         sense(fleet, "a", replace(SAID, kv_tokens=84_000, started_s=started_s))
-        fleet.strategy.signals.forget_cache("a", keeps_open=True)
+        for _ in fleet.strategy.signals.forget_idle("a"):
+            pass
         assert fleet.visit(*said[:1]).reason is COLD
     sense(fleet, "a", replace(SAID, kv_tokens=84_000, started_s=3e9))
 
     assert fleet.pick(*said).reason is SESSION
+
+
+def test_a_large_cache_is_forgotten_a_little_at_a_time() -> None:
+    fleet = Fleet("a")
+    for number in range(600):
+        fleet.visit(words(f"{number}", 100))
+    index, sizes = fleet.strategy.index, list[int]()
+    for _ in fleet.strategy.signals.forget_idle("a"):
+        sizes.append(len(index))
+
+    assert sizes == [*range(sizes[0], 0, -256), 0]
+    assert len(sizes) > 2
 
 
 @table("is_open", [False, True])

@@ -139,7 +139,10 @@ def run_seeded(name: str, runs: int, seed: int, max_findings: int) -> int:
 
 
 def main() -> None:
-    names = ("prompt", "wire", "http2", "blocks", "letter", "zmtp", "uploads", "nats")
+    names = (
+        *("prompt", "wire", "http2", "blocks", "letter", "zmtp", "uploads", "nats"),
+        *("events", "lint", "recording", "prefill"),
+    )
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--target", choices=names, help="only this one")

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
+from msgspec.msgpack import encode
 from nats.errors import ProtocolError as NatsProtocolError
 
 from extproc.errors import ProtocolError
 from extproc.grpc_server.budget import Budget
+from extproc.router.events.kv_log import read_events
 from extproc.router.events.zmtp import Sign, ZmtpConnection
 from extproc.router.share.nats import BoundedParser
 from extproc.router.stream.uploads import Upload, Uploads
@@ -44,6 +47,23 @@ def _read_zmtp(connection: ZmtpConnection, pieces: Iterable[bytes]) -> tuple[lis
     except ProtocolError as error:
         found.append(str(error))
     return found, bytes(connection.to_send)
+
+
+def check_events(data: bytes) -> str:
+    """Events mean the same in a short message, which a decoder finds, and in a long one, which is walked."""
+    choices = Choices(data)
+    events = b"\xdc" + bytes((0, choices.byte() % 8)) + choices.rest()
+    short, long = (
+        [*read_events(b"\x93" + encode(1.5) + events + tail)]
+        for tail in (b"\xc0", b"\xc6" + (140_000).to_bytes(4) + bytes(140_000))
+    )
+    is_read = [None not in each for each in (short, long)]
+    if all(is_read):
+        assert [*map(encode, chain(*short))] == [*map(encode, chain(*long))]  # type: ignore[arg-type]
+    elif is_read[0]:
+        # It knows the decoder's extensions, and a walk none; or the events are not where they seem.
+        assert any(0xC7 <= byte <= 0xC9 or 0xD4 <= byte <= 0xD8 for byte in events)
+    return f"{['refused', 'read'][is_read[0]]}, {['refused', 'read'][is_read[1]]}"
 
 
 def check_uploads(data: bytes) -> None:

@@ -35,7 +35,8 @@ from tests.router.outside import fixed_outside
 from tests.slow.fuzz.blocks import check_blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2 import http2
-from tests.slow.fuzz.streams import check_nats, check_uploads, check_zmtp
+from tests.slow.fuzz.prompts import check_lint, check_prefill, check_recording
+from tests.slow.fuzz.streams import check_events, check_nats, check_uploads, check_zmtp
 
 PATHS: Final = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
@@ -163,6 +164,10 @@ TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
         "zmtp": check_zmtp,
         "uploads": check_uploads,
         "nats": check_nats,
+        "events": check_events,
+        "lint": check_lint,
+        "recording": check_recording,
+        "prefill": check_prefill,
     }
 )
 

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from tests.stack.client import Answer, chat_about, connect, send, servers_by_text, statuses
+from tests.stack.figures import show_figures
 from tests.stack.service import pool, write_list
 from tests.stack.stack import Stack, states
 from tests.stack.upstream import serve
@@ -57,6 +58,7 @@ async def test_endpoint_that_swallows_connections_costs_its_conversations_a_mome
 
     assert homeless
     assert gone not in moved.values()
+    show_figures("an endpoint answers no SYN", len(moved), len(homeless))
     # The fourth may have left before the outcome of the third came; the fifth half a second later.
     assert min(3, len(homeless)) <= timeouts(stack) - before <= 4
 
@@ -121,6 +123,7 @@ async def test_endpoints_change_under_load(stack: Stack, tmp_path: Path) -> None
         answers = [answer for answers in await asyncio.gather(*load) for answer in answers]
         without = await servers_by_text(session, TEXTS)
 
+    show_figures("endpoints come and go", statuses(answers)[200], len(answers))
     assert len(answers) > 100
     assert statuses(answers) == {200: len(answers)}
     assert stack.gateway.ext_proc()["failure_mode_allowed"] == passed_by

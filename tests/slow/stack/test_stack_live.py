@@ -5,12 +5,14 @@ import signal
 from collections import Counter
 from collections.abc import AsyncGenerator
 from itertools import count
+from time import monotonic
 
 import pytest
 import pytest_asyncio
 
 from tests.slow.stack.live import LiveCluster, run_cluster, sweep, until_hosts
-from tests.stack.client import Answer, chat_about, connect, send, send_all, servers
+from tests.stack.client import Answer, chat_about, connect, send, send_all, servers, statuses
+from tests.stack.figures import show_figures
 from tests.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -72,7 +74,9 @@ async def test_an_outage_of_the_api_server_does_not_touch_traffic(
                 await asyncio.sleep(0.2)
             live_cluster.apply(0, 1, 2, 3)
 
+        back_s = monotonic()
         await until_hosts(live_cluster.gateway, "llama", live_cluster.hosts(0, 1, 2, 3))
+    show_figures("the Kubernetes API is away", 60 * 30, 60 * 30, monotonic() - back_s)
 
 
 async def test_a_pool_added_to_the_configuration_is_served_without_touching_envoy(
@@ -166,6 +170,7 @@ async def test_a_pool_that_may_not_be_listed_answers_503_alone(live_cluster: Liv
             await send(session, chat_about(f"chat {number}", model="late")) for number in range(4)
         ]
 
+    show_figures("another pool cannot be listed", statuses(theirs)[200], len(theirs))
     assert servers(theirs).keys() <= {live_cluster.address(number) for number in range(3)}
     assert {(answer.status, answer.error["code"]) for answer in refused} == {(503, "no_endpoint")}
     assert servers(late) == {live_cluster.address(3): 4}

@@ -13,6 +13,7 @@ import pytest
 
 from tests.manifests.rendering import MANIFESTS, config_files, containers, pods
 from tests.stack.client import CHAT, chat_about, connect, send
+from tests.stack.figures import show_figures
 from tests.stack.gateway import SHIPPED, Tree, find, load
 from tests.stack.process import memory_bytes
 from tests.stack.stack import Stack
@@ -170,6 +171,8 @@ async def test_uploads_that_stop_are_survived_while_others_are_served(
         for _ in range(OTHERS):
             await chat_once(small, later)
 
+    everyone = seen.answers + later.answers
+    show_figures(f"beside uploads that stop, {protocol}", everyone[200], everyone.total())
     assert later.answers == {200: OTHERS}
     # While memory was scarce some got 429 or 503, or were cut like the attackers.
     assert set(seen.answers) <= {200, 503, 500, 0}

@@ -350,8 +350,11 @@ class ReadsSignals(Protocol):
     ) -> None:
         """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
 
-    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
-        """An endpoint's cache is gone; `keeps_open`: since then it has read what it is to answer now."""
+    def forget_cache(self, endpoint: str, /) -> None:
+        """An endpoint's cache is gone, and all that it was to answer."""
+
+    def forget_idle(self, endpoint: str, /) -> Iterator[None]:
+        """An endpoint's cache is gone, and it has read anew what it is to answer now; step by step."""
 
     def count_gateways(self) -> float:
         """How many gateways route the pool and share no picks, as far as it knows; 1: we are alone. O(1)."""

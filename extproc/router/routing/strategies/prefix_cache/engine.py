@@ -15,7 +15,7 @@ It starts with the constants of one kind of engine. Requests and the endpoints' 
 # - **Tokens** counted over bytes sent make the bytes of a token; only where all of an endpoint's
 #   requests are ours.
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -390,8 +390,15 @@ class EngineModel(ReadsSignals):
             name: count * self.mean_prefill_ms for name, count in waiting_there.items()
         }
 
-    def forget_cache(self, endpoint: str, /, *, keeps_open: bool = False) -> None:
-        self._index.lose(endpoint, keeps_open=keeps_open)
+    def forget_cache(self, endpoint: str, /) -> None:
+        self._index.lose(endpoint)
+        self._expect_misses(endpoint)
+
+    def forget_idle(self, endpoint: str, /) -> Iterator[None]:
+        self._expect_misses(endpoint)
+        return self._index.lose_idle(endpoint)
+
+    def _expect_misses(self, endpoint: str) -> None:
         if endpoint in self._histories:
             # Metrics of a new process will be no news.
             self._histories[endpoint].is_emptied = True

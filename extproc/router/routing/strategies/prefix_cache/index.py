@@ -29,6 +29,8 @@ from extproc.router.routing.prompt.chain import Blocks, Chain
 # An endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
 # memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
 ENTRY_BYTES: Final = 128
+# A third of a millisecond.
+_FORGOTTEN_AT_ONCE: Final = 256
 
 
 class Holding:
@@ -213,15 +215,23 @@ class PrefixIndex:
                 self._holdings[name] = Holding(name, address, self._default)
         self._measure()
 
-    def lose(self, name: str, *, keeps_open: bool = False) -> None:
-        """Forgets what an endpoint holds: it did, too. `keeps_open`: but for what open requests take."""
+    def lose(self, name: str) -> None:
+        """Forgets what an endpoint holds: it did, too."""
         holding = self._holdings.get(name)
-        if holding is not None and keeps_open:
-            self.evict(holding, holding.idle)
-        elif holding is not None and len(holding):
+        if holding is not None and len(holding):
             self._forget(holding)
             self._holdings[name] = Holding(name, holding.address, holding.capacity)
             self._measure()
+
+    def lose_idle(self, name: str) -> Iterator[None]:
+        """The same but for what open requests take, a little in each step."""
+        holding = self._holdings.get(name)
+        blocks = () if holding is None else (*holding.idle,)
+        for at in range(0, len(blocks), _FORGOTTEN_AT_ONCE):
+            # It may have gone meanwhile.
+            if holding is not None and self._holdings.get(name) is holding:
+                self.evict(holding, blocks[at : at + _FORGOTTEN_AT_ONCE])
+            yield
 
     def evict(self, holding: Holding, blocks: Iterable[int]) -> None:
         """Forgets those of the blocks that an endpoint holds, but for what open requests take."""
