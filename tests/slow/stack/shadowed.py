@@ -1,12 +1,16 @@
 """An Envoy of somebody else's, with a rule of its own, and the three blocks of envoy/shadow.yaml in it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.manifests.rendering import MANIFESTS
-from tests.stack.gateway import Tree, load, move_ports
+from tests.stack.client import CHAT
+from tests.stack.gateway import Gateway, Tree, load, move_ports
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
 
 HCM = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 DESTINATION = "x-gateway-destination-endpoint"
@@ -17,6 +21,36 @@ PICKS = {
     "response_trailer_mode": "SEND",
 }
 ROUTER = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+
+
+class Somebody:
+    """An Envoy with a listener as it was, and one with the filter; a service that watches, or does not."""
+
+    def __init__(
+        self,
+        folder: Path,
+        addresses: Sequence[str],
+        component: str = "",
+        rule: str = "ROUND_ROBIN",
+        **options: object,
+    ) -> None:
+        *clients, admin, port = free_ports(5)
+        urls = [f"http://127.0.0.1:{each}{CHAT}" for each in clients]
+        self.plain, self.shadowed, self.asking = urls
+        self.service = Service(folder, port=port)
+        self.pool = pool(addresses, {"name": "prefix_cache", **options}, probe=False, shadow={})
+        self.pool["fallbacks"] = 0
+        self.service.configure([self.pool])
+        tree = somebodys_envoy(clients, admin, port, addresses, rule)
+        if component:
+            add_component(tree, component, port)
+        self.gateway = Gateway(folder, tree, port=clients[0], admin_port=admin)
+
+    def sees_service(self) -> bool:
+        return self.gateway.cluster("extproc-shadow", "membership_healthy") > 0
+
+    def cluster(self, counter: str) -> int:
+        return self.gateway.cluster("extproc-shadow", counter)
 
 
 def somebodys_envoy(
@@ -106,7 +140,7 @@ def add_component(tree: Tree, gateway: str, port: int) -> None:
 
 def _asks(shown: Tree) -> Tree:
     """The same filter without the mode: it waits for the pick."""
-    config = {**shown["typed_config"], "processing_mode": PICKS}
+    config = {**shown["typed_config"], "processing_mode": PICKS, "message_timeout": "10s"}
     for field in ("observability_mode", "deferred_close_timeout"):
         del config[field]
     return {**shown, "typed_config": config}
