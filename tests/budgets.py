@@ -19,7 +19,7 @@ NODES: Final[Mapping[str, int]] = {
     "router": 136_500,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 63_800,
+    "simulator": 64_400,
     "operator": 18_000,
     "doctor": 9_600,
     "pages": 5_000,

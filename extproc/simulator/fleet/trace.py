@@ -7,8 +7,9 @@ is one message of a user, or one behind each answer.
 """
 
 # A model's answer has no name in a trace. Where blocks are small, a prompt that begins with all of an
-# earlier one, and is longer by that one's answer at least, is taken for the next turn of the same
-# chat: it contains the answer. With blocks of 512 nobody could tell it from another question.
+# earlier one, and is longer by that one's answer, is taken for the next turn of the same chat: it
+# contains the answer. One that leaves out what a model thought has no room for it. With blocks of
+# 512 nobody could tell it from another question.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
@@ -25,6 +27,7 @@ from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcr
 
 BLOCK_TOKENS: Final = 512
 _SMALL: Final = 64
+_ENOUGH: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,10 @@ def _plan(requests: Sequence[_Request]) -> Iterator[PlannedSession]:
         script = Transcript()
         for end in range(len(blocks), 0, -1):
             before, turn = answered.get((end, blocks[end - 1]), ((), None))
-            has_room = turn and turn.prompt_tokens + turn.output_tokens <= request.prompt_tokens
-            if turn and has_room and [*before] == [*blocks[:end]]:
-                script = script.after(turn)
-                break
+            if turn and [*before] == [*blocks[:end]]:
+                script = _go_on(turn, request.prompt_tokens) or script
+                if script.messages:
+                    break
         at, role = script.tokens, "user"
         for end in sorted(cuts[owner] | {len(blocks)}):
             if (tokens := min(end * size, request.prompt_tokens) - at) > 0:
@@ -113,6 +116,18 @@ def _plan(requests: Sequence[_Request]) -> Iterator[PlannedSession]:
         if size <= _SMALL and 0 < whole <= len(blocks):
             answered[whole, blocks[whole - 1]] = blocks[:whole], turn
         yield PlannedSession(owner, (turn,), request.at_s - requests[0].at_s)
+
+
+def _go_on(turn: PlannedTurn, prompt_tokens: int) -> Transcript | None:
+    """What a longer prompt begins with if it is the next turn; `None`: it has no room for the answer.
+
+    An answer's length may be an estimate.
+    """
+    *said, answer = turn.messages
+    tokens = min(answer.tokens, prompt_tokens - turn.prompt_tokens)
+    if tokens < _ENOUGH * answer.tokens:
+        return None
+    return Transcript(0, (*said, replace(answer, tokens=tokens)))
 
 
 def _find_cuts(paths: Sequence[Sequence[int]]) -> list[set[int]]:

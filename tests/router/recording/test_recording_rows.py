@@ -15,6 +15,7 @@ from extproc.router.recording.trace_rows import BLOCK_BYTES, name_blocks
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.signals import EndpointSignals
+from extproc.router.routing.strategies.prefix_cache.engine import ENGINES
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.session import write_body
@@ -132,7 +133,9 @@ def test_recorded_run_replayed_has_its_hit_rate(workload: str, tmp_path: Path) -
             query = Query("POST", plan.path, {}, write_body(plan))
             picks[number] = fleet.picker.pick(query).pick
     path.write_bytes(b"".join(rows.files[0]))
-    replayed = MatrixCell(**cell, trace=str(path), profiles=(went.setup.profiles[0].name,)).run()
+    engine = went.setup.profiles[0].name
+    cell["arm"] += f":engine={engine}" * (engine in ENGINES)
+    replayed = MatrixCell(**cell, trace=str(path), profiles=(engine,)).run()
 
     assert replayed.requests == 500
     assert replayed.hit_rate == pytest.approx(summarize(went, is_whole=True).hit_rate, abs=0.013)
