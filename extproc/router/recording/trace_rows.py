@@ -56,6 +56,9 @@ class RowSink(Protocol):
 
     def write_row(self, row: bytes) -> None: ...
 
+    def lose_row(self) -> None:
+        """Counts one that is written nowhere."""
+
     def begin(self) -> None:
         """Ends the file, and goes on in a new one."""
 
@@ -116,8 +119,11 @@ class PoolTrace:
 
     def ended(self, pick: Pick) -> None:
         at_s, key, row = self._open.pop(pick.reading, (0.0, b"", None))
-        if row is None or key is not self._key:
-            return  # it came before this file began
+        if row is None:
+            return
+        if key is not self._key:  # it came before this file began
+            self._sink.lose_row()
+            return
         tokens = _answer_tokens(self._clock() - at_s, self._signals.get(pick.endpoint.name))
         row.output_length = max(1, min(tokens, row.output_length))
         written = encode(row) + b"\n"

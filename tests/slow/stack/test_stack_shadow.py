@@ -3,16 +3,12 @@
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from io import BytesIO
 from pathlib import Path
 
-import aiohttp
 import pytest
-from aiohttp import web
 
-from tests.slow.stack.shadowed import Somebody
+from tests.slow.stack.foretold import RULES, plan_workload, run_workload
+from tests.slow.stack.shadowed import LARGE, Somebody, ask_many, sinks, slowed
 from tests.stack.client import chat_about
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
@@ -21,54 +17,9 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(280)]
 
-LARGE = chat_about("x" * 47_000_000)
 
-
-@asynccontextmanager
-async def sinks(addresses: Sequence[str]) -> AsyncGenerator[None]:
-    """Endpoints that read bodies of any size."""
-
-    async def answer(request: web.BaseRequest) -> web.Response:
-        async for _ in request.content.iter_any():
-            planned, runs = plan_workload("tenants", 15), []
-    for name, rule in (("watched", RULES[0]), ("switched", "")):
-        folder = tmp_path / name
-        folder.mkdir()
-        runs.append(await run_workload(folder, "tenants", planned, rule, 15))
-    served, switched = runs
-    told = served.told
-    saved = 1 - told["picked_engines"] / told["served_engines"]
-
-    assert told["served_hit_rate"] == pytest.approx(served.hit_rate, abs=0.05)
-    assert told["picked_hit_rate"] == pytest.approx(switched.hit_rate, abs=0.05)
-    assert saved == pytest.approx(1 - (1 - switched.hit_rate) / (1 - served.hit_rate), rel=0.15)
-    # The first token: the engines' clock runs on a machine that others use, too.
-    gain = told["picked_mean_s"] / told["served_mean_s"]
-    assert gain == pytest.approx(switched.mean_s / served.mean_s, rel=0.5)
-        return web.Response(text="whole")
-
-    runner = web.ServerRunner(web.Server(answer, access_log=None))
-    await runner.setup()
-    for address in addresses:
-        port = int(address.rpartition(":")[2])
-        await web.TCPSite(runner, "127.0.0.1", port, backlog=4_096).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
-async def ask_many(url: str, body: bytes, count: int) -> Counter[int]:
-    """What became of so many requests at once; one that hangs fails the test."""
-    limits, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=60)
-    async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
-
-        async def ask() -> int:
-            async with session.post(url, data=BytesIO(body)) as response:
-                await response.read()
-                return response.status
-
-        return Counter(await asyncio.gather(*(ask() for _ in range(count))))
+async def statuses(url: str, body: bytes, count: int) -> Counter[int]:
+    return Counter(status for status, _ in await ask_many(url, body, count))
 
 
 async def test_clients_see_no_difference_whatever_becomes_of_the_service(tmp_path: Path) -> None:
@@ -79,25 +30,28 @@ async def test_clients_see_no_difference_whatever_becomes_of_the_service(tmp_pat
         with service, somebody.gateway:
             service.wait_ready()
             somebody.gateway.wait_until(somebody.sees_service)
-            assert await ask_many(somebody.plain, small, 200) == {200: 200}
-            assert await ask_many(somebody.shadowed, small, 200) == {200: 200}
-            assert await ask_many(somebody.shadowed, LARGE, 2) == {200: 2}
-            # 1. More at once than the circuit breaker lets be watched.
-            assert await ask_many(somebody.shadowed, small, 1_500) == {200: 1_500}
+            # 1. More at once than the circuit breaker lets be watched, beside the same without the filter.
+            assert await statuses(somebody.plain, small, 3_000) == {200: 3_000}
+            assert await statuses(somebody.shadowed, small, 3_000) == {200: 3_000}
+            assert await statuses(somebody.shadowed, LARGE, 2) == {200: 2}
             before = memory_bytes(somebody.gateway.pid)
-            # 2. It hangs, and Envoy has not noticed: nobody waits, not even with bodies of 47 MB.
+            # 2. It is slow, and runs a fifth of the time.
+            async with slowed(service):
+                assert await statuses(somebody.shadowed, small, 200) == {200: 200}
+                assert await statuses(somebody.shadowed, LARGE, 2) == {200: 2}
+            # 3. It hangs, and Envoy has not noticed: nobody waits, not even with bodies of 48 MB.
             service.send(signal.SIGSTOP)
-            assert await ask_many(somebody.shadowed, LARGE, 3) == {200: 3}
-            assert await ask_many(somebody.shadowed, small, 200) == {200: 200}
-            # 3. Envoy has noticed, and keeps nothing more.
+            assert await statuses(somebody.shadowed, LARGE, 3) == {200: 3}
+            assert await statuses(somebody.shadowed, small, 200) == {200: 200}
+            # 4. Envoy has noticed, and keeps nothing more.
             await until(lambda: not somebody.sees_service(), limit_s=20)
-            assert await ask_many(somebody.shadowed, LARGE, 3) == {200: 3}
+            assert await statuses(somebody.shadowed, LARGE, 3) == {200: 3}
             assert memory_bytes(somebody.gateway.pid) < before + 6 * len(LARGE)
             assert somebody.cluster("upstream_rq_active") == 0
-            # 4. It is gone.
+            # 5. It is gone.
             service.send(signal.SIGCONT)
             service.kill()
-            assert await ask_many(somebody.shadowed, small, 200) == {200: 200}
+            assert await statuses(somebody.shadowed, small, 200) == {200: 200}
             assert somebody.cluster("upstream_rq_pending_overflow") == 0
 
 
@@ -112,7 +66,7 @@ async def test_gateways_show_their_requests_by_our_components(
         with somebody.service as service, somebody.gateway:
             service.wait_ready()
             somebody.gateway.wait_until(somebody.sees_service)
-            assert await ask_many(somebody.shadowed, chat_about("hello"), 40) == {200: 40}
+            assert await statuses(somebody.shadowed, chat_about("hello"), 40) == {200: 40}
 
             def told() -> str:
                 return str(get_json(f"{service.admin_url}/shadow")[0]["verdict"])
