@@ -58,7 +58,7 @@ LOADS: Final = {
     "tenants": Load(2.4, 32_000, 3),
     "hot-prefix": Load(8, 24_000),
     "small": Load(8, 24_000),
-    "mtool": Load(3.0, 32_000),
+    "mtool": Load(2.5, 48_000),
 }
 RULES: Final = ("ROUND_ROBIN", "LEAST_REQUEST")
 
