@@ -61,7 +61,7 @@ class _Request:
     at_s: float
     prompt_tokens: int
     output_tokens: int
-    blocks: Sequence[int]
+    blocks: list[int]
     size: int
 
 
@@ -130,7 +130,7 @@ def _go_on(turn: PlannedTurn, prompt_tokens: int) -> Transcript | None:
     return Transcript(0, (*said, replace(answer, tokens=tokens)))
 
 
-def _find_cuts(paths: Sequence[Sequence[int]]) -> list[set[int]]:
+def _find_cuts(paths: Sequence[list[int]]) -> list[set[int]]:
     """For each of the prompts, after how many blocks others part from it: between, its text is one."""
     cuts = [set[int]() for _ in paths]
     order = sorted(range(len(paths)), key=lambda place: paths[place])
