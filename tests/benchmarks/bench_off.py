@@ -72,7 +72,7 @@ HOOKS: Final[tuple[tuple[Any, str, str], ...]] = (
 CHUNK, PAIRS = 50, 600
 
 
-def cut(owner: Any, name: str, lines: str) -> Callable[..., Any]:
+def cut_lines(owner: Any, name: str, lines: str) -> Callable[..., Any]:
     """The same method without these lines."""
     source = dedent(inspect.getsource(getattr(owner, name)))
     wanted = indent(dedent(lines).strip(), "    ") + "\n"
@@ -101,7 +101,7 @@ def main() -> None:
     pool.replace([Endpoint(f"{place}", f"10.0.0.{place}:8000") for place in range(8)])
     picker, options = Picker([Route(pool)]), SessionOptions(new_request_id=lambda: "id")
     headers = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"})
-    cuts = [(owner, name, cut(owner, name, lines)) for owner, name, lines in HOOKS]
+    cuts = [(owner, name, cut_lines(owner, name, lines)) for owner, name, lines in HOOKS]
     for size in (400, 8_000):
         bodies = [
             RequestBody(chat_about(f"{number} " + "word " * (size // 5)), end_of_stream=True)

@@ -43,7 +43,7 @@ SIZES: Final = {
 }
 
 
-class Load(NamedTuple):
+class PlayedLoad(NamedTuple):
     """Requests a second, of the engines' seconds, and caches that have as much room for these as usual.
 
     Where tenants are shared, there are as many as `endpoints` would have.
@@ -56,11 +56,11 @@ class Load(NamedTuple):
 
 # The last two are of the held-back list.
 LOADS: Final = {
-    "sessions": Load(8, 24_000),
-    "tenants": Load(2.4, 32_000, 3),
-    "hot-prefix": Load(8, 24_000),
-    "small": Load(8, 24_000),
-    "mtool": Load(2.5, 48_000),
+    "sessions": PlayedLoad(8, 24_000),
+    "tenants": PlayedLoad(2.4, 32_000, 3),
+    "hot-prefix": PlayedLoad(8, 24_000),
+    "small": PlayedLoad(8, 24_000),
+    "mtool": PlayedLoad(2.5, 48_000),
 }
 RULES: Final = ("ROUND_ROBIN", "LEAST_REQUEST")
 

@@ -18,7 +18,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(280)]
 
 
-async def statuses(url: str, body: bytes, count: int) -> Counter[int]:
+async def tell_statuses(url: str, body: bytes, count: int) -> Counter[int]:
     return Counter(status for status, _ in await ask_many(url, body, count))
 
 
@@ -31,27 +31,27 @@ async def test_clients_see_no_difference_whatever_becomes_of_the_service(tmp_pat
             service.wait_ready()
             somebody.gateway.wait_until(somebody.sees_service)
             # 1. More at once than the circuit breaker lets be watched, beside the same without the filter.
-            assert await statuses(somebody.plain, small, 3_000) == {200: 3_000}
-            assert await statuses(somebody.shadowed, small, 3_000) == {200: 3_000}
-            assert await statuses(somebody.shadowed, LARGE, 2) == {200: 2}
+            assert await tell_statuses(somebody.plain, small, 3_000) == {200: 3_000}
+            assert await tell_statuses(somebody.shadowed, small, 3_000) == {200: 3_000}
+            assert await tell_statuses(somebody.shadowed, LARGE, 2) == {200: 2}
             before = memory_bytes(somebody.gateway.pid)
             # 2. It is slow, and runs a fifth of the time.
             async with slowed(service):
-                assert await statuses(somebody.shadowed, small, 200) == {200: 200}
-                assert await statuses(somebody.shadowed, LARGE, 2) == {200: 2}
+                assert await tell_statuses(somebody.shadowed, small, 200) == {200: 200}
+                assert await tell_statuses(somebody.shadowed, LARGE, 2) == {200: 2}
             # 3. It hangs, and Envoy has not noticed: nobody waits, not even with bodies of 48 MB.
             service.send(signal.SIGSTOP)
-            assert await statuses(somebody.shadowed, LARGE, 3) == {200: 3}
-            assert await statuses(somebody.shadowed, small, 200) == {200: 200}
+            assert await tell_statuses(somebody.shadowed, LARGE, 3) == {200: 3}
+            assert await tell_statuses(somebody.shadowed, small, 200) == {200: 200}
             # 4. Envoy has noticed, and keeps nothing more.
             await until(lambda: not somebody.sees_service(), limit_s=20)
-            assert await statuses(somebody.shadowed, LARGE, 3) == {200: 3}
+            assert await tell_statuses(somebody.shadowed, LARGE, 3) == {200: 3}
             assert memory_bytes(somebody.gateway.pid) < before + 6 * len(LARGE)
             assert somebody.cluster("upstream_rq_active") == 0
             # 5. It is gone.
             service.send(signal.SIGCONT)
             service.kill()
-            assert await statuses(somebody.shadowed, small, 200) == {200: 200}
+            assert await tell_statuses(somebody.shadowed, small, 200) == {200: 200}
             assert somebody.cluster("upstream_rq_pending_overflow") == 0
 
 
@@ -66,7 +66,7 @@ async def test_gateways_show_their_requests_by_our_components(
         with somebody.service as service, somebody.gateway:
             service.wait_ready()
             somebody.gateway.wait_until(somebody.sees_service)
-            assert await statuses(somebody.shadowed, chat_about("hello"), 40) == {200: 40}
+            assert await tell_statuses(somebody.shadowed, chat_about("hello"), 40) == {200: 40}
 
             def told() -> str:
                 return str(get_json(f"{service.admin_url}/shadow")[0]["verdict"])
