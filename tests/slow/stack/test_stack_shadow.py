@@ -78,11 +78,11 @@ async def test_gateways_show_their_requests_by_our_components(
 
 
 async def test_the_gain_that_is_foretold_is_the_gain_that_switching_gives(tmp_path: Path) -> None:
-    planned, runs = plan_workload("tenants", 15), []
+    planned, runs = plan_workload("sessions", 15), []
     for name, rule in (("watched", RULES[0]), ("switched", "")):
         folder = tmp_path / name
         folder.mkdir()
-        runs.append(await run_workload(folder, "tenants", planned, rule, 15))
+        runs.append(await run_workload(folder, "sessions", planned, rule, 15))
     served, switched = runs
     told = served.told
     saved = 1 - told["picked_engines"] / told["served_engines"]
