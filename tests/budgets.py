@@ -16,10 +16,10 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 137_250,
+    "router": 138_300,
     "grpc_server": 17_000,
     "bench": 79_200,
-    "simulator": 63_800,
+    "simulator": 64_700,
     "operator": 18_000,
     "doctor": 9_650,
     "pages": 5_000,
@@ -28,7 +28,7 @@ NODES: Final[Mapping[str, int]] = {
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 100
-DOCS_WORDS: Final = 71_350
+DOCS_WORDS: Final = 72_400
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

@@ -1,7 +1,8 @@
 """`make bench`: the benchmarks of this folder, one after the other; each prints a table and writes JSON.
 
-`seed`, `gateways`, `cost`, `events`, `terms` and `hostile` take minutes: `make bench-seed` and so on, or
-their names; `faults_simulated` wants to know how many seeds.
+`seed`, `gateways`, `cost`, `events`, `terms`, `hostile`, `shadow`, `foretold` and `watched` take minutes:
+`make bench-seed` and so on, or `python -m tests.benchmarks.bench_NAME`; `faults_simulated` wants to know how
+many seeds.
 """
 
 import argparse
@@ -24,6 +25,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     every = {path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py")}
     named = {"seed", "gateways", "cost", "events", "hostile", "terms", "faults_simulated"}
+    named |= {"shadow", "foretold", "watched"}
     names = arguments.names or sorted(every - named)
     failed = [name for name in names if not _run(name, arguments.out / f"{name}.json")]
     if failed:

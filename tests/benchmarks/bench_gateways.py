@@ -7,26 +7,21 @@ tests.benchmarks.bench_gateways`.
 
 import argparse
 import asyncio
-import random
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, quantiles
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 
 from extproc.bench.measure.words import markdown_table
 from extproc.simulator.fleet.cell import MatrixCell
-from tests.benchmarks.export import export_run
+from tests.benchmarks.talk import Talk, Turn, plan_talk
 from tests.slow.share.proxies import LONG_S, run_proxies
-from tests.stack.client import CHAT, chat_body, connect
+from tests.stack.client import connect
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.stack.simulators import Simulators
@@ -47,89 +42,10 @@ ARMS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request that was answered. Times are the engines'."""
-
-    at_s: float
-    ttft_s: float
-    prompt_tokens: int
-    cached_tokens: int
-
-
-class Talk:
-    """Asks the sessions, each at its time; `turns` grows."""
-
-    def __init__(self, sessions: Sequence[aiohttp.ClientSession], speed: float, seed: int) -> None:
-        self._sessions = sessions
-        self._speed = speed
-        self._rng = random.Random(seed)
-        self._began_s = monotonic()
-        self.turns: list[Turn] = []
-        self.failed: Counter[str] = Counter()
-
-    def now_s(self) -> float:
-        return (monotonic() - self._began_s) * self._speed
-
-    async def ask_all(self, planned: Sequence[dict[str, Any]], until_s: float) -> None:
-        """Stops at `until_s`, whatever is still open."""
-        tasks = [asyncio.create_task(self._converse(one)) for one in planned]
-        await asyncio.sleep(until_s / self._speed)
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        self.failed.update(type(end).__name__ for end in ended if isinstance(end, Exception))
-
-    async def _converse(self, planned: dict[str, Any]) -> None:
-        await asyncio.sleep(planned["arrival_s"] / self._speed)
-        said: list[dict[str, str]] = []
-        for turn in planned["turns"]:
-            await asyncio.sleep(turn["think_s"] / self._speed)
-            said += turn["messages"]
-            said.append(await self._ask(said, turn["output_tokens"]))
-
-    async def _ask(self, said: Sequence[dict[str, str]], tokens: int) -> dict[str, str]:
-        body = chat_body(
-            said,
-            max_tokens=tokens,
-            stream=True,
-            ignore_eos=True,
-            stream_options={"include_usage": True},
-        )
-        asked_s, first_s, text = self.now_s(), 0.0, ""
-        headers = {"content-type": "application/json"}
-        async with self._rng.choice(self._sessions).post(
-            CHAT, data=body, headers=headers
-        ) as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                chunk = read_chunk(line)
-                content = "".join(
-                    choice["delta"].get("content") or "" for choice in chunk.get("choices", ())
-                )
-                if content and not first_s:
-                    first_s = self.now_s()
-                text += content
-                if usage := chunk.get("usage"):
-                    cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-                    self.turns.append(
-                        Turn(asked_s, first_s - asked_s, usage["prompt_tokens"], cached)
-                    )
-        return {"role": "assistant", "content": text}
-
-
-def read_chunk(line: bytes) -> dict[str, Any]:
-    """Returns what a line of an event stream holds; nothing, if it is no JSON."""
-    data = line.removeprefix(b"data: ").strip()
-    chunk: dict[str, Any] = msgspec.json.decode(data) if data.startswith(b"{") else {}
-    return chunk
-
-
 def plan(options: argparse.Namespace) -> list[dict[str, Any]]:
     asked = {name: getattr(options, name) for name in ("load", "warmup_s", "measured_s", "seed")}
     cell = MatrixCell(arm="prefix_cache", workload="C", endpoints=ENDPOINTS, **asked)
-    _, *lines = export_run(cell.simulate()).splitlines()
-    return [msgspec.json.decode(line) for line in lines]
+    return plan_talk(cell)
 
 
 async def talk(

@@ -241,6 +241,25 @@ def report_text(trace: Trace, place: int) -> str:
     return text
 
 
+def test_a_prompt_that_goes_on_behind_another_contains_its_answer(tmp_path: Path) -> None:
+    """In blocks of 16: two turns, and a question that only begins like the first one."""
+    prompts = [(40, [1, 2, 3]), (70, [1, 2, 4, 5, 6]), (44, [1, 2, 7])]
+    row = {"output_length": 16, "block_size": 16}
+    rows = [
+        {**row, "timestamp": at, "input_length": tokens, "hash_ids": blocks}
+        for at, (tokens, blocks) in enumerate(prompts)
+    ]
+    (tmp_path / "trace.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    first, second, stranger = (
+        one.turns[0].messages for one in read_trace(str(tmp_path / "trace.jsonl")).sessions
+    )
+
+    assert second[: len(first)] == first
+    assert sum(message.tokens for message in second[:-1]) == 70
+    assert stranger[0] == first[0]
+    assert [message.role for message in stranger] == ["user", "", "assistant"]
+
+
 def replay(path: Path, arm: str = "least_load", **asked: object) -> MatrixCell:
     read_trace.cache_clear()
     return replace(MatrixCell(arm=arm, endpoints=2, trace=str(path)), **asked)  # type: ignore[arg-type]  # its fields

@@ -18,9 +18,11 @@ from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
 
-# Mooncake hashes blocks of 512 tokens (Mooncake trace format, FAST'25).
+# Mooncake hashes blocks of 512 tokens (Mooncake trace format, FAST'25); a trace of ours says which.
 _MOONCAKE_BLOCK = 512
-_MOONCAKE_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
+_MOONCAKE_FIELDS = frozenset(
+    {"timestamp", "input_length", "output_length", "hash_ids", "block_size"}
+)
 
 
 class TraceOptions(SpecSection):
@@ -43,12 +45,13 @@ class TraceOptions(SpecSection):
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace; `block_ids` name its prompt's blocks where the trace has them."""
+    """One request of a trace; `block_ids` name its prompt's blocks of `block_size` where the trace has them."""
 
     at_s: float
     input_tokens: int
     output_tokens: int
     block_ids: tuple[int | str, ...] = ()
+    block_size: int = _MOONCAKE_BLOCK
 
 
 def replay_trace(
@@ -100,12 +103,14 @@ def _read_mooncake(path: Path) -> Iterator[TraceRow]:
             isinstance(block, int | str) for block in blocks
         ):
             raise ValueError(f"row {number}: hash_ids is no list of numbers or texts")
-        if blocks and size > len(blocks) * _MOONCAKE_BLOCK:
+        block = int(_read_number({"block_size": _MOONCAKE_BLOCK, **row}, "block_size", number))
+        if blocks and size > len(blocks) * block:
             raise ValueError(
-                f"row {number}: input_length is above {_MOONCAKE_BLOCK} tokens for each of hash_ids"
+                f"row {number}: input_length is above {block} tokens for each of hash_ids"
             )
         at_s = _read_number(row, "timestamp", number) / 1000
-        yield TraceRow(at_s, size, int(_read_number(row, "output_length", number)), tuple(blocks))
+        tokens = int(_read_number(row, "output_length", number))
+        yield TraceRow(at_s, size, tokens, tuple(blocks), block)
 
 
 def _read_number(row: Entry, field: str, number: int) -> float:
@@ -117,7 +122,7 @@ def _read_number(row: Entry, field: str, number: int) -> float:
 
 def _write_prompt(row: TraceRow, number: int, seed: int, ruler: Ruler) -> str:
     blocks = row.block_ids or (f"row {number}",)
-    size = _MOONCAKE_BLOCK if row.block_ids else row.input_tokens
+    size = row.block_size if row.block_ids else row.input_tokens
     text = "".join(_write_block(block, size, seed, ruler) for block in blocks)
     return ruler.trim(text, max(1, row.input_tokens))
 

@@ -1,12 +1,13 @@
 """Rows in Mooncake's published form: times, lengths and names of blocks, and no text. Pure."""
 
 # A row has `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`: a name for each
-# 512 tokens of the prompt and for its rest. Equal names behind equal names are equal text.
+# `block_size` tokens of the prompt and for its rest. Equal names behind equal names are equal text.
 #
+# - Published traces have blocks of 512 and no `block_size`. Of chats these say too little: 16 is what vLLM
+#   caches by, so what two prompts share here is what an engine finds.
 # - A token is four bytes. The tokenizer is not here, and blocks must end at the same bytes in all prompts.
-# - A name is a keyed hash of the prompt up to the middle of the block, or to the prompt's end if that is
-#   earlier. So what two prompts share is rounded to whole blocks, not cut; cut, each request would lose
-#   half a block. The key is drawn for each file and written nowhere: nobody can try texts.
+# - A name is a keyed hash of the prompt up to the block's end. The key is drawn for each file and written
+#   nowhere: nobody can try texts.
 # - A share is one of conversations, not of requests: a turn without those before it has lost its hits.
 # - The service reads no answers. An answer is as long as fits into the time that the request took, by
 #   what the endpoint says of all its answers, and not longer than the client lets it be.
@@ -25,7 +26,8 @@ from extproc.router.routing.prompt.turns import TOKEN_BYTES, TURN_START, TURN_TE
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Reading
 
-BLOCK_BYTES: Final = 512 * TOKEN_BYTES
+BLOCK_TOKENS: Final = 16
+BLOCK_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 # Of longer prompts the begin.
 _MOST_CHARS: Final = 1 << 20
 # Open requests: some megabytes. A request that is never picked is open until others push it out.
@@ -35,17 +37,18 @@ _CONVERSATION_CHARS: Final = 2_048
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # Where an endpoint says nothing.
 _TOKEN_S: Final = 0.02
-# JSON's numbers are exact up to here.
-_ID_BITS: Final = 53
+# Only names behind equal names are compared; short ones keep rows short.
+_NAME_BYTES: Final = 4
 
 
 class RecordedRow(Struct):
-    """One request; the fields are those of the published format."""
+    """One request; the fields are those of the published format, but for the last."""
 
     timestamp: int
     input_length: int
     output_length: int
     hash_ids: list[int]
+    block_size: int = BLOCK_TOKENS
 
 
 class RowSink(Protocol):
@@ -53,24 +56,26 @@ class RowSink(Protocol):
 
     def write_row(self, row: bytes) -> None: ...
 
+    def lose_row(self) -> None:
+        """Counts one that is written nowhere."""
+
     def begin(self) -> None:
         """Ends the file, and goes on in a new one."""
 
 
 def name_blocks(pieces: Iterable[bytes], key: bytes) -> tuple[int, list[int]]:
     """Returns a prompt's bytes, and the name of each of its blocks."""
-    hasher, size, names = blake2b(key=key, digest_size=8), 0, list[int]()
+    hasher, size, names = blake2b(key=key, digest_size=_NAME_BYTES), 0, list[int]()
     for piece in pieces:
         at = 0
-        while size + len(piece) - at >= (middle := (len(names) + 0.5) * BLOCK_BYTES):
-            step = int(middle) - size
-            hasher.update(piece[at : at + step])
-            at, size = at + step, size + step
-            names.append(_name(hasher))
+        while size + len(piece) - at >= (end := (len(names) + 1) * BLOCK_BYTES):
+            hasher.update(piece[at : at + end - size])
+            at, size = at + end - size, end
+            names.append(int.from_bytes(hasher.digest()))
         hasher.update(piece[at:])
         size += len(piece) - at
     if size > len(names) * BLOCK_BYTES:
-        names.append(_name(hasher))
+        names.append(int.from_bytes(hasher.digest()))
     return size, names
 
 
@@ -114,8 +119,11 @@ class PoolTrace:
 
     def ended(self, pick: Pick) -> None:
         at_s, key, row = self._open.pop(pick.reading, (0.0, b"", None))
-        if row is None or key is not self._key:
-            return  # it came before this file began
+        if row is None:
+            return
+        if key is not self._key:  # it came before this file began
+            self._sink.lose_row()
+            return
         tokens = _answer_tokens(self._clock() - at_s, self._signals.get(pick.endpoint.name))
         row.output_length = max(1, min(tokens, row.output_length))
         written = encode(row) + b"\n"
@@ -142,10 +150,6 @@ def _written(turns: Iterable[tuple[str, str | bytes]]) -> Iterator[bytes]:
         yield text if isinstance(text, bytes) else text.encode("utf-8", "replace")
         if isinstance(text, Medium):
             yield bytes(TOKEN_BYTES * text.tokens)
-
-
-def _name(hasher: blake2b) -> int:
-    return int.from_bytes(hasher.copy().digest()) >> (64 - _ID_BITS)
 
 
 def _answer_tokens(seconds: float, signals: EndpointSignals | None) -> int:

@@ -39,6 +39,9 @@ class PoolCollector(Collector):
         objectives = gauges(
             "extproc_objectives_age_seconds", "Since objectives were last confirmed.", "pool"
         )
+        recorded = counters(
+            "extproc_record_rows", "Rows of a trace, in its file or in none.", "pool", "result"
+        )
         for running in self._pools:
             pool, name = running.pool, running.name
             for endpoint, count in pool.book.ours().items():
@@ -55,7 +58,9 @@ class PoolCollector(Collector):
                 fault.add_metric([name, running.keeper.fault.why], 1)
             if running.objectives.age_s is not None:
                 objectives.add_metric([name], running.objectives.age_s)
-        yield from (in_flight, endpoints, full, age, fault, objectives)
+            for result, count in running.trace_file.rows.items() if running.trace_file else ():
+                recorded.add_metric([name, result], count)
+        yield from (in_flight, endpoints, full, age, fault, objectives, recorded)
         yield from _collect_queues(self._pools)
         yield from _collect_events(self._pools)
         yield from _collect_forecasts(self._pools)

@@ -25,6 +25,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import ClockAndRandom
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.key_file import follow_key
+from extproc.router.service.trace_file import TraceFile
 from extproc.router.service.wiring import PoolWiring, build_probe, build_rules, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.shadow.comparison import PoolShadow
@@ -128,6 +129,7 @@ class RunningPool:
         self.heard: EventLogs = {}
         self.shadow: PoolShadow | None = None
         self.lint: PoolLint | None = None
+        self.trace_file: TraceFile | None = None
         self._trace: PoolTrace | None = None
         self._foretold: tuple[float, Forecast | None] = 0.0, None
         self.objectives = Objectives(self.pool, shared.metrics)
@@ -237,7 +239,8 @@ class RunningPool:
             self.feedback.cooling.rules = rules
             self.shadow, self._foretold = shadow, (0.0, None)
             self.pool.watcher, self.lint = shadow, lint
-            self._trace = trace if has_trace else self._trace
+            if has_trace:
+                self._trace, self.trace_file = trace, file
             self.pool.listeners = tuple(filter(None, (lint, self._trace)))
             self.objectives.configure(settings.objectives)
             if has_queue:

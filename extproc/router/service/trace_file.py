@@ -23,12 +23,18 @@ class TraceFile:
         self._path, self._clock = path, clock
         self._waiting: list[bytes | None] = []  # `None`: a new file begins
         self._bytes = 0
+        self.rows = {"written": 0, "lost": 0}
         self._quiet_until_s = 0.0
 
     def write_row(self, row: bytes) -> None:
         if self._bytes + len(row) <= _MOST_BYTES:
             self._waiting.append(row)
             self._bytes += len(row)
+        else:
+            self.lose_row()
+
+    def lose_row(self) -> None:
+        self.rows["lost"] += 1
 
     def begin(self) -> None:
         self._waiting.append(None)
@@ -37,31 +43,40 @@ class TraceFile:
         try:
             while True:
                 await asyncio.sleep(_EACH_S)
-                await asyncio.to_thread(self._write, self._take())
+                await self._write_all()
         finally:
             self._write(self._take())
+
+    async def _write_all(self) -> None:
+        taken = self._take()
+        written = await asyncio.to_thread(self._write, taken)
+        self.rows["written"] += written
+        self.rows["lost"] += len(taken) - taken.count(None) - written
 
     def _take(self) -> list[bytes | None]:
         rows, self._waiting, self._bytes = self._waiting, [], 0
         return rows
 
-    def _write(self, rows: Sequence[bytes | None]) -> None:
+    def _write(self, rows: Sequence[bytes | None]) -> int:
+        """Returns how many rows are in a file now."""
+        written = 0
         try:
             while None in rows:
                 place = rows.index(None)
-                self._append(rows[:place])
+                written += self._append(rows[:place])
                 if self._path.is_file():  # never a device, or a folder
                     self._path.replace(f"{self._path}.1")
                 rows = rows[place + 1 :]
-            self._append(rows)
+            written += self._append(rows)
         except OSError as fault:
             if self._clock() >= self._quiet_until_s:
                 self._quiet_until_s = self._clock() + _SILENT_S
                 log.warning("%s: the trace is not written: %s", self._path, fault.strerror)
+        return written
 
-    def _append(self, rows: Sequence[bytes | None]) -> None:
+    def _append(self, rows: Sequence[bytes | None]) -> int:
         if not rows:
-            return
+            return 0
         number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(number, "ab", buffering=0) as file:
             before, written = file.tell(), b"".join(filter(None, rows))
@@ -70,3 +85,4 @@ class TraceFile:
             ):  # the disk is full: half a row would spoil the file
                 file.truncate(before)
                 raise OSError(28, "no space left on the device")
+        return len(rows)

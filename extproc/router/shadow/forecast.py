@@ -55,13 +55,15 @@ class PictureFigures(Struct, frozen=True):
 
 
 class BatchRow(Struct, frozen=True):
-    """Ten minutes for a chart: hit rates, and prefill in engines."""
+    """Ten minutes for a chart: hit rates, prefill in engines, and mean seconds to the first token."""
 
     begun_s: float
     served_hit_rate: float
     picked_hit_rate: float
     served_engines: float
     picked_engines: float
+    served_mean_s: float
+    picked_mean_s: float
 
 
 class Forecast(Struct, frozen=True):
@@ -262,6 +264,8 @@ def _row(batch: PictureBatch, shadow: PoolShadow, now_s: float) -> BatchRow | No
         picked.found / batch.prompt,
         served.work_s / seconds,
         picked.work_s / seconds,
+        served.first_s / batch.requests,
+        picked.first_s / batch.requests,
     )
 
 

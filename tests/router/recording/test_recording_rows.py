@@ -15,6 +15,7 @@ from extproc.router.recording.trace_rows import BLOCK_BYTES, name_blocks
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.signals import EndpointSignals
+from extproc.router.routing.strategies.prefix_cache.engine import ENGINES
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.session import write_body
@@ -33,8 +34,9 @@ def test_row_has_the_published_fields_and_no_text() -> None:
     [[written]] = rows.files
     [row] = rows.read()
 
-    assert set(decode(written)) == {"timestamp", "input_length", "output_length", "hash_ids"}
-    assert (row.timestamp, row.input_length // 10, len(row.hash_ids)) == (2_500, 300, 6)
+    published = {"timestamp", "input_length", "output_length", "hash_ids"}
+    assert set(decode(written)) == {*published, "block_size"}
+    assert (row.timestamp, row.input_length // 10, len(row.hash_ids)) == (2_500, 300, 188)
     assert 20 < row.output_length < 400
     assert b"SECRET" not in written
 
@@ -94,11 +96,11 @@ def test_names_do_not_depend_on_how_a_prompt_is_cut(
     pieces = [text[one:two] for one, two in pairwise(edges)]
     size, names = name_blocks(pieces, b"key")
     other = name_blocks([text[:common], b"another end"], b"key")[1]
-    shared = min(common, size) + BLOCK_BYTES // 2
+    shared = min(common, size) // BLOCK_BYTES
 
     assert (size, names) == name_blocks([text], b"key")
     assert len(names) == -(-size // BLOCK_BYTES)
-    assert names[: shared // BLOCK_BYTES - 1] == other[: shared // BLOCK_BYTES - 1]
+    assert names[:shared] == other[:shared]
 
 
 def _engine_says(went: FleetRun) -> EndpointSignals:
@@ -112,9 +114,11 @@ def _engine_says(went: FleetRun) -> EndpointSignals:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["tenants", "fewshot"])
+@pytest.mark.parametrize(
+    "workload", ["tenants", "fewshot", "sessions", "k6-chat", "small", "mtool"]
+)
 def test_recorded_run_replayed_has_its_hit_rate(workload: str, tmp_path: Path) -> None:
-    """Long prompts. A trace has no names for answers, and whole blocks of 512 tokens say less of short ones."""
+    """To about a point. What is left: some turns are taken for new chats, and prompts have other tokens."""
     fleet, rows, path, picks = Fleet(), Rows(), tmp_path / "trace.jsonl", dict[int, Pick]()
     cell: dict[str, Any] = {"arm": "prefix_cache", "endpoints": 4}
     went = MatrixCell(**cell, workload=workload, load=0.5, requests=500).simulate()
@@ -129,7 +133,9 @@ def test_recorded_run_replayed_has_its_hit_rate(workload: str, tmp_path: Path) -
             query = Query("POST", plan.path, {}, write_body(plan))
             picks[number] = fleet.picker.pick(query).pick
     path.write_bytes(b"".join(rows.files[0]))
-    replayed = MatrixCell(**cell, trace=str(path), profiles=(went.setup.profiles[0].name,)).run()
+    engine = went.setup.profiles[0].name
+    cell["arm"] += f":engine={engine}" * (engine in ENGINES)
+    replayed = MatrixCell(**cell, trace=str(path), profiles=(engine,)).run()
 
     assert replayed.requests == 500
-    assert replayed.hit_rate == pytest.approx(summarize(went, is_whole=True).hit_rate, abs=0.01)
+    assert replayed.hit_rate == pytest.approx(summarize(went, is_whole=True).hit_rate, abs=0.013)

@@ -15,9 +15,13 @@ class Rows:
 
     def __init__(self) -> None:
         self.files: list[list[bytes]] = []
+        self.lost = 0
 
     def write_row(self, row: bytes) -> None:
         self.files[-1].append(row)
+
+    def lose_row(self) -> None:
+        self.lost += 1
 
     def begin(self) -> None:
         self.files.append([])

@@ -29,7 +29,7 @@ TEXT += (DOCS / "how-to/monitoring.md").read_text()
 SETTINGS = """
 server: {xds: true}
 pools:
-- {name: llama, models: [llama], endpoints: {static: ["10.0.0.1:8000"]}}
+- {name: llama, models: [llama], endpoints: {static: ["10.0.0.1:8000"]}, record: {file: t}}
 - {name: qwen, models: [qwen], endpoints: {static: [10.0.0.2:8000]}, hold: {}, strategy: {name: round_robin}}
 - {name: mixtral, models: [mixtral], endpoints: {static: ["10.0.0.3:8000"]}, strategy: {name: prefix_cache}, shadow: {}}
 - {name: lost, models: [lost], endpoints: {file: none.yaml}}

@@ -28,7 +28,13 @@ async def test_trace_is_written_and_read_as_it_is(tmp_path: Path) -> None:
         path = tmp_path / "trace.jsonl"
         await until(lambda: path.exists() and path.read_bytes().count(b"\n") == 5)
         trace = read_trace(str(path))
+        file = live.app.pools["vllm"].trace_file
+        assert file
+        await until(lambda: file.rows["written"] == 5)
+        async with live.session.get(f"{live.url}/metrics") as metrics:
+            samples = await metrics.text()
 
+    assert 'extproc_record_rows_total{pool="vllm",result="written"} 5.0' in samples
     assert len(trace.sessions) == 5
     assert "SECRET" not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -56,6 +62,9 @@ async def test_file_that_cannot_be_written_costs_rows_alone(
         _serve(live, 3)
         await until(lambda: "the trace is not written" in caplog.text)
         _serve(live, 3)
+        trace = live.app.pools["vllm"].trace_file
+        assert trace
+        await until(lambda: trace.rows == {"written": 0, "lost": 6})
 
         assert not live.app.faults()
     assert caplog.text.count("the trace is not written") == 1

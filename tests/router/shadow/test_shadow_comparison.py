@@ -1,5 +1,6 @@
 """What two pictures of the same requests say, and when they say nothing."""
 
+import re
 from random import Random
 
 import pytest
@@ -123,6 +124,22 @@ def test_what_engines_count_stands_beside_and_says_how_much_was_seen() -> None:
     assert told.seen_share
     assert told.seen_share == pytest.approx(0.887, abs=0.01)
     assert "of the engines' prompts came by here" in told.sentence
+
+
+def test_each_of_two_services_says_which_share_of_the_prompts_it_saw() -> None:
+    """A proxy of each shows it every second chat; the engines count them all."""
+    fleets = WatchedFleet(), WatchedFleet()
+    for _ in range(45):
+        for fleet in fleets:
+            fleet.show_chats(minutes=1)
+        batches = [one for each in fleets for one in (*each.shadow.batches, each.shadow.open_batch)]
+        counted = EndpointSignals(queried_tokens=sum(one.prompt for one in batches))
+        for fleet in fleets:
+            fleet.shadow.apply_signals("a", counted)
+
+    for told in map(forecast_of, fleets):
+        assert told.seen_share == pytest.approx(0.5, abs=0.02)
+        assert re.search(r"Only (49|50|51)% of the engines' prompts came by here", told.sentence)
 
 
 def test_an_open_answer_holds_up_the_pictures_for_ten_minutes_at_most() -> None:

@@ -11,7 +11,7 @@ from tests.router.recording.traced import Rows, record_pool
 from tests.router.routing.fleet import Fleet, words
 
 AIPERF = shutil.which("aiperf")
-# Its importer's own reader, and the rule by which it cuts the last block.
+# Its importer's own reader, and the rule by which it cuts the last block: by --isl-block-size, which the row names.
 READ = """
 import json, sys
 from aiperf.dataset.loader.models import MooncakeTrace
@@ -20,8 +20,8 @@ for line in open(sys.argv[1]):
     row = json.loads(line)
     assert Loader.can_load(row), row
     trace = MooncakeTrace.model_validate(row)
-    last = trace.input_length - 512 * (len(trace.hash_ids) - 1)
-    print(json.dumps([trace.timestamp, trace.output_length, 0 < last <= 512]))
+    last = trace.input_length - trace.block_size * (len(trace.hash_ids) - 1)
+    print(json.dumps([trace.timestamp, trace.output_length, 0 < last <= 16]))
 """
 
 

@@ -1,12 +1,23 @@
 """An Envoy of somebody else's, with a rule of its own, and the three blocks of envoy/shadow.yaml in it."""
 
-from collections.abc import Sequence
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import aiohttp
 import yaml
+from aiohttp import web
 
 from tests.manifests.rendering import MANIFESTS
-from tests.stack.gateway import Tree, load, move_ports
+from tests.stack.client import CHAT, chat_about
+from tests.stack.gateway import Gateway, Tree, load, move_ports
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
 
 HCM = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 DESTINATION = "x-gateway-destination-endpoint"
@@ -17,6 +28,36 @@ PICKS = {
     "response_trailer_mode": "SEND",
 }
 ROUTER = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+
+
+class Somebody:
+    """An Envoy with a listener as it was, and one with the filter; a service that watches, or does not."""
+
+    def __init__(
+        self,
+        folder: Path,
+        addresses: Sequence[str],
+        component: str = "",
+        rule: str = "ROUND_ROBIN",
+        **options: object,
+    ) -> None:
+        *clients, admin, port = free_ports(5)
+        urls = [f"http://127.0.0.1:{each}{CHAT}" for each in clients]
+        self.plain, self.shadowed, self.asking = urls
+        self.service = Service(folder, port=port)
+        self.pool = pool(addresses, {"name": "prefix_cache", **options}, probe=False, shadow={})
+        self.pool["fallbacks"] = 0
+        self.service.configure([self.pool])
+        tree = somebodys_envoy(clients, admin, port, addresses, rule)
+        if component:
+            add_component(tree, component, port)
+        self.gateway = Gateway(folder, tree, port=clients[0], admin_port=admin)
+
+    def sees_service(self) -> bool:
+        return self.gateway.cluster("extproc-shadow", "membership_healthy") > 0
+
+    def cluster(self, counter: str) -> int:
+        return self.gateway.cluster("extproc-shadow", counter)
 
 
 def somebodys_envoy(
@@ -106,7 +147,7 @@ def add_component(tree: Tree, gateway: str, port: int) -> None:
 
 def _asks(shown: Tree) -> Tree:
     """The same filter without the mode: it waits for the pick."""
-    config = {**shown["typed_config"], "processing_mode": PICKS}
+    config = {**shown["typed_config"], "processing_mode": PICKS, "message_timeout": "10s"}
     for field in ("observability_mode", "deferred_close_timeout"):
         del config[field]
     return {**shown, "typed_config": config}
@@ -135,3 +176,58 @@ def _listener(port: int, filters: Sequence[Tree], cluster: str = "vllm") -> dict
     }
     address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
     return {"name": f"at {port}", "address": address, "filter_chains": [chain]}
+
+
+LARGE = chat_about("x" * 48_000_000)
+
+
+@asynccontextmanager
+async def sinks(addresses: Sequence[str]) -> AsyncGenerator[None]:
+    """Endpoints that read bodies of any size."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        async for _ in request.content.iter_any():
+            pass
+        return web.Response(text="whole")
+
+    runner = web.ServerRunner(web.Server(answer, access_log=None))
+    await runner.setup()
+    for address in addresses:
+        port = int(address.rpartition(":")[2])
+        await web.TCPSite(runner, "127.0.0.1", port, backlog=4_096).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def ask_many(url: str, body: bytes, count: int) -> list[tuple[int, float]]:
+    """Status and seconds of so many requests at once; one that hangs raises `TimeoutError`."""
+    limits, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(connector=limits, timeout=timeout) as session:
+
+        async def ask() -> tuple[int, float]:
+            asked_s = monotonic()
+            async with session.post(url, data=BytesIO(body)) as response:
+                await response.read()
+                return response.status, monotonic() - asked_s
+
+        return await asyncio.gather(*(ask() for _ in range(count)))
+
+
+@asynccontextmanager
+async def slowed(service: Service) -> AsyncGenerator[None]:
+    """The service runs a fifth of the time, and answers health checks late, but in time."""
+
+    async def hinder() -> None:
+        while True:
+            for number, seconds in ((signal.SIGSTOP, 0.4), (signal.SIGCONT, 0.1)):
+                service.send(number)
+                await asyncio.sleep(seconds)
+
+    hindering = asyncio.create_task(hinder())
+    try:
+        yield
+    finally:
+        hindering.cancel()
+        service.send(signal.SIGCONT)
