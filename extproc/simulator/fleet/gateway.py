@@ -8,9 +8,12 @@ from itertools import count
 from random import Random
 from typing import Final
 
+from msgspec.structs import asdict
+
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
+from extproc.router.routing.prefill_stage import NOBODY_STREAMS
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.simulator.fleet.arms import build_arm
@@ -47,14 +50,22 @@ class Routing:
         outsides: Sequence[ClockAndRandom],
         scrapes: Sequence[Scrape],
         read: ReadMetrics,
+        helpers: Sequence[Endpoint] = (),
     ) -> "Gateways":
-        """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
+        """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway.
+
+        `helpers` compute prompts for the `endpoints`, by the first gateway.
+        """
         builds = [
             partial(build_arm, self.strategy, self.options, outside, scrape)
             for outside, scrape in zip(outsides, scrapes, strict=True)
         ]
         gateways = Gateways(builds, outsides, read)
         gateways.replace(endpoints)
+        if self.split is not None:
+            options = {**self.options, **asdict(NOBODY_STREAMS)}
+            strategy = build_arm(self.strategy, options, outsides[0], scrapes[0])
+            gateways.add_stage(helpers, Pool("fleet/prefill", strategy), self.split)
         return gateways
 
 
@@ -119,9 +130,8 @@ class Gateways:
         for rounds in self._rounds:
             rounds.follow(snapshot.ready)
 
-    def add_stage(self, endpoints: Sequence[Endpoint], split: FleetSplit) -> None:
-        """Lets these endpoints compute prompts for the others, of the first gateway."""
-        pool = Pool("fleet/prefill", self._builds[0]())
+    def add_stage(self, endpoints: Sequence[Endpoint], pool: Pool, split: FleetSplit) -> None:
+        """Lets these endpoints of this pool compute prompts for the others, of the first gateway."""
         pool.replace(endpoints)
         self.pools[0].prefill = split.build(pool)
         rounds = MetricRounds(pool, self._outsides[0], self._read)

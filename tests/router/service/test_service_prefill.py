@@ -186,3 +186,19 @@ async def test_other_replicas_hear_of_both_stages() -> None:
 def test_prefill_endpoints_need_a_strategy_that_compares_costs() -> None:
     with pytest.raises(SettingsError, match="prefill compares by prefix_cache"):
         parse_settings(STAGED.replace("probe: false", "strategy: least_load"), {})
+
+
+POOLED = "{inference_pool: {name: vllm}}"
+
+
+def test_both_stages_read_the_label_that_pairs_their_pods() -> None:
+    text = STAGED.replace("{static: ['10.0.0.1:80', '10.0.0.2:80']}", POOLED)
+    text = text.replace("gbit_per_s: 400", "match_label: llm-d.ai/revision")
+    with pytest.raises(SettingsError, match="both endpoints must be of an inference_pool"):
+        parse_settings(text, {})
+    [pool] = parse_settings(text.replace("{static: ['10.1.0.1:80']}", POOLED), {}).pools
+    stage = pool.stage()
+
+    assert stage is not None
+    assert (pool.match_label, stage.match_label) == ("llm-d.ai/revision",) * 2
+    assert stage.stage() is None
