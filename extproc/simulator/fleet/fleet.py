@@ -122,13 +122,16 @@ class _Fleet:
         ]
         self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
-        helpers = [self._names[place] for place in range(answering, setup.endpoints)]
         self._gateways = setup.routing.build_gateways(
-            self._ready, outsides, scrapes, self._read_signals, helpers
+            self._ready, outsides, scrapes, self._read_signals
         )
         self._strangers = Routing("round_robin").build_gateways(
             self._ready, outsides[:1], scrapes[:1], self._read_signals
         )
+        if split:
+            helpers = [self._names[place] for place in range(answering, setup.endpoints)]
+            strategy = setup.routing.build_helper(outsides[0], scrapes[0])
+            self._gateways.add_stage(helpers, strategy, split)
         self._foreign = 0.0
         self._numbers = count(setup.endpoints)
         self._starting: list[int] = []

@@ -50,23 +50,19 @@ class Routing:
         outsides: Sequence[ClockAndRandom],
         scrapes: Sequence[Scrape],
         read: ReadMetrics,
-        helpers: Sequence[Endpoint] = (),
     ) -> "Gateways":
-        """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway.
-
-        `helpers` compute prompts for the `endpoints`, by the first gateway.
-        """
+        """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
         builds = [
             partial(build_arm, self.strategy, self.options, outside, scrape)
             for outside, scrape in zip(outsides, scrapes, strict=True)
         ]
         gateways = Gateways(builds, outsides, read)
         gateways.replace(endpoints)
-        if self.split is not None:
-            options = {**self.options, **asdict(NOBODY_STREAMS)}
-            strategy = build_arm(self.strategy, options, outsides[0], scrapes[0])
-            gateways.add_stage(helpers, Pool("fleet/prefill", strategy), self.split)
         return gateways
+
+    def build_helper(self, outside: ClockAndRandom, scrape: Scrape) -> Strategy:
+        """The strategy of endpoints that only compute prompts."""
+        return build_arm(self.strategy, {**self.options, **asdict(NOBODY_STREAMS)}, outside, scrape)
 
 
 # As the service's default; no two endpoints at one moment.
@@ -130,8 +126,11 @@ class Gateways:
         for rounds in self._rounds:
             rounds.follow(snapshot.ready)
 
-    def add_stage(self, endpoints: Sequence[Endpoint], pool: Pool, split: FleetSplit) -> None:
-        """Lets these endpoints of this pool compute prompts for the others, of the first gateway."""
+    def add_stage(
+        self, endpoints: Sequence[Endpoint], strategy: Strategy, split: FleetSplit
+    ) -> None:
+        """Lets these endpoints compute prompts for the others, of the first gateway."""
+        pool = Pool("fleet/prefill", strategy)
         pool.replace(endpoints)
         self.pools[0].prefill = split.build(pool)
         rounds = MetricRounds(pool, self._outsides[0], self._read)

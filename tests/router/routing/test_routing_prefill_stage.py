@@ -110,7 +110,7 @@ def test_only_endpoints_of_one_revision_compute_for_each_other_and_take_their_re
 ) -> None:
     fleet = StagedFleet()
     fleet.pool.replace(
-        [Endpoint(name, f"{name}:1", revision=of) for name, of in ["a1", "b2", "c1"]]
+        [Endpoint(name, f"{name}:1", revision=of) for name, of in zip("abc", "121", strict=True)]
     )
     fleet.helpers.replace(
         [Endpoint("p", "p:1", revision=revision), Endpoint("q", "q:1", revision="3")]
