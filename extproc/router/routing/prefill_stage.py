@@ -5,15 +5,15 @@
 #
 #   ready    = cost(p) + overhead + tokens that d lacks · bytes a token / bandwidth
 #   there(d) = cost(d) - compute(d) · (1 + n/10) + max(0, ready - backlog(d))
-#   here(d)  = cost(d) + compute(d) · (3n/10 - n/10)
+#   here(d)  = cost(d) + compute(d) · (n/2 - n/10)
 #
 # and the least there(d) is compared with here(d) of the cheapest d. So one formula has both queues:
 # that of d, where the request stands in line with or without p, and that of p, in cost(p). What
 # stays at d either way (requests in flight, memory, what the prompt evicts) cancels out.
 #
-# - What a prompt does to the answers that stream counts three times as much as where endpoints are
+# - What a prompt does to the answers that stream counts five times as much as where endpoints are
 #   compared that all answer: there somebody is held up wherever it goes, and here nobody need be. A
-#   millisecond between two tokens is then worth a third of one before the first. (Simulated: with a
+#   millisecond between two tokens is then worth half of one before the first. (Simulated: with a
 #   tenth whole answers take up to 20 % longer than with everything sent away. With all of it they are
 #   no faster, but first tokens wait up to a fifth longer for p.)
 # - Nobody's answer streams from p: `NOBODY_STREAMS` is its rule. Counted there, too, a queue at p
@@ -55,7 +55,7 @@ NOBODY_STREAMS: Final = Rule(hold_up=0.0)
 """The rule by which prefill endpoints are compared."""
 
 # How often a prefill's harm to answers that stream counts, of what `hold_up` has of it.
-_HARM: Final = 3
+_HARM: Final = 5
 # The share of its cost that a prompt must save to be sent away.
 _EDGE: Final = 0.05
 # One alone would be told without what the others cost.
@@ -73,7 +73,11 @@ class Transfer(Struct, frozen=True):
     gbit_per_s: float = 100.0
 
     def ms(self, tokens: int) -> float:
-        return self.overhead_ms + tokens * self.bytes_per_token * 8 / (self.gbit_per_s * 1e6)
+        return self.overhead_ms + self.way_ms(tokens)
+
+    def way_ms(self, tokens: int) -> float:
+        """How long the bytes of so many tokens are under way."""
+        return tokens * self.bytes_per_token * 8 / (self.gbit_per_s * 1e6)
 
 
 class PrefillStage:
