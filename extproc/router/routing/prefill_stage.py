@@ -16,8 +16,10 @@
 #   millisecond between two tokens is then worth half of one before the first. (Simulated: with a
 #   tenth whole answers take up to 20 % longer than with everything sent away. With all of it they are
 #   no faster, but first tokens wait up to a fifth longer for p.)
-# - Nobody's answer streams from p: `NOBODY_STREAMS` is its rule. Counted there, too, a queue at p
-#   looks longer than it is, and keeps prompts where they hold up others.
+# - Nobody's answer streams from p: by `NOBODY_STREAMS` a request in flight there costs nothing but its backlog, which
+#   the clock drains. Else a queue at p looks longer than it is, and keeps prompts where they hold up
+#   others. An answer that is not streamed counts at p until it is there, since nothing tells us
+#   before; so that count must not decide.
 # - Others send a prompt away from so many tokens on, whatever waits where; a study of that found
 #   first tokens up to 20 times later than need be. Here a queue at p brings prompts back to d.
 # - An endpoint that holds the whole prompt saves nothing, so nothing is gained by sending it away.
@@ -51,7 +53,7 @@ from extproc.router.routing.strategies.prefix_cache.strategy import (
 STEPS_OF_A_TRANSFER: Final = 1.5
 """What a second engine adds whatever the prompt: the rest of the step that runs there, and one more."""
 
-NOBODY_STREAMS: Final = Rule(hold_up=0.0)
+NOBODY_STREAMS: Final = Rule(hold_up=0.0, step=0.0, prefill=0.0)
 """The rule by which prefill endpoints are compared."""
 
 # How often a prefill's harm to answers that stream counts, of what `hold_up` has of it.

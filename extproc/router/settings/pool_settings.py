@@ -215,6 +215,14 @@ class PoolSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _is_seen_whole(self) -> Self:
+        if self.shadow is not None and self.prefill is not None:
+            raise ValueError(
+                "shadow pictures endpoints that compute their own prompts: leave out one of shadow and prefill"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_labels(self) -> Self:
         both = (self.endpoints, self.prefill.endpoints) if self.prefill is not None else ()
         if self.match_label is not None and any(each.inference_pool is None for each in both):

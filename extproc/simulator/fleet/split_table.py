@@ -21,8 +21,8 @@ PROFILE: Final = "h100-llama8b-bf16"
 ENGINES_IN_ALL: Final = 8
 SLO_TTFT_S, SLO_TPOT_S = 1.0, 0.05
 _DEFINITIONS: Final = """P:D: engines that only prefill, and all others. TTFT: from the sending of a request to its
-first token, ms. ITL: between two tokens, ms. answer: to its last token, mean ms. tok/s: of answers. good: requests with a TTFT up to 1 s and a mean ITL up
-to 50 ms. remote: prompts that a prefill engine computed.
+first token, ms. ITL: between two tokens, ms. answer: to its last token, mean ms. tok/s: of answers. good: requests
+with a TTFT up to 1 s and a mean ITL up to 50 ms. remote: prompts that a prefill engine computed.
 """
 _LONG, _SHORT = lognormal(8_000, 0.4, 1_000, 30_000), lognormal(300, 0.6, 16, 2_000)
 _FEW, _MANY = lognormal(100, 0.6, 8, 400), lognormal(800, 0.5, 50, 3_000)
@@ -119,7 +119,18 @@ def arms(prefills: Sequence[int]) -> list[tuple[int, str]]:
 
 def render_split(rows: Sequence[SplitRow]) -> str:
     """Lays the runs out, those of a load below each other; says first where a split does not pay."""
-    head = ("load", "P:D", "rule", "TTFT mean", "p99", "ITL p99", "answer", "tok/s", "good", "remote")
+    head = (
+        "load",
+        "P:D",
+        "rule",
+        "TTFT mean",
+        "p99",
+        "ITL p99",
+        "answer",
+        "tok/s",
+        "good",
+        "remote",
+    )
     verdicts = [_verdict(load, rows) for load in dict.fromkeys(row.load for row in rows)]
     return f"{''.join(verdicts)}\n{lay_out([head, *map(_line, rows)])}\n{_DEFINITIONS}"
 

@@ -56,6 +56,16 @@ def test_near_the_edge_a_prompt_stays_and_a_little_beyond_it_leaves() -> None:
     assert reasons.index(REMOTE_PREFILL) == 2
 
 
+def test_answers_that_are_awaited_at_a_prefill_endpoint_keep_nobody_from_it() -> None:
+    """Of one that is not streamed nobody says when its prompt is done: it counts until all of it is there."""
+    fleet = StagedFleet(prefill="p")
+    for name in "ab":
+        fleet.stream(name, 10)
+    fleet.helpers.book.set_peer_count("p", 1_000)
+
+    assert fleet.pick(LONG).reason == REMOTE_PREFILL
+
+
 def test_without_a_ready_prefill_endpoint_all_is_as_if_there_were_none() -> None:
     fleet = StagedFleet()
     for name in "ab":
