@@ -28,7 +28,7 @@ NODES: Final[Mapping[str, int]] = {
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 101
-DOCS_WORDS: Final = 71_000
+DOCS_WORDS: Final = 71_400
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"
