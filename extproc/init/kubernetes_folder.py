@@ -229,9 +229,8 @@ class KubernetesFolder:
 
     def write(self) -> None:
         """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
-        given = (self.service, self.namespace, str(self.target_port))
-        given += tuple(filter(None, (self.pull_secret, self.prefill_service)))
-        for name in given:
+        given = [self.service, self.namespace, str(self.target_port)]
+        for name in (*given, *filter(None, (self.pull_secret, self.prefill_service))):
             if not re.fullmatch(_NAME, name):
                 raise SettingsError(f"{name!r} is no name that Kubernetes takes")
         for text in (
