@@ -203,6 +203,11 @@ class _ServicePort(click.IntRange):
 )
 @click.option("--model", required=True, help="The model that these Pods serve.")
 @click.option(
+    "--prefill-service",
+    metavar="NAME",
+    help="Another Service, whose Pods only compute prompts, at the same port. The first one's need llm-d's sidecar.",
+)
+@click.option(
     "--namespace", default="default", show_default=True, help="The namespace of these Pods."
 )
 @click.option("--image", metavar="IMAGE", help="The image of this service, with its tag.")

@@ -27,7 +27,7 @@ NODES: Final[Mapping[str, int]] = {
     REST: 9_000,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
-SETTINGS: Final = 100
+SETTINGS: Final = 101
 DOCS_WORDS: Final = 72_400
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.

@@ -47,9 +47,14 @@ pools:
     # Any Service of your vLLM Pods. The port is the Pods' own: its number, or its name in the Service.{read}
     kubernetes: {{service: {service}, port: {target_port}}}
   fallbacks: 2  # further endpoints, for the gateway's retries
-  strategy:
+{prefill}  strategy:
     name: prefix_cache
     engine: {engine}  # the nearest of `extproc schema`'s list; `extproc calibrate` measures yours
+"""
+_PREFILL: Final = """\
+  prefill:  # computes prompts where that is sooner; the Pods above need llm-d's sidecar: docs/how-to/prefill-decode.md
+    endpoints: {{kubernetes: {{service: {prefill_service}, port: {target_port}}}}}
+    gbit_per_s: 100  # of the network between the two
 """
 _REPLICAS: Final = """\
     gateways: 2  # replicas; with an autoscaler its minReplicas
@@ -210,6 +215,7 @@ class KubernetesFolder:
     gateway: str
     engine: str
     output: Path
+    prefill_service: str | None = None
     shadow: bool = False
 
     @property
@@ -223,11 +229,15 @@ class KubernetesFolder:
 
     def write(self) -> None:
         """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
-        given = (self.service, self.namespace, str(self.target_port), self.pull_secret or "secret")
-        for name in given:
+        given = [self.service, self.namespace, str(self.target_port)]
+        for name in (*given, *filter(None, (self.pull_secret, self.prefill_service))):
             if not re.fullmatch(_NAME, name):
                 raise SettingsError(f"{name!r} is no name that Kubernetes takes")
-        for text in (self.service, self.target_port):  # kustomize reads them where no quotes may be
+        for text in (
+            self.service,
+            self.target_port,
+            self.prefill_service or "a",
+        ):  # kustomize reads them where no quotes may be
             if re.fullmatch(_NO_NAME, str(text)) or yaml.safe_load(str(text)) != text:
                 raise SettingsError(f"{text!r} is no name to YAML: take another one")
         if not self.model.isprintable():
@@ -305,9 +315,14 @@ class KubernetesFolder:
 
     def _configure(self) -> str:
         pool = re.sub("[^A-Za-z0-9._-]", "-", self.model.rpartition("/")[2])[:63].strip("._-")
+        prefill = ""
+        if self.prefill_service is not None:
+            names = {"prefill_service": self.prefill_service, "target_port": self.target_port}
+            prefill = _PREFILL.format(**names)
         return (_CONFIGURATION + (_WATCHING if self.shadow else _REPLICAS)).format(
             pool=pool or "vllm",
             engine=self.engine,
+            prefill=prefill,
             model=json.dumps(self.model, ensure_ascii=False),
             read="" if self.shadow or self.gateway == "envoy" else _READ,
             service=self.service,

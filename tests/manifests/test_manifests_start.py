@@ -77,7 +77,8 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
     gateway: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "folder"
-    write_folder(folder, gateway, "--image", "images.example:5000/team/extproc:9.9.9")
+    words = ("--image", "images.example:5000/team/extproc:9.9.9", "--prefill-service", "early")
+    write_folder(folder, gateway, *words)
     naming = [
         path.name for path in folder.rglob("*.*") if re.search("qwen\\b|8123", path.read_text())
     ]
@@ -93,6 +94,7 @@ def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(
     [pool] = yaml.safe_load(text)["pools"]
     assert pool["name"] == "Qwen3-8B"
     assert pool["endpoints"] == {"kubernetes": {"service": "qwen", "port": 8123}}
+    assert pool["prefill"]["endpoints"] == {"kubernetes": {"service": "early", "port": 8123}}
     assert routed_services(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
     [container] = pick_object(objects, "Deployment", "extproc")["spec"]["template"]["spec"][
         "containers"

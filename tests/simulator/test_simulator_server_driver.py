@@ -16,6 +16,7 @@ from extproc.simulator.engine.profiles import Profile, find_profile
 from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.split import DEFAULT_TRANSFER
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import draw_sessions
 from extproc.simulator.http.driver import Clock, Driver, Generation, Job
@@ -114,6 +115,20 @@ async def test_a_preempted_request_is_counted_and_finishes() -> None:
         sum(one.preemptions for one in generations) == driver.engine.counters.preemptions_total > 0
     )
     assert registry.get_sample_value("vllm:request_num_preemptions_count", LABELS) == 2
+
+
+async def test_a_computed_prompt_takes_as_long_as_in_the_fleet_less_what_is_cached() -> None:
+    clock, waits, size = VirtualClock(), [], QUICK.block_size
+    job = Job("a", [*range(1_000)], range(1), is_computed=True)
+    async with driving(QUICK, clock) as (driver, _):
+        for _ in range(2):
+            asked_at = clock.now()
+            await driver.receive(job)
+            waits.append(clock.now() - asked_at)
+            await finish(driver.submit(job, asyncio.Event()))
+
+    lacking = [1_000, 1_000 - 999 // size * size]
+    assert waits == pytest.approx([DEFAULT_TRANSFER.way_ms(each) / 1000 for each in lacking])
 
 
 async def test_what_is_aborted_before_its_first_token_is_not_measured() -> None:

@@ -71,7 +71,7 @@ class InferencePoolSource(Struct, frozen=True):
     """Finds the endpoints of one InferencePool. Passes changes on `settle_s` after the first of them.
 
     `family` is the preferred one of a dual-stack pod's addresses. With `prefills` they are the pods that
-    compute prompts, by their labels, else those that answer.
+    compute prompts, by their labels, else those that answer. The label `match_label` has their revision.
     """
 
     access: KubeAccess
@@ -80,6 +80,7 @@ class InferencePoolSource(Struct, frozen=True):
     family: AddressFamily = "IPv4"
     settle_s: float = 0.1
     prefills: bool = False
+    match_label: str = ""
 
     async def run(self, sink: Sink) -> None:
         # A list of one: what a Role that names the pool lets us see.
@@ -209,7 +210,12 @@ class _Pods:
         self._follower = follower
         self.selector = terms.selector
         self._ports = terms.ports
-        self.book = PodBook(terms.ports, family=pool.family, prefills=pool.prefills)
+        self.book = PodBook(
+            terms.ports,
+            family=pool.family,
+            prefills=pool.prefills,
+            match_label=pool.match_label,
+        )
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
         if ports != self._ports:

@@ -50,7 +50,9 @@ def has_role(pod: Pod, *, prefills: bool) -> bool:
     return role == "both" or ("prefill" if prefills else "decode") in role.split("-")
 
 
-def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> ObjectReading:
+def read_pod(
+    pod: Pod, ports: tuple[int, ...], family: AddressFamily, match_label: str = ""
+) -> ObjectReading:
     """Reads the endpoints of one pod: Running, Ready and with an address, else there are none.
 
     A pod that terminates and is still Ready is draining, as an EndpointSlice's `serving` and
@@ -64,18 +66,22 @@ def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> ObjectR
     if pod.status.phase != "Running" or not address or (is_going and not is_ready):
         return ObjectReading()
     try:
-        found = tuple(_endpoint(pod, address, port, is_alone=len(ports) == 1) for port in ports)
+        found = tuple(
+            _endpoint(pod, address, port, match_label, is_alone=len(ports) == 1) for port in ports
+        )
     except AddressError as error:
         return ObjectReading(fault=f"is left out: {error}")
     return ObjectReading(endpoints=found) if is_ready else ObjectReading(unready=found)
 
 
-def _endpoint(pod: Pod, address: str, port: int, *, is_alone: bool) -> Endpoint:
+def _endpoint(pod: Pod, address: str, port: int, match_label: str, *, is_alone: bool) -> Endpoint:
+    labels = pod.metadata.labels or {}
     return Endpoint(
         name=name_endpoint(pod.metadata.namespace, pod.metadata.name, port, is_alone=is_alone),
         address=join_address(address, port),
         is_ready=pod.metadata.deletion_timestamp is None,
-        zone=(pod.metadata.labels or {}).get(ZONE_LABEL),
+        zone=labels.get(ZONE_LABEL),
+        revision=labels.get(match_label, ""),
     )
 
 
@@ -87,12 +93,17 @@ def _address(status: PodStatus, family: AddressFamily) -> str:
 
 
 class PodBook(EndpointBook[Pod]):
-    """The pods that a selector chose, and that have the role that is wanted."""
+    """The pods that a selector chose, and that have the role that is wanted; `match_label` has their revision."""
 
     def __init__(
-        self, ports: tuple[int, ...], *, family: AddressFamily = "IPv4", prefills: bool = False
+        self,
+        ports: tuple[int, ...],
+        *,
+        family: AddressFamily = "IPv4",
+        prefills: bool = False,
+        match_label: str = "",
     ) -> None:
-        self._prefills = prefills
+        self._prefills, self._match_label = prefills, match_label
         super().__init__(family, self._reader(ports))
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
@@ -103,6 +114,6 @@ class PodBook(EndpointBook[Pod]):
         def read(pod: Pod) -> ObjectReading:
             if not has_role(pod, prefills=self._prefills):
                 return ObjectReading()
-            return read_pod(pod, ports, self._family)
+            return read_pod(pod, ports, self._family, self._match_label)
 
         return read

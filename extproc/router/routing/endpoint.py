@@ -28,7 +28,8 @@ class Endpoint:
     or the address. It survives a change of address, so a restarted pod of a StatefulSet keeps its
     keys. `address` is canonical: `10.0.0.1:8000` or `[fd00::1]:8000`. An endpoint that is not ready
     is draining: it finishes what it has and gets no new picks.
-    `cards` describe its `models` and `adapters`.
+    `cards` describe its `models` and `adapters`. One that computes prompts does so for those with the same
+    `revision`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Endpoint:
     models: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
     cards: frozenset[ModelCard] = frozenset()
+    revision: str = ""
 
     @property
     def ip(self) -> str:

@@ -1,7 +1,7 @@
 """The gauges of the running pools, read when somebody scrapes."""
 
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import nan
 from statistics import fmean
 from typing import Final
@@ -42,6 +42,7 @@ class PoolCollector(Collector):
         recorded = counters(
             "extproc_record_rows", "Rows of a trace, in its file or in none.", "pool", "result"
         )
+        saturations = measure_saturations(self._pools)
         for running in self._pools:
             pool, name = running.pool, running.name
             for endpoint, count in pool.book.ours().items():
@@ -49,9 +50,8 @@ class PoolCollector(Collector):
             states = Counts(state for _, state in pool.states())
             for state in ("ready", "unknown", "cooling", "busy", "unhealthy", "draining"):
                 endpoints.add_metric([name, state], states[state])
-            saturation = measure_saturation(running)
-            if saturation is not None:
-                full.add_metric([name], saturation)
+            if name in saturations:
+                full.add_metric([name], saturations[name])
             if running.keeper.age_s is not None:
                 age.add_metric([name], running.keeper.age_s)
             if running.keeper.fault is not None:
@@ -138,8 +138,20 @@ def _collect_events(pools: Iterable[RunningPool]) -> Iterable[Metric]:
     return heard, cached, blocks, emptied
 
 
-def measure_saturation(running: RunningPool) -> float | None:
-    """How full a pool is, 1 at most: in flight over `max_in_flight`; without that what its engines say.
+def measure_saturations(pools: Iterable[RunningPool]) -> Mapping[str, float]:
+    """How full pools are, by name; one with prefill endpoints is as full as the fuller of its stages."""
+    found = {each.name: full for each in pools if (full := _measure(each)) is not None}
+    for each in pools:
+        stage = each.pool.prefill
+        # Without any it is no fuller: each endpoint computes its own prompts.
+        if stage is not None and stage.pool.candidates():
+            both = [found[name] for name in (each.name, stage.pool.name) if name in found]
+            found.update({each.name: max(both)} if both else {})
+    return found
+
+
+def _measure(running: RunningPool) -> float | None:
+    """How full a pool is by itself, 1 at most: in flight over `max_in_flight`; without that what its engines say.
 
     `None`: nobody says anything. A pool without an endpoint is full.
     """
@@ -159,21 +171,19 @@ def measure_saturation(running: RunningPool) -> float | None:
 
 def collect_llmd(pools: Iterable[RunningPool]) -> Iterable[Metric]:
     """The same by the names that llm-d's dashboards and autoscalers read, the older ones, too."""
-    families = dict[str, Metric]()
+    families, saturations = dict[str, Metric](), measure_saturations(pools)
     for running in pools:
-        for name, labels, value in _llmd_samples(running):
+        for name, labels, value in _llmd_samples(running, saturations.get(running.name)):
             family = families.setdefault(name, Metric(name, "As llm-d's router names it.", "gauge"))
             family.add_sample(name, labels, value)
     return families.values()
 
 
-def _llmd_samples(running: RunningPool) -> Iterator[tuple[str, dict[str, str], float]]:
+def _llmd_samples(
+    running: RunningPool, saturation: float | None
+) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yields family, labels and value. No label is a client's word: a fairness id stays empty."""
-    pool, saturation, signals = (
-        running.pool,
-        measure_saturation(running),
-        running.feedback.signals.values(),
-    )
+    pool, signals = running.pool, running.feedback.signals.values()
     name, inference_pool = {"name": pool.name}, {"inference_pool": pool.name}
     model = {"model_name": min(running.route(running.settings).names(), default="")}
     waiting = {0: 0} | Counts(waiter.lane.priority for waiter in pool.queue or ())

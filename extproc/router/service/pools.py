@@ -196,8 +196,9 @@ class Pools:
             running[pool.name] = each
         for pool in settings:
             helpers = running[stages[pool.name].name].pool if pool.name in stages else None
-            prefill = self._shared.wiring.prefill(pool, helpers)
-            steps.append(partial(setattr, running[pool.name].pool, "prefill", prefill))
+            answering = running[pool.name].pool
+            prefill = self._shared.wiring.prefill(pool, answering, helpers)
+            steps.append(partial(setattr, answering, "prefill", prefill))
         picker = Picker(running[pool.name].route(pool) for pool in settings)
 
         def put_in_force() -> None:

@@ -268,7 +268,7 @@ class RunningPool:
         ask, path = partial(wiring.engine_headers, settings), (probe or ProbePlan()).path
         return {
             "pool": (
-                (settings.endpoints, settings.learn_models, key),
+                (settings.endpoints, settings.learn_models, settings.match_label, key),
                 lambda: partial(self.keeper.run, wiring.source(settings)),
             ),
             "probe": (

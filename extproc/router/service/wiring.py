@@ -28,7 +28,12 @@ from extproc.router.lint.partings import PoolLint
 from extproc.router.recording.trace_rows import PoolTrace
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.prefill_stage import STEPS_OF_A_TRANSFER, PrefillStage, Transfer
+from extproc.router.routing.prefill_stage import (
+    NOBODY_STREAMS,
+    STEPS_OF_A_TRANSFER,
+    PrefillStage,
+    Transfer,
+)
 from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
@@ -64,7 +69,10 @@ class PoolWiring(Struct, frozen=True):
     _environment: Mapping[str, str] = {}
 
     def strategy(self, settings: PoolSettings) -> Strategy:
-        return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self.outside)
+        options = settings.strategy.options()
+        if settings.only_prefills:
+            options["rule"] = NOBODY_STREAMS
+        return STRATEGIES.build(settings.strategy.name, options, self.outside)
 
     def shadow(self, settings: PoolSettings, pool: Pool) -> PoolShadow | None:
         """`None`: nobody asked for one."""
@@ -74,15 +82,16 @@ class PoolWiring(Struct, frozen=True):
         engines = {name: options[name] for name in ("engine", "kv_tokens")}
         return PoolShadow(pool, self.outside, engines, settings.shadow.deferred_close_s)
 
-    def prefill(self, settings: PoolSettings, stage: Pool | None) -> PrefillStage | None:
+    def prefill(
+        self, settings: PoolSettings, answering: Pool, stage: Pool | None
+    ) -> PrefillStage | None:
         """`None`: each endpoint computes its own prompts."""
         wanted, strategy = settings.prefill, settings.strategy
         if stage is None or wanted is None or not isinstance(strategy, PrefixCacheSettings):
             return None
         overhead_ms = STEPS_OF_A_TRANSFER * strategy.costs.step_ms
-        return PrefillStage(
-            stage, Transfer(overhead_ms, wanted.kv_bytes_per_token, wanted.gbit_per_s)
-        )
+        transfer = Transfer(overhead_ms, wanted.kv_bytes_per_token, wanted.gbit_per_s)
+        return PrefillStage(stage, transfer, answering if settings.match_label else None)
 
     def lint(self, settings: PoolSettings) -> PoolLint | None:
         return PoolLint(settings.name, self.outside.clock) if settings.lint else None
@@ -117,9 +126,12 @@ class PoolWiring(Struct, frozen=True):
         )
 
     def source(self, settings: PoolSettings) -> Source:
-        prefills = settings.only_prefills
         source = _endpoint_source(
-            settings.endpoints, self._base, self.outside.rng, prefills=prefills
+            settings.endpoints,
+            self._base,
+            self.outside.rng,
+            prefills=settings.only_prefills,
+            match_label=settings.match_label or "",
         )
         if settings.learn_models:
             headers = self.engine_headers(settings)
@@ -224,7 +236,12 @@ def _build_nats(
 
 
 def _endpoint_source(
-    settings: EndpointsSettings, base: Path, rng: Random, *, prefills: bool = False
+    settings: EndpointsSettings,
+    base: Path,
+    rng: Random,
+    *,
+    prefills: bool = False,
+    match_label: str = "",
 ) -> Source:
     if service := settings.kubernetes:
         access, namespace = _access(service, rng)
@@ -233,7 +250,12 @@ def _endpoint_source(
     if pool := settings.inference_pool:
         access, namespace = _access(pool, rng)
         return InferencePoolSource(
-            access, namespace, pool.name, family=pool.address_family, prefills=prefills
+            access,
+            namespace,
+            pool.name,
+            family=pool.address_family,
+            prefills=prefills,
+            match_label=match_label,
         )
     if settings.dns is not None:
         return DnsSource(settings.dns, rng=rng)

@@ -23,6 +23,10 @@ from extproc.router.settings.sections import (
 # What the pool of a pool's prefill endpoints is called behind the other's name.
 _STAGE: Final = "/prefill"
 
+# As Kubernetes names labels.
+_LABEL: Final = (
+    r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+)
 # Nothing in a key can begin another header.
 _KEY: Final = re.compile(rb"[!-~]{1,4096}")
 
@@ -90,6 +94,9 @@ class PrefillSettings(Section):
     fallbacks: int = Field(default=0, ge=0, le=4)
     """How many further prefill endpoints the header names. The sidecar takes the first, or with
     `--enable-prefiller-sampling` any."""
+    match_label: str | None = Field(default=None, pattern=_LABEL)
+    """A Pod label: only endpoints with equal values of it, or without it, compute for each other. For InferencePools,
+    while Pods are renewed whose KV layouts differ. Omitted: all do."""
 
 
 class RecordSettings(Section):
@@ -207,17 +214,39 @@ class PoolSettings(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _is_seen_whole(self) -> Self:
+        if self.shadow is not None and self.prefill is not None:
+            raise ValueError(
+                "shadow pictures endpoints that compute their own prompts: leave out one of shadow and prefill"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_labels(self) -> Self:
+        both = (self.endpoints, self.prefill.endpoints) if self.prefill is not None else ()
+        if self.match_label is not None and any(each.inference_pool is None for each in both):
+            raise ValueError(
+                "prefill.match_label reads Pods' labels: both endpoints must be of an inference_pool"
+            )
+        return self
+
     @property
     def only_prefills(self) -> bool:
         """Whether these are the settings of another pool's prefill endpoints, by `stage`."""
         return self.name.endswith(_STAGE)
+
+    @property
+    def match_label(self) -> str | None:
+        """The Pod label that says whose prompts an endpoint may compute; `None`: anybody's."""
+        return None if self.prefill is None else self.prefill.match_label
 
     def stage(self) -> Self | None:
         """The settings of the prefill endpoints as a pool of their own, to which no model leads.
 
         No name that is given has a slash.
         """
-        if self.prefill is None:
+        if self.prefill is None or self.only_prefills:
             return None
         return self.model_copy(
             update={
@@ -227,7 +256,7 @@ class PoolSettings(Section):
                 "strategy": self.strategy.model_copy(update={"shed_cold": False}),
                 "max_in_flight": None,
                 "lint": False,
-                **dict.fromkeys(("hold", "prefill", "record", "shadow")),
+                **dict.fromkeys(("hold", "record", "shadow")),
             }
         )
 

@@ -130,7 +130,8 @@ class _Fleet:
         )
         if split:
             helpers = [self._names[place] for place in range(answering, setup.endpoints)]
-            self._gateways.add_stage(helpers, split)
+            strategy = setup.routing.build_helper(outsides[0], scrapes[0])
+            self._gateways.add_stage(helpers, strategy, split)
         self._foreign = 0.0
         self._numbers = count(setup.endpoints)
         self._starting: list[int] = []
@@ -241,7 +242,7 @@ class _Fleet:
         """A sidecar's second step: a prompt's keys and values go to who answers."""
         split, node = self._setup.routing.split, self._nodes[flight.endpoint]
         flight.leg, flight.first_at, flight.ended_at = Leg.DECODE, -1.0, -1.0
-        way_s = split.transfer.ms(node.missing_tokens(flight)) / 1000 if split else 0.0
+        way_s = split.transfer.way_ms(node.missing_tokens(flight)) / 1000 if split else 0.0
         self._timeline.at(self._timeline.now + way_s, self._load, flight)
 
     def _load(self, flight: Flight) -> None:

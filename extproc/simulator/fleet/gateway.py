@@ -8,9 +8,12 @@ from itertools import count
 from random import Random
 from typing import Final
 
+from msgspec.structs import asdict
+
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
+from extproc.router.routing.prefill_stage import NOBODY_STREAMS
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import ClockAndRandom, Strategy
 from extproc.simulator.fleet.arms import build_arm
@@ -56,6 +59,10 @@ class Routing:
         gateways = Gateways(builds, outsides, read)
         gateways.replace(endpoints)
         return gateways
+
+    def build_helper(self, outside: ClockAndRandom, scrape: Scrape) -> Strategy:
+        """The strategy of endpoints that only compute prompts."""
+        return build_arm(self.strategy, {**self.options, **asdict(NOBODY_STREAMS)}, outside, scrape)
 
 
 # As the service's default; no two endpoints at one moment.
@@ -119,9 +126,11 @@ class Gateways:
         for rounds in self._rounds:
             rounds.follow(snapshot.ready)
 
-    def add_stage(self, endpoints: Sequence[Endpoint], split: FleetSplit) -> None:
+    def add_stage(
+        self, endpoints: Sequence[Endpoint], strategy: Strategy, split: FleetSplit
+    ) -> None:
         """Lets these endpoints compute prompts for the others, of the first gateway."""
-        pool = Pool("fleet/prefill", self._builds[0]())
+        pool = Pool("fleet/prefill", strategy)
         pool.replace(endpoints)
         self.pools[0].prefill = split.build(pool)
         rounds = MetricRounds(pool, self._outsides[0], self._read)

@@ -21,8 +21,8 @@ PROFILE: Final = "h100-llama8b-bf16"
 ENGINES_IN_ALL: Final = 8
 SLO_TTFT_S, SLO_TPOT_S = 1.0, 0.05
 _DEFINITIONS: Final = """P:D: engines that only prefill, and all others. TTFT: from the sending of a request to its
-first token, ms. ITL: between two tokens, ms. tok/s: of answers. good: requests with a TTFT up to 1 s and a mean ITL up
-to 50 ms. remote: prompts that a prefill engine computed.
+first token, ms. ITL: between two tokens, ms. answer: to its last token, mean ms. tok/s: of answers. good: requests
+with a TTFT up to 1 s and a mean ITL up to 50 ms. remote: prompts that a prefill engine computed.
 """
 _LONG, _SHORT = lognormal(8_000, 0.4, 1_000, 30_000), lognormal(300, 0.6, 16, 2_000)
 _FEW, _MANY = lognormal(100, 0.6, 8, 400), lognormal(800, 0.5, 50, 3_000)
@@ -72,6 +72,7 @@ class SplitRow:
     ttft_ms: float
     ttft_p99_ms: float
     itl_p99_ms: float
+    answer_ms: float
     tok_per_s: float
     good: float
     remote: float
@@ -104,6 +105,7 @@ def run_split(
         summary.ttft.mean_ms,
         summary.ttft.p99_ms,
         summary.itl.p99_ms,
+        summary.e2e.mean_ms,
         summary.output_tok_per_s,
         _good(run, summary.start_s, summary.end_s),
         summary.reasons.get("remote_prefill", 0) / max(1, summary.requests),
@@ -117,14 +119,26 @@ def arms(prefills: Sequence[int]) -> list[tuple[int, str]]:
 
 def render_split(rows: Sequence[SplitRow]) -> str:
     """Lays the runs out, those of a load below each other; says first where a split does not pay."""
-    head = ("load", "P:D", "rule", "TTFT mean", "p99", "ITL p99", "tok/s", "good", "remote")
+    head = (
+        "load",
+        "P:D",
+        "rule",
+        "TTFT mean",
+        "p99",
+        "ITL p99",
+        "answer",
+        "tok/s",
+        "good",
+        "remote",
+    )
     verdicts = [_verdict(load, rows) for load in dict.fromkeys(row.load for row in rows)]
     return f"{''.join(verdicts)}\n{lay_out([head, *map(_line, rows)])}\n{_DEFINITIONS}"
 
 
 def _line(row: SplitRow) -> tuple[str, ...]:
     ratio = f"{row.prefill}:{ENGINES_IN_ALL - row.prefill}" if row.prefill else "-"
-    times = (f"{ms:,.0f}" for ms in (row.ttft_ms, row.ttft_p99_ms, row.itl_p99_ms, row.tok_per_s))
+    figures = (row.ttft_ms, row.ttft_p99_ms, row.itl_p99_ms, row.answer_ms, row.tok_per_s)
+    times = (f"{figure:,.0f}" for figure in figures)
     return (row.load, ratio, row.decider, *times, f"{row.good:.1%}", f"{row.remote:.0%}")
 
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
+from extproc.router.routing.prefill_stage import Transfer
+from extproc.simulator.engine.blocks import hash_blocks
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.records import StepResult
 
@@ -14,6 +16,9 @@ from extproc.simulator.engine.records import StepResult
 TOLERATED_LAG_S = 0.5
 # Between the adapter and the cache salt in an engine's extra key.
 KEY_SEPARATOR = "\0"
+
+# A prompt that another engine computed comes as it does in the fleet.
+_TRANSFER: Final = Transfer(overhead_ms=0)
 
 log = getLogger("extproc.simulator")
 
@@ -133,6 +138,15 @@ class Driver:
         """Waits as long as a server reads so many tokens before its engine hears of them."""
         if way_s := self.engine.profile.way_s(prompt_tokens):
             await self._clock.sleep_until(self._clock.now() + way_s)
+
+    async def receive(self, job: Job) -> None:
+        """Waits as long as what the cache lacks of a computed prompt is under way."""
+        tokens, names = (
+            len(job.prompt),
+            hash_blocks(job.prompt, self.engine.profile.block_size, job.extra_key),
+        )
+        lacking = tokens - self.engine.cached_tokens(names, tokens)[0]
+        await self._clock.sleep_until(self._clock.now() + _TRANSFER.way_ms(lacking) / 1000)
 
     def submit(self, job: Job, wake: asyncio.Event) -> Generation:
         """Queues a job; raises as `Engine.add` does."""

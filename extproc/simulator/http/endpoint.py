@@ -123,6 +123,16 @@ class SimulatedEndpoint:
             request, strands, wake, self.driver, shows_cached=self.options.shows_cached
         )
 
+    async def receive(self, request: ApiRequest, head: AnswerHead) -> None:
+        """Waits for a request's prompts, which another endpoint computed."""
+        for prompt in request.prompts:
+            salt = request.cache_salt
+            job = Job("", prompt, (), adapter=self._adapter(head), cache_salt=salt)
+            await self.driver.receive(job)
+
+    def _adapter(self, head: AnswerHead) -> str:
+        return head.model if head.model in self.options.adapters else ""
+
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks; returns whether it could: not while requests run."""
         is_reset = self.driver.engine.reset_prefix_cache()
@@ -158,7 +168,7 @@ class SimulatedEndpoint:
     def _start(
         self, request: ApiRequest, rooms: Sequence[int], head: AnswerHead, wake: asyncio.Event
     ) -> Iterator[Strand]:
-        adapter = head.model if head.model in self.options.adapters else ""
+        adapter = self._adapter(head)
         prompts = zip(request.prompts, rooms, strict=True)
         variants = [
             (prompt, room, variant) for prompt, room in prompts for variant in range(request.n)

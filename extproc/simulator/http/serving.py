@@ -73,10 +73,11 @@ class ServingRoute:
             body = await read_json(request)
             closes = await self._suffer()
             call = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
-            if IS_COMPUTED in request:
-                call = replace(call, is_computed=True)
+            call = replace(call, is_computed=IS_COMPUTED in request)
             refuse_unsupported(body)
             head = self._endpoint.head(call, self._api.id_prefix)
+            if call.is_computed:
+                await self._endpoint.receive(call, head)
             await self._endpoint.driver.approach(sum(map(len, call.prompts)))
             reply = self._endpoint.begin(call, head)
         except VllmRefusal as refusal:

@@ -322,3 +322,21 @@ async def test_one_pool_has_pods_that_answer_and_pods_that_prefill(pool_kube: Ku
 
     assert names[False] == {"a", "b", "decode", "both", "prefill-decode"}
     assert names[True] == {"prefill", "both", "prefill-decode"}
+
+
+async def test_a_label_tells_pods_of_two_revisions_apart_and_a_change_of_it_counts(
+    pool_kube: Kube,
+) -> None:
+    source = replace(cast("InferencePoolSource", pool_kube.build()), match_label="revision")
+
+    def read() -> list[str]:
+        return [one.revision for one in pool_kube.sink.lists[-1]] if pool_kube.sink.lists else []
+
+    async def is_known_as(revision: str) -> None:
+        labels = {"app": "vllm", "model": "llama", "revision": revision}
+        pool_kube.server.put(running_pod("a", "10.0.0.1", labels=labels))
+        await until(lambda: read() == [revision, ""])
+
+    async with running_source(source, pool_kube.sink):
+        await is_known_as("7")
+        await is_known_as("8")

@@ -2,7 +2,7 @@
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.prefill_stage import PrefillStage, Transfer
+from extproc.router.routing.prefill_stage import NOBODY_STREAMS, PrefillStage, Transfer
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.router.routing.fleet import Fleet
 
@@ -14,7 +14,7 @@ class StagedFleet(Fleet):
 
     def __init__(self, names: str = "ab", prefill: str = "pq", transfer: Transfer = QUICK) -> None:
         super().__init__(names)
-        self.helpers = Pool("llama-prefill", PrefixCache(self.outside))
+        self.helpers = Pool("llama-prefill", PrefixCache(self.outside, rule=NOBODY_STREAMS))
         self.helpers.replace([Endpoint(name, f"10.1.0.{ord(name)}:80") for name in prefill])
         self.pool.prefill = PrefillStage(self.helpers, transfer)
 

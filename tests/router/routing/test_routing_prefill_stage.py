@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.routing.prefill_stage import Transfer
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.prefill_stage import PrefillStage, Transfer
 from extproc.router.routing.strategies.base import RequestResult
 from extproc.router.routing.strategies.prefix_cache.strategy import (
     COLD,
@@ -24,8 +25,8 @@ LONG = words("Why?", 4_000)  # 760 ms on an L4
     [
         (0, 0, 1_000, LOCAL_PREFILL),  # it would hold up nobody
         (10, 0, 1_000, REMOTE_PREFILL),
-        (10, 2_000, 1_000, LOCAL_PREFILL),
-        (10, 0, 3, LOCAL_PREFILL),
+        (10, 4_000, 1_000, LOCAL_PREFILL),
+        (5, 0, 2, LOCAL_PREFILL),
         (40, 0, 3, REMOTE_PREFILL),
     ],
 )
@@ -52,7 +53,17 @@ def test_near_the_edge_a_prompt_stays_and_a_little_beyond_it_leaves() -> None:
         reasons.append(fleet.pick(LONG).reason)
 
     assert reasons == sorted(reasons)
-    assert reasons.index(REMOTE_PREFILL) == 6
+    assert reasons.index(REMOTE_PREFILL) == 2
+
+
+def test_answers_that_are_awaited_at_a_prefill_endpoint_keep_nobody_from_it() -> None:
+    """Of one that is not streamed nobody says when its prompt is done: it counts until all of it is there."""
+    fleet = StagedFleet(prefill="p")
+    for name in "ab":
+        fleet.stream(name, 10)
+    fleet.helpers.book.set_peer_count("p", 1_000)
+
+    assert fleet.pick(LONG).reason == REMOTE_PREFILL
 
 
 def test_without_a_ready_prefill_endpoint_all_is_as_if_there_were_none() -> None:
@@ -101,6 +112,30 @@ def test_the_next_turn_stays_where_the_prompt_came_to() -> None:
 
     assert (first.reason, second.reason) == (REMOTE_PREFILL, SESSION)
     assert (second.endpoint, second.prefill) == (first.endpoint, None)
+
+
+@table("revision, expected", [("1", ["a", "p", "c"]), ("2", ["b", "p"]), ("", None)])
+def test_only_endpoints_of_one_revision_compute_for_each_other_and_take_their_retries(
+    revision: str, expected: list[str] | None
+) -> None:
+    fleet = StagedFleet()
+    fleet.pool.replace(
+        [Endpoint(name, f"{name}:1", revision=of) for name, of in zip("abc", "121", strict=True)]
+    )
+    fleet.helpers.replace(
+        [Endpoint("p", "p:1", revision=revision), Endpoint("q", "q:1", revision="3")]
+    )
+    fleet.pool.prefill = PrefillStage(fleet.helpers, QUICK, fleet.pool)
+    for name, streams in {"a": 20, "b": 21, "c": 60}.items():
+        fleet.stream(name, streams)
+    pick = fleet.pick(LONG)
+    helper = pick.prefill and [
+        pick.endpoint.name,
+        pick.prefill.endpoint.name,
+        *(each.name for each in pick.fallbacks),
+    ]
+
+    assert helper == expected
 
 
 @given(

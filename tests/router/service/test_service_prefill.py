@@ -1,5 +1,6 @@
 """Prefill endpoints in the service: who is blamed for what, what operators see, what a reload changes."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -8,13 +9,16 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from extproc.errors import SettingsError
+from extproc.errors import Overloaded, SettingsError
 from extproc.router.feedback.outcome import EndpointFault, Exchange
+from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pick
+from extproc.router.routing.queue import Lane, Waiter
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.explain import explain_decision
-from extproc.router.service.pool_metrics import PoolCollector
+from extproc.router.service.pool_metrics import PoolCollector, measure_saturations
 from extproc.router.service.pools import Pools
 from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
@@ -126,6 +130,51 @@ async def test_without_a_prefill_endpoint_all_is_local_at_once_and_everybody_say
         assert pools.faults() == []
 
 
+@table("waiting, expected", [((0, 3), 0.6), ((4, 3), 0.8), ((4, 0), 0.8)])
+async def test_a_pool_is_as_full_as_the_fuller_of_its_stages(
+    waiting: tuple[int, int], expected: float
+) -> None:
+    async with running_staged() as pools:
+        for each, count in zip(pools, waiting, strict=True):
+            for endpoint in each.pool.snapshot.ready.values():
+                each.feedback.apply_signals(endpoint, EndpointSignals(waiting=count))
+
+        assert measure_saturations(pools)["llama"] == expected
+        pools["llama/prefill"].pool.replace([])
+        assert measure_saturations(pools)["llama"] == waiting[0] / 5
+
+
+async def test_a_prefill_endpoint_that_drains_is_named_no_more_and_keeps_its_work() -> None:
+    async with running_staged() as pools:
+        stage, pick = pools["llama/prefill"].pool, pools.picker.pick(LONG_CHAT).pick
+        stage.replace([Endpoint("10.1.0.1:80", "10.1.0.1:80", is_ready=False)])
+
+        assert pick.prefill is not None
+        assert (send_long(pools)[0].prefill, list_states(pools)[-1]) == (None, "draining")
+        pick.prefill.release()
+        with pytest.raises(KeyError):
+            pick.prefill.release()
+
+
+async def test_a_request_that_waited_for_room_is_sent_away_as_any_other() -> None:
+    async with running_staged(
+        STAGED.replace("probe: false", "hold: {}\n  max_in_flight: 101")
+    ) as pools:
+        pool, full = pools["llama"].pool, [pools.picker.pick(Query("GET", "/", {})) for _ in "ab"]
+        found, waiter, left = pools.picker.find(LONG_CHAT), Waiter(Lane(0)), asyncio.Event()
+        waiter.retry = lambda _: left.set()
+        assert pool.queue is not None
+        assert pool.queue.enter(waiter)
+        with pytest.raises(Overloaded):
+            pools.picker.pick(LONG_CHAT, found)
+        full[0].pick.release()
+        await left.wait()
+        pick = pools.picker.pick(LONG_CHAT, found).pick
+
+        assert pick.prefill is not None
+        assert pools["llama/prefill"].pool.book.total == 1
+
+
 async def test_an_endpoint_that_fails_on_and_on_is_named_ever_less() -> None:
     """Ten requests a second for a minute: no coming and going with each answer."""
     clock, named = Clock(), []
@@ -183,6 +232,24 @@ async def test_other_replicas_hear_of_both_stages() -> None:
         await pools.stop()
 
 
-def test_prefill_endpoints_need_a_strategy_that_compares_costs() -> None:
+def test_what_prefill_endpoints_cannot_go_with_is_refused_in_words() -> None:
+    with pytest.raises(SettingsError, match="leave out one of shadow and prefill"):
+        parse_settings(STAGED.replace("probe: false", "shadow: {}"), {})
     with pytest.raises(SettingsError, match="prefill compares by prefix_cache"):
         parse_settings(STAGED.replace("probe: false", "strategy: least_load"), {})
+
+
+POOLED = "{inference_pool: {name: vllm}}"
+
+
+def test_both_stages_read_the_label_that_pairs_their_pods() -> None:
+    text = STAGED.replace("{static: ['10.0.0.1:80', '10.0.0.2:80']}", POOLED)
+    text = text.replace("gbit_per_s: 400", "match_label: llm-d.ai/revision")
+    with pytest.raises(SettingsError, match="both endpoints must be of an inference_pool"):
+        parse_settings(text, {})
+    [pool] = parse_settings(text.replace("{static: ['10.1.0.1:80']}", POOLED), {}).pools
+    stage = pool.stage()
+
+    assert stage is not None
+    assert (pool.match_label, stage.match_label) == ("llm-d.ai/revision",) * 2
+    assert stage.stage() is None

@@ -5,13 +5,18 @@ import socket
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from random import Random
 from time import monotonic
 
 import pytest
 import uvloop
 
 from extproc.errors import SettingsError
-from extproc.router.routing.strategies.base import PeerCounts
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.prefill_stage import PrefillStage, Transfer
+from extproc.router.routing.strategies.base import ClockAndRandom, PeerCounts
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
 from tests.router.share.gateways import (
@@ -65,6 +70,26 @@ async def test_a_pick_counts_everywhere_until_its_end_or_a_farewell() -> None:
         gone.courier.forget("llama")
         await until(lambda: all(other.neighbours == PeerCounts(2, 2, 0) for other in others))
         assert not any(other.pool.book.total for other in others)
+
+
+async def test_gateways_hear_of_each_others_picks_of_both_stages(pair: list[ShareGateway]) -> None:
+    stages = []
+    for gateway in pair:
+        stages.append(Pool("llama/prefill", PrefixCache(ClockAndRandom(Random(0), monotonic))))
+        stages[-1].replace([Endpoint("p", "10.1.0.1:8000")])
+        gateway.courier.keep(stages[-1])
+        gateway.pool.prefill = PrefillStage(stages[-1], Transfer(overhead_ms=1))
+        for name in gateway.pool.snapshot.names:
+            gateway.pool.book.set_peer_count(name, 50)
+    shares = [gateway.courier.shares()["llama/prefill"].peers for gateway in pair]
+    await until(lambda: all(each.counts.prompt == 1 for each in shares))
+    pick = pair[0].pick("word" * 9_000)
+
+    assert pick.prefill is not None
+    await until(lambda: [stage.book.total for stage in stages] == [1, 1])
+    pick.prefill.release()
+    await until(lambda: stages[1].book.total == 0)
+    pick.release()
 
 
 async def test_no_gateway_counts_its_own_letters(pair: list[ShareGateway]) -> None:

@@ -228,9 +228,9 @@ class Reading(ABC):
     def explain(self, _candidates: Candidates, /) -> dict[str, object]:
         return {}
 
-    def compute_ms(self, _row: CostRow, /) -> float:
-        """What it takes the row's endpoint to compute what it lacks of the prompt, of the row's cost."""
-        return 0.0
+    def compute_ms(self, _row: CostRow, /) -> tuple[float, float]:
+        """Of the row's cost, what computing takes that the endpoint lacks of the prompt, and what it holds up."""
+        return 0.0, 0.0
 
     def expect_transfer(self, *, is_computed: bool) -> None:  # noqa: ARG002  # by its name
         """Takes whether the prompt will come to its endpoint computed; called before `taken`."""

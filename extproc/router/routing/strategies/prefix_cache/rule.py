@@ -208,11 +208,10 @@ class CostModel:
         nominees = dict.fromkeys((*warmest, *idle[:_NOMINEES], *request.homes.names))
         return sorted([self._row(name, request) for name in nominees], key=attrgetter("cost_ms"))
 
-    def compute_ms(self, row: CostRow) -> float:
-        """What the row's endpoint needs to compute what it lacks, and so holds up those that decode there."""
-        lacking = row.prompt_bytes - row.match_bytes
-        held_up = 1 + self._rule.hold_up * row.in_flight
-        return lacking * held_up * self._engine.prefill_ms(row.endpoint)
+    def compute_ms(self, row: CostRow) -> tuple[float, float]:
+        """What the row's endpoint needs to compute what it lacks, and what those count that it holds up."""
+        ms = (row.prompt_bytes - row.match_bytes) * self._engine.prefill_ms(row.endpoint)
+        return ms, ms * self._rule.hold_up * row.in_flight
 
     def stretches(self, chain: Chain) -> Sequence[Stretch]:
         """The parts of a prompt, and what they weigh now."""

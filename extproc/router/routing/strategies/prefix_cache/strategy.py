@@ -341,7 +341,7 @@ class _CacheReading(Reading):
     def explain(self, candidates: Candidates, /) -> dict[str, object]:
         return self._strategy.explain(self._chain, candidates, self.costs)
 
-    def compute_ms(self, row: CostRow, /) -> float:
+    def compute_ms(self, row: CostRow, /) -> tuple[float, float]:
         return self._strategy.costs.compute_ms(row)
 
     def expect_transfer(self, *, is_computed: bool) -> None:
