@@ -100,7 +100,8 @@ test: $(READY)  ## The gate: `make check` and all quick tests, about six minutes
 .PHONY: test-slow
 test-slow: $(READY)  ## The rest: foreign clients, browsers, NATS, Prometheus, faults
 	@$(BIN)/python tests/slow/packages.py
-	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" -r s $(PYTEST_ARGS)
+	@# These tests wait for a third of their time: three at once keep two cores busy.
+	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "slow or hypothesis" -r s $(PYTEST_ARGS)
 
 .PHONY: unit
 unit: $(READY)  ## One package's tests: make unit PYTEST_ARGS=tests/grpc_server
