@@ -229,15 +229,12 @@ class KubernetesFolder:
 
     def write(self) -> None:
         """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
-        given = [self.service, self.namespace, str(self.target_port)]
-        for name in (*given, *filter(None, (self.pull_secret, self.prefill_service))):
+        services = [name for name in (self.service, self.prefill_service) if name is not None]
+        given = [*services, self.namespace, str(self.target_port), self.pull_secret or "secret"]
+        for name in given:
             if not re.fullmatch(_NAME, name):
                 raise SettingsError(f"{name!r} is no name that Kubernetes takes")
-        for text in (
-            self.service,
-            self.target_port,
-            self.prefill_service or "a",
-        ):  # kustomize reads them where no quotes may be
+        for text in (*services, self.target_port):  # kustomize reads them where no quotes may be
             if re.fullmatch(_NO_NAME, str(text)) or yaml.safe_load(str(text)) != text:
                 raise SettingsError(f"{text!r} is no name to YAML: take another one")
         if not self.model.isprintable():
