@@ -29,7 +29,7 @@ from extproc.simulator.fleet.report import flatten, render_summaries, write_csv
 from extproc.simulator.fleet.summary import Summary
 from extproc.simulator.fleet.trace import read_trace
 from extproc.simulator.fleet.traffic import SPIKE_SYNTAX, parse_spike
-from extproc.simulator.fleet.workloads import HELD_OUT, WORKLOADS, expand_names, find_workload
+from extproc.simulator.fleet.workloads import WORKLOADS, expand_names, find_workload
 from extproc.simulator.peers.registry import PEERS
 
 ARMS: Final = ("round_robin", "least_load", "prefix_hash", "prefix_cache")
@@ -367,7 +367,7 @@ def _print_preset(
     default=["sessions"],
     show_default=True,
     callback=lambda ctx, param, names: check_workloads(ctx, param, expand_names(names)),
-    help=f"Names or letters: {LETTERS}; {HELD_OUT} are those from swe on.",
+    help=f"Names or letters: {LETTERS}; held-out: the 20 from swe on, everyday: the 12 from fanout on.",
 )
 @click.option("--load", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
 @_take_axes(multiple=True)

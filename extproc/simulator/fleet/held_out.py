@@ -36,7 +36,8 @@ Said = list[tuple[str, str, float]]
 """Role, name and tokens of messages."""
 
 
-def _pause(think_s: float, turn: int, rng: Random) -> float:
+def pause(think_s: float, turn: int, rng: Random) -> float:
+    """Returns the seconds before a turn; none before the first."""
     return rng.expovariate(1 / think_s) if turn and think_s else 0.0
 
 
@@ -46,16 +47,17 @@ def _chat(head: Transcript, name: str, think_s: float, turns: int, rng: Random) 
     )
 
 
-def _by_zipf(items: int, exponent: float) -> Callable[[Random], int]:
+def by_zipf(items: int, exponent: float) -> Callable[[Random], int]:
+    """Returns a draw of one of so many items, the first ones much more often."""
     weights = list(accumulate(1 / (rank + 1) ** exponent for rank in range(items)))
     return lambda rng: rng.choices(range(items), cum_weights=weights)[0]
 
 
 _CODE: Final = lognormal(300, 0.8, 20, 2_000)
-_TOOLS: Final = _by_zipf(60, 1.1)
+_TOOLS: Final = by_zipf(60, 1.1)
 _CALL: Final = lognormal(137, 0.9, 4, 2_000)
 _LONG_REPLY: Final = lognormal(343, 0.7, 8, 2_000)
-_TITLES: Final = _by_zipf(400, 0.9)
+_TITLES: Final = by_zipf(400, 0.9)
 _PROGRAM: Final = lognormal(2_150, 0.85, 1, 7_400)  # 2,048 tokens on average, once it is clipped
 _COMPLETION: Final = lognormal(28, 0.9, 1, 500)
 _THOUGHT: Final = lognormal(220, 0.3, 60, 600)
@@ -98,7 +100,7 @@ def _branch(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     """25 % of the turns are sent again, 10 % are edited and go on from an earlier turn."""
     scripts, question = [blank.then("system", "head", 500)], None
     for turn in range(6 + int(rng.expovariate(1 / 4))):
-        roll, pause_s = rng.random(), _pause(think_s, turn, rng)
+        roll, pause_s = rng.random(), pause(think_s, turn, rng)
         if question is not None and roll < 0.25:
             scripts.pop()
         elif question is not None and roll < 0.35:
@@ -131,7 +133,7 @@ def _reason(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     for turn in range(rng.randint(3, 7)):
         script, said = script.then("user", f"{name}.q{turn}", _QUESTION(rng)), _SHORT(rng)
         thoughts = rng.lognormvariate(log(400), 0.5)
-        yield script.ask(f"{name}.thoughts {turn}", thoughts + said, _pause(think_s, turn, rng))
+        yield script.ask(f"{name}.thoughts {turn}", thoughts + said, pause(think_s, turn, rng))
         script = script.then("assistant", f"{name}.said {turn}", said)
 
 
@@ -140,7 +142,7 @@ def _think_long(blank: Transcript, name: str, think_s: float, rng: Random) -> Tu
     script = blank.then("system", "head", 500)
     for turn in range(rng.randint(1, 4)):
         script, said = script.then("user", f"{name}.q{turn}", _LONG_QUESTION(rng)), _SHORT(rng)
-        yield script.ask(f"{name}.thoughts {turn}", _LONG_ANSWER(rng), _pause(think_s, turn, rng))
+        yield script.ask(f"{name}.thoughts {turn}", _LONG_ANSWER(rng), pause(think_s, turn, rng))
         script = script.then("assistant", f"{name}.said {turn}", said)
 
 
@@ -152,7 +154,7 @@ def _behind(heads: Iterable[Transcript], name: str, think_s: float, rng: Random)
         for message in said:
             script = script.then(*message)  # noqa: PLW2901  # the head, and what stands behind it
         said.append(("assistant", f"{name}.a{turn}", _SHORT(rng)))
-        yield script.ask(said[-1][1], said[-1][2], _pause(think_s, turn, rng))
+        yield script.ask(said[-1][1], said[-1][2], pause(think_s, turn, rng))
 
 
 def _clock(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
@@ -237,7 +239,7 @@ def _show(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
         if has_picture:
             script = script.then("user", f"{name}.picture {turn}", 1_200, is_picture=True)
         script = script.then("" if has_picture else "user", f"{name}.q{turn}", _QUESTION(rng))
-        planned = script.ask(f"{name}.a{turn}", _SHORT(rng), _pause(think_s, turn, rng))
+        planned = script.ask(f"{name}.a{turn}", _SHORT(rng), pause(think_s, turn, rng))
         yield planned
         script = script.after(planned)
 
@@ -275,7 +277,7 @@ ZIPF_TENANTS_PER_ENDPOINT: Final = 125
 
 def draw_zipf_tenants(demand: Demand, rng: Random) -> Sessions:
     """Many tenants, few of them busy, with system prompts from short to very long."""
-    draw = _by_zipf(max(1, ZIPF_TENANTS_PER_ENDPOINT * demand.endpoints), 1.05)
+    draw = by_zipf(max(1, ZIPF_TENANTS_PER_ENDPOINT * demand.endpoints), 1.05)
 
     def talk(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
         tenant = f"tenant {draw(rng)}"
@@ -296,7 +298,7 @@ def draw_trees(demand: Demand, rng: Random) -> Sessions:
     its beam's.
     """
     blank = Transcript(rng.getrandbits(63))
-    for tree, start_s in enumerate(_arrivals(demand, 64, rng)):
+    for tree, start_s in enumerate(arrivals(demand, 64, rng)):
         for slot in range(16):
             script, turns = blank.then("user", f"tree {tree}.problem", 3_000), []
             for level in range(4):
@@ -310,7 +312,7 @@ def draw_trees(demand: Demand, rng: Random) -> Sessions:
 def draw_jobs(demand: Demand, rng: Random) -> Sessions:
     """Batch jobs: a task prompt, three variants behind it, 120 to 380 items at 12 a second each."""
     blank = Transcript(rng.getrandbits(63))
-    starts = islice(_arrivals(demand, 250, rng), -(-demand.requests // 120))
+    starts = islice(arrivals(demand, 250, rng), -(-demand.requests // 120))
     jobs = [_job(blank, job, at_s, rng) for job, at_s in enumerate(starts)]
     items = merge(*jobs, key=lambda session: session.start_s or 0.0)
     for owner, session in enumerate(items):
@@ -330,7 +332,7 @@ def _job(blank: Transcript, job: int, at_s: float, rng: Random) -> Sequence[Plan
     return found
 
 
-def _arrivals(demand: Demand, requests: int, rng: Random) -> Iterator[float]:
+def arrivals(demand: Demand, requests: int, rng: Random) -> Iterator[float]:
     """Yields Poisson arrivals of what has so many requests each."""
     at_s = 0.0
     while True:
@@ -349,6 +351,7 @@ def _draw_at(
 
 
 draw_bursts: Final = partial(_draw_at, lambda at_s: 10.0 if at_s % 150 < 30 else 1.0, 2.8)
+draw_plain: Final = partial(_draw_at, lambda _at_s: 1.0, 1.0)
 draw_days: Final = partial(_draw_at, lambda at_s: 3 - 2 * cos(2 * pi * at_s / 600), 3.0)
 
 

@@ -1,6 +1,6 @@
 """The workloads: what is sent to a fleet, from a seed. `workloads.yaml` has their figures."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from extproc.documents import parse_document, suggest_name
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE
-from extproc.simulator.fleet import held_out
+from extproc.simulator.fleet import everyday, held_out
 from extproc.simulator.fleet.chats import (
     ChatKind,
     Demand,
@@ -196,6 +196,11 @@ _DRAWS: Final[Mapping[str, Draw]] = {
     "burst": held_out.draw_bursts,
     "diurnal": held_out.draw_days,
     **{name: partial(draw_talks, talk) for name, talk in held_out.TALKS.items()},
+    "fanout": everyday.draw_fanout,
+    "judge": everyday.draw_judge,
+    "translate": everyday.draw_translations,
+    "night": everyday.draw_night,
+    **{name: partial(draw_talks, talk) for name, talk in everyday.EVERYDAY_TALKS.items()},
 }
 
 
@@ -209,10 +214,16 @@ def _read_workloads() -> dict[str, FleetWorkload]:
 
 
 WORKLOADS: Final[Mapping[str, FleetWorkload]] = MappingProxyType(_read_workloads())
-HELD_OUT: Final = "held-out"
+_NAMES: Final = [*WORKLOADS]
+GROUPS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "held-out": _NAMES[_NAMES.index("swe") : _NAMES.index("fanout")],
+        "everyday": _NAMES[_NAMES.index("fanout") :],
+    }
+)
+"""Workloads that no strategy was tuned to, by the name that stands for all of them."""
 
 
 def expand_names(names: Iterable[str]) -> list[str]:
-    """Returns workloads' names; `held-out` stands for all that no strategy was tuned to."""
-    held_out_names = [*WORKLOADS][[*WORKLOADS].index("swe") :]
-    return [one for name in names for one in (held_out_names if name == HELD_OUT else (name,))]
+    """Returns workloads' names, those of a group in its place."""
+    return [one for name in names for one in GROUPS.get(name, (name,))]

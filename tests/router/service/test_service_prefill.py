@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import orjson
@@ -24,8 +25,11 @@ from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
 from tests.clock import Clock
+from tests.router.cluster.api_server import PODS, ApiServer, serving_api, write_access
+from tests.router.cluster.pool_objects import LABELS, pool_object, running_pod
 from tests.router.service.running import build_pools, running_pools, synced
 from tests.tables import table
+from tests.waiting import until
 
 STAGED = """
 pools:
@@ -253,3 +257,40 @@ def test_both_stages_read_the_label_that_pairs_their_pods() -> None:
     assert stage is not None
     assert (pool.match_label, stage.match_label) == ("llm-d.ai/revision",) * 2
     assert stage.stage() is None
+
+
+async def test_only_pods_of_one_revision_are_paired_as_the_api_server_names_them(
+    tmp_path: Path,
+) -> None:
+    """Two revisions in both stages; then the old one's prefill Pod goes, and its prompts stay where they are."""
+    async with serving_api(ApiServer()) as server:
+        server.put(pool_object())
+        for name, place, role in (("a", 0, "decode"), ("p", 1, "prefill")):
+            for revision in ("1", "2"):
+                labels = {**LABELS, "llm-d.ai/role": role, "revision": revision}
+                address = f"10.{place}.0.{revision}"
+                server.put(running_pod(f"{name}{revision}", address, labels=labels))
+        source = (
+            f"{{namespace: default, name: vllm, kubeconfig: {write_access(tmp_path, server.url)}}}"
+        )
+        both = STAGED.replace("{static: ['10.0.0.1:80', '10.0.0.2:80']}", PAIRED % source)
+        text = both.replace("{static: ['10.1.0.1:80']}", PAIRED % source)
+        text = text.replace("gbit_per_s: 400", "gbit_per_s: 400, match_label: revision")
+        async with running_pools(text) as pools:
+            await synced(pools)
+            for one in ("a1", "a2"):
+                pools["llama"].pool.book.set_peer_count(f"default/{one}", 100)
+
+            assert paired(pools) == {("default/a1", "default/p1"), ("default/a2", "default/p2")}
+            server.delete("p1", PODS)
+            await until(lambda: len(pools["llama/prefill"].pool.candidates()) == 1)
+            assert paired(pools) <= {("default/a1", None), ("default/a2", "default/p2")}
+
+
+PAIRED = "{inference_pool: %s}"
+
+
+def paired(pools: Pools) -> set[tuple[str, str | None]]:
+    """The endpoints of twenty picks, by name."""
+    picks = [send_long(pools)[0] for _ in range(20)]
+    return {(one.endpoint.name, one.prefill and one.prefill.endpoint.name) for one in picks}

@@ -16,7 +16,7 @@ from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import Went, headers
 from tests.router.stream.wire import asks_for_time, read_response, write_request
 from tests.stack.ports import free_ports
-from tests.stack.service import Service, pool
+from tests.stack.service import Pool, Service, pool
 
 SECRET = "a secret of 16 bytes or more"
 LONG_S = 60.0
@@ -24,10 +24,11 @@ ENDPOINTS = [f"10.0.0.{number}:8000" for number in range(1, 5)]
 
 
 class Sharing(Service):
-    """A service whose file has a section `share`."""
+    """A service whose file has a section `share`, and its pool these `fields` more."""
 
-    def __init__(self, directory: Path, ports: Sequence[int]) -> None:
+    def __init__(self, directory: Path, ports: Sequence[int], fields: Pool) -> None:
         directory.mkdir(parents=True)
+        self.fields = fields
         self.mesh_port = ports[2]
         super().__init__(
             directory,
@@ -38,22 +39,21 @@ class Sharing(Service):
 
     def share(self, **share: Any) -> None:
         """Shares so; not at all without anything said."""
-        self.configure(
-            [pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)], share=share or None
-        )
+        fields = {"probe": False, **self.fields}
+        self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, **fields)], share=share or None)
 
     def peers(self, state: str = "prompt") -> float:
         return self.metric("extproc_share_peers", state=state)
 
-    def in_flight(self) -> int:
-        [shown] = self.pools()
-        return int(shown["in_flight"])
+    def in_flight(self, stage: int = 0) -> int:
+        return int(self.pools()[stage]["in_flight"])
 
 
-def build(tmp_path: Path, count: int, *, is_shared: bool = True) -> list[Sharing]:
+def build(tmp_path: Path, count: int, *, is_shared: bool = True, **fields: Any) -> list[Sharing]:
     ports = free_ports(3 * count)
     services = [
-        Sharing(tmp_path / f"{place}", ports[3 * place : 3 * place + 3]) for place in range(count)
+        Sharing(tmp_path / f"{place}", ports[3 * place : 3 * place + 3], fields)
+        for place in range(count)
     ]
     meshes = [f"127.0.0.1:{service.mesh_port}" for service in services]
     for service, listen in zip(services, meshes, strict=True):

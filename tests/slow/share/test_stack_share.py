@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
 import grpc.aio
@@ -108,3 +108,24 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(
 
     print(f"{carrier}: of {len(chats)} later turns {before} hit before, {after} after")  # noqa: T201
     assert after >= before - 1 >= 27
+
+
+async def test_a_gateway_hears_of_both_stages_of_another_ones_request(tmp_path: Path) -> None:
+    """A prompt that one of two sends away counts at both its endpoints, until its sender is killed."""
+    stage = {"endpoints": {"static": ["10.1.0.1:8000", "10.1.0.2:8000"]}, "gbit_per_s": 1_000}
+    with ExitStack() as stack:
+        two = started(build(tmp_path, 2, prefill=stage), stack)
+        await until_peers(two, 2)  # one for each stage
+        sender, other = two
+        proxy = StreamProxy(two)
+        with suppress(grpc.aio.AioRpcError):  # the killed one's streams
+            async with AsyncExitStack() as streams:
+                for number in range(60):
+                    await streams.enter_async_context(proxy.asking(0, [f"stream {number}"]))
+                await streams.enter_async_context(proxy.asking(0, ["words " * 20_000]))
+                reason = {"pool": "vllm", "reason": "remote_prefill"}
+                assert sender.metric("extproc_picks_total", **reason) == 1
+                await until(lambda: [other.in_flight(0), other.in_flight(1)] == [61, 1])
+                sender.kill()
+                await until(lambda: [other.in_flight(0), other.in_flight(1)] == [0, 0])
+        await proxy.close()
