@@ -263,6 +263,20 @@ def test_the_values_of_llm_ds_charts_are_taken() -> None:
     assert pool["endpoints"] == {"kubernetes": {"service": "vllm-endpoints", "port": [8000, 8001]}}
 
 
+def test_the_service_reaches_prefill_pods_whose_labels_and_port_differ() -> None:
+    """By labels while all endpoints have them; else any Pod of the namespace."""
+    stage = "router.epp.pool.prefill.endpoints.kubernetes"
+    values = "router.modelServers.matchLabels.app=decode"
+    more = f"{stage}.service=early,{stage}.port=8100"
+    policies = [
+        pick_object(install_chart(each), "NetworkPolicy", "vllm-epp")["spec"]["egress"][-1]
+        for each in (values, f"{values},{more}")
+    ]
+
+    assert policies[0]["to"] == [{"podSelector": {"matchLabels": {"app": "decode"}}}]
+    assert policies[1] == {"to": [{"podSelector": {}}]}
+
+
 @table(
     ("values", "named"),
     [
