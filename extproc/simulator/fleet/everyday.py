@@ -182,8 +182,8 @@ def _in_order(*sessions: Iterable[PlannedSession]) -> Sessions:
 
 
 def draw_night(demand: Demand, rng: Random) -> Sessions:
-    """Chats, and from 400 s on, for 250 s, a job that reads lone documents at a third of their rate."""
-    blank, every_s = Transcript(rng.getrandbits(63)), 3 / demand.rps
+    """Chats, and from 400 s on, for 250 s, a job that reads lone documents at a tenth of their rate."""
+    blank, every_s = Transcript(rng.getrandbits(63)), 10 / demand.rps
     lone = (
         tuple(_read(blank, f"document {number}", rng)) for number in range(round(250 / every_s))
     )
