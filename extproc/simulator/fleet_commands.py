@@ -372,7 +372,11 @@ def _print_preset(
 @click.option("--load", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
 @_take_axes(multiple=True)
 @click.option(
-    "--profile", "profiles", multiple=True, default=[""], help="[default: the workload's]"
+    "--profile",
+    "profiles",
+    multiple=True,
+    default=[""],
+    help="A,B,B: one endpoint of the first kind, two of the second, and so on. [default: the workload's]",
 )
 @click.option("--seeds", "seed", type=Seeds(), default="11-13", show_default=True)
 @click.option(
@@ -402,7 +406,7 @@ def matrix(
     FOLDER keeps the figures. Runs that it has are not done again. So a stopped command continues,
     and one with more arms, loads or seeds adds to it.
     """
-    kinds = [(name,) if name else () for name in profiles]
+    kinds = [(*name.split(","),) if name else () for name in profiles]
     window = {name: [axes.pop(name)] for name in ("warmup_s", "measured_s")}
     cells = [
         *cross(

@@ -121,6 +121,18 @@ def test_foreign_sessions_go_past_all_gateways_the_same_for_each_arm() -> None:
     assert 0.2 < sum(some) / len(some) < 0.4
 
 
+def test_a_matrix_has_endpoints_of_two_kinds_where_profiles_are_joined_by_commas(
+    tmp_path: Path,
+) -> None:
+    words = ["matrix", str(tmp_path), "--workload", "U", "--load", ".3", "--endpoints", "2"]
+    words += ["--warmup-s", "0", "--measured-s", "10", "--seeds", "1", "--arm", "least_load"]
+    kinds = ["--profile", "h100-llama8b-bf16", "--profile", "h100-llama8b-bf16,l4-llama8b-fp8"]
+    CliRunner().invoke(command, [*words, *kinds, "--workers", "1"], catch_exceptions=False)
+    alone, mixed = matrix.read_done_rows(tmp_path).values()
+
+    assert float(str(mixed["ttft_mean_ms"])) > 1.5 * float(str(alone["ttft_mean_ms"]))
+
+
 def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     cells = [*matrix.cross(**AXES)]
     first = matrix.run_matrix(cells[:2], tmp_path, 1, nothing, "1")

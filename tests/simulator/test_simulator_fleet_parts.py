@@ -96,7 +96,7 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
 
     assert len(requests(sessions)) == 505
     assert sessions == draw_sessions(name, Demand(505, 2.0), 1)
-    longest = 262_144 if name in {"codegen", "swe", "mconv"} else 32_768
+    longest = 262_144 if name in {"codegen", "swe", "mconv", "docqa"} else 32_768
     assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < longest
 
 
@@ -122,6 +122,7 @@ def test_documentation_has_every_workload(name: str) -> None:
 
 def test_held_out_stands_for_the_twenty_and_an_unknown_workload_lists_the_known_ones() -> None:
     assert len(expand_names(["held-out"])) == 20
+    assert len({*expand_names(["held-out", "everyday"])}) == 32
     assert expand_names(["C", "swe"]) == ["C", "swe"]
     with pytest.raises(
         SettingsError, match=r"replay \(A\), sessions \(C\).*; did you mean sessions\?"
