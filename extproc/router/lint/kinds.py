@@ -7,7 +7,8 @@
 # 3. Only white space differs.
 # 4. A medium, by its digest; then a token of the same kind in both, at the same place: a UUID, a time,
 #    a date, hexadecimal digits, an id, a number.
-# 5. Something else, from the begin of its word.
+# 5. As 2, of a few bytes: a marker that moves. Before 4, a number of one digit more were one.
+# 6. Something else, from the begin of its word.
 #
 # A place is that of the whole token, not of the first digit that differs: so 12:05 and 12:31 part
 # where 12:05 and 13:40 do.
@@ -57,23 +58,40 @@ _MONTH: Final = (
 )
 _DAY: Final = rb"\d{1,2}(?:st|nd|rd|th)?\.?"
 _DATE: Final = (
-    rb"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
-    rb"|(?:%b,? +)?(?:%b (?:of )?%b|%b %b)(?:,? \d{4})?|%b)"
-    % (_WEEKDAY, _DAY, _MONTH, _MONTH, _DAY, _WEEKDAY)
+    # No four numbers: these are an IP address.
+    rb"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|(?<!\d\.)\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}(?!\.\d)"
+    rb"|(?:%b,? +)?(?:%b (?:of )?%b|%b %b)(?:,? \d{4})?|%b \d{4}|%b)"
+    % (_WEEKDAY, _DAY, _MONTH, _MONTH, _DAY, _MONTH, _WEEKDAY)
 )
+_HALF: Final = rb" ?[AaPp]\.?[Mm]\b\.?"
 _CLOCK: Final = (
-    rb"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[AaPp]\.?[Mm]\b\.?)?(?:Z|[+-]\d\d:?\d\d| ?UTC| ?GMT)?"
+    rb"(?:\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?:%b)?(?:Z|[+-]\d\d:?\d\d| ?UTC| ?GMT)?|\d{1,2}%b)"
+    % (_HALF, _HALF)
 )
 _ALONE: Final = rb"(?<![0-9A-Za-z])(?:%b)(?![0-9A-Za-z])"
 _TOKENS: Final = (
     (PartingKind.UUID, re.compile(_ALONE % rb"[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}")),
     (
         PartingKind.TIME,
-        re.compile(_ALONE % (rb"(?:%b(?:T|,? +(?:at +)?))?%b(?: \d{4})?" % (_DATE, _CLOCK))),
+        re.compile(
+            _ALONE
+            % (rb"(?:(?:%b(?:T|,? +(?:at +)?))?%b(?: \d{4})?|\d{8}T\d{4,6}Z?)" % (_DATE, _CLOCK))
+        ),
     ),
     (PartingKind.DATE, re.compile(_ALONE % _DATE)),
-    (PartingKind.HEX, re.compile(_ALONE % rb"(?:0x)?(?=\d*[a-fA-F])[\da-fA-F]{8,}")),
-    (PartingKind.ID, re.compile(_ALONE % rb"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[\dA-Za-z]{10,}")),
+    (
+        PartingKind.HEX,
+        # git cuts a hash to seven digits; of so few one is 0 to 9, or it may be a word.
+        re.compile(_ALONE % rb"(?:0x)?(?=\d*[a-fA-F])(?:[\da-fA-F]{8,}|(?=[a-f]*\d)[\da-f]{7})"),
+    ),
+    (
+        PartingKind.ID,
+        # In base64 there are other signs, too.
+        re.compile(
+            _ALONE % rb"(?:(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[\dA-Za-z]{10,}"
+            rb"|(?=[\w+/=-]*\d)(?=[\w+/=-]*[a-z])(?=[\w+/=-]*[A-Z])[\w+/=-]{16,})"
+        ),
+    ),
     (PartingKind.NUMBER, re.compile(rb"\d+(?:[.,]\d+)*")),
 )
 _WORD: Final = re.compile(rb"[^\s\x1e\x1f]*\Z")
@@ -144,6 +162,7 @@ def _rules(left: bytes, right: bytes, at: int, start: int) -> Iterator[Differenc
         one, two = (_spanning(pattern, text, at, start) for text in (left, right))
         if one and two and one[0] == two[0]:
             yield Difference(kind, one[0], one[1], two[1])
+    yield _inserted(left, right, at, start, least=1)
 
 
 def _reordered(left: bytes, right: bytes, at: int, start: int) -> Difference | None:
@@ -157,7 +176,8 @@ def _reordered(left: bytes, right: bytes, at: int, start: int) -> Difference | N
         if brace < 0:
             break
         one, two = (_object(text[brace:end]) for text, end in zip((left, right), ends, strict=True))
-        if one and two and one[0] == two[0]:
+        # One that ends before the place is the same in both.
+        if one and two and one[0] == two[0] and brace + one[1] > at:
             return Difference(PartingKind.KEY_ORDER, brace, brace + one[1], brace + two[1])
     return None
 
@@ -172,10 +192,12 @@ def _object(text: bytes) -> tuple[Any, int] | None:
     return value, len(said[:end].encode("utf-8", "surrogateescape"))
 
 
-def _inserted(left: bytes, right: bytes, at: int, start: int) -> Difference | None:
+def _inserted(
+    left: bytes, right: bytes, at: int, start: int, least: int = _LEAST_INSERTED
+) -> Difference | None:
     for one, two, is_right in ((left, right, True), (right, left, False)):
         needle = one[at : at + 2 * _ANCHOR]
-        place = two.find(needle, at + _LEAST_INSERTED) if len(needle) == 2 * _ANCHOR else -1
+        place = two.find(needle, at + least) if len(needle) == 2 * _ANCHOR else -1
         if place >= 0:
             # What is between may as well begin earlier, where it ends as what stands before it does.
             size, begin = place - at, at

@@ -34,6 +34,8 @@ _WAY: Final = 8
 _FRESH_S: Final = 60.0
 # Of the rest of a user's turn.
 _ALIKE: Final = 0.8
+# Of the rest of any turn: retrieved documents have less in common, by chance.
+_MUCH: Final = 0.5
 
 _PLACES: Final = MappingProxyType(
     {"tools": "tools", "documents": "documents", "system": "system", "developer": "system"}
@@ -196,11 +198,11 @@ def _worth(
     if kind is PartingKind.ORDER:
         return ends[0] - start + equal_bytes(left, right, *ends)
     moved = (at - start) * (kind is PartingKind.KEY_ORDER)
-    if role not in {"", "user"}:
-        return moved + equal_bytes(left, right, at, beside)
     own = equal_bytes(left[: ends[0]], right[: ends[1]], at, beside)
-    is_alike = own >= _ALIKE * max(ends[0] - at, ends[1] - beside) and kind is not PartingKind.OTHER
-    return moved + own + is_alike * equal_bytes(left, right, *ends)
+    rest = max(ends[0] - at, ends[1] - beside)
+    is_alike = own >= _ALIKE * rest and kind is not PartingKind.OTHER
+    goes_on = role not in {"", "user"} or is_alike
+    return moved + own * (own >= _MUCH * rest) + goes_on * equal_bytes(left, right, *ends)
 
 
 def _place(head: PromptHead, turn: int) -> tuple[str, int]:
