@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.request import Request
 
@@ -19,6 +20,9 @@ from extproc.router.service.asking import ask_admin
 
 # More say nothing new, and take a second for each thousand.
 _MOST_LINES: Final = 2_000
+_PATHS: Final = MappingProxyType({"input": "/v1/responses", "prompt": "/v1/completions"})
+# Around a line; a file from Windows may begin with a byte order mark.
+_SPACE: Final = b"\xef\xbb\xbf \t\r\n"
 # Of the text before and behind the place.
 _BEFORE, _BEHIND = 40, 60
 _MARKS: Final = str.maketrans({TURN_START: "[", TURN_TEXT: "]"})
@@ -39,9 +43,12 @@ def lint_file(path: Path) -> tuple[PoolPartings, str]:
     """
     try:
         with path.open("rb") as file:
-            heads = [*islice(_read_lines(path, file), _MOST_LINES)]
+            read = dict(islice(_read_lines(path, file), _MOST_LINES))
     except OSError as fault:
         raise ExtprocError(f"{path}: {fault.strerror}") from None
+    if not read:
+        raise ExtprocError(f"{path}: no request in it")
+    numbers, heads = [*read], [*read.values()]
     found = find_partings(heads, least_prompts=2)
     told = PoolPartings(path.name, len(heads), [parting for parting, _ in found])
     lines = list[str]()
@@ -52,7 +59,7 @@ def lint_file(path: Path) -> tuple[PoolPartings, str]:
             before = text[max(0, split.at - _BEFORE) : split.at].decode(errors="replace")
             behind = text[split.at : split.at + _BEHIND].decode(errors="replace")
             excerpt = f"{before} >>> {behind}".translate(_MARKS)
-            lines.append(f"    line {place + 1}: {printable(excerpt)}")
+            lines.append(f"    line {numbers[place]}: {printable(excerpt)}")
     return told, "\n".join(lines or told.lines)
 
 
@@ -64,21 +71,24 @@ def write_json(pools: Sequence[PoolPartings]) -> str:
     return json.dumps(msgspec.to_builtins(pools), indent=2)
 
 
-def _read_lines(path: Path, file: Iterator[bytes]) -> Iterator[PromptHead]:
+def _read_lines(path: Path, file: Iterator[bytes]) -> Iterator[tuple[int, PromptHead]]:
     for number, line in enumerate(file, 1):
+        if not line.strip(_SPACE):
+            continue
         try:
-            row = msgspec.json.decode(line)
+            row = msgspec.json.decode(line.strip(_SPACE))
             body = row.get("body", row)
             api = str(row.get("url") or _api_of(body))
-            yield read_prompt_head(parse(api, "application/json", msgspec.json.encode(body)))
-        except (ValueError, TypeError, AttributeError, RecursionError, PromptError):
+            prompt = parse(api, "application/json", msgspec.json.encode(body))
+            yield number, read_prompt_head(prompt)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, PromptError):
             raise ExtprocError(f"{path}:{number}: this line is no request's body in JSON") from None
 
 
 def _api_of(body: Mapping[str, Any]) -> str:
-    """The path that takes such a body."""
+    """The path that takes such a body; raises `ValueError` if no API does."""
     if "messages" not in body:
-        return "/v1/responses" if "input" in body else "/v1/completions"
+        return _PATHS[min(body.keys() & _PATHS.keys())]
     tools = body.get("tools") or [{}]
     is_anthropic = "system" in body or "input_schema" in tools[0]
     return "/v1/messages" if is_anthropic else "/v1/chat/completions"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from extproc.router.routing.picker import Query
 from tests.router.lint.planted import PATHS, plant_fault
 from tests.router.service.live_service import live_events, next_state, serving_live
 from tests.stack.service import pool
+from tests.tables import table
 from tests.waiting import until
 
 POOLS = [pool(["127.0.0.1:1"], {"name": "prefix_cache"}, name="llama", probe=False, lint=True)]
@@ -83,10 +85,27 @@ def test_file_of_recorded_requests_is_read_and_its_text_is_shown(tmp_path: Path)
     assert json.loads(bare.output)[0]["partings"][0]["kind"] == "uuid"
 
 
-def test_line_that_is_no_request_is_named(tmp_path: Path) -> None:
+@table(
+    ("text", "said"),
+    [
+        ('{"messages": []}\n\n[1]\n', ":3: this line is no request's body in JSON"),
+        ('{"messages": [], "tools": {"a": 1}}', ":1: this line is no request's body in JSON"),
+        ('{"request": {"messages": []}}', ":1: this line is no request's body in JSON"),
+        ("\n \n", ": no request in it"),
+    ],
+)
+def test_line_that_is_no_request_is_named(text: str, said: str) -> None:
+    with NamedTemporaryFile() as file:
+        Path(file.name).write_text(text)
+        got = CliRunner().invoke(cli, ["lint", file.name])
+
+        assert str(got.exception) == f"{file.name}{said}"
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_fault(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
-    file.write_text('{"messages": []}\n[1]\n')
+    file.write_bytes(
+        b"\n\n".join([b"\xef\xbb\xbf", *(plant_fault("uuid", PATHS[0], n) for n in (0, 1))])
+    )
 
-    said = CliRunner().invoke(cli, ["lint", str(file)])
-
-    assert str(said.exception) == f"{file}:2: this line is no request's body in JSON"
+    assert "    line 5: " in CliRunner().invoke(cli, ["lint", str(file)]).output
