@@ -8,7 +8,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 
@@ -430,9 +430,12 @@ def shadow() -> None:
 @click.option("--url", default=ADMIN_URL, show_default=True, help="The service's admin port.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with charts, too."
+    "--page",
+    type=click.File("w", "utf-8", lazy=True),
+    metavar="FILE",
+    help="Write a page with charts, too.",
 )
-def shadow_report(*, url: str, as_json: bool, page: Path | None) -> None:
+def shadow_report(*, url: str, as_json: bool, page: TextIO | None) -> None:
     """Print what the running service foretells.
 
     That is one sentence for each pool, and the figures that it comes from.
@@ -444,7 +447,7 @@ def shadow_report(*, url: str, as_json: bool, page: Path | None) -> None:
         raise ExtprocError(f"{url}: no pool has a `shadow`: docs/start/shadow.md")
     click.echo(report.as_json(forecasts) if as_json else report.write_text(forecasts))
     if page is not None:
-        page.write_text(report.write_page(forecasts))
+        page.write(report.write_page(forecasts))
 
 
 @shadow.command("reset")

@@ -341,6 +341,10 @@ def test_trace_that_is_another_one_by_now_is_not_taken_for_the_first(tmp_path: P
             "2 blocks of 512",
         ),
         (
+            '{"timestamp": "inf", "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+            "not finite",
+        ),
+        (
             '\n{"timestamp": "x", "input_length": 5, "output_length": 1, "hash_ids": [1]}',
             ":2: ValueError",
         ),

@@ -69,15 +69,19 @@ class TraceFile:
                 rows = rows[place + 1 :]
             written += self._append(rows)
         except OSError as fault:
+            if None in rows:  # else a file would go on, past its limit, with names by another key
+                self._waiting.insert(0, None)
             if self._clock() >= self._quiet_until_s:
                 self._quiet_until_s = self._clock() + _SILENT_S
-                log.warning("%s: the trace is not written: %s", self._path, fault.strerror)
+                log.warning("%s: the trace is not written: %s", self._path, fault.strerror or fault)
         return written
 
     def _append(self, rows: Sequence[bytes | None]) -> int:
         if not rows:
             return 0
-        number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        # A pipe that nobody reads would hold the thread for ever, and with it our end.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        number = os.open(self._path, flags, 0o600)
         with os.fdopen(number, "ab", buffering=0) as file:
             before, written = file.tell(), b"".join(filter(None, rows))
             if file.write(written) != len(

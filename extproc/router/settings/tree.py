@@ -4,6 +4,7 @@ Each field says its unit and why its default is what it is; `extproc schema` pri
 """
 
 from collections.abc import Iterator
+from posixpath import normpath
 from typing import Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -62,7 +63,7 @@ class Settings(Section):
         yield from self._repeated_files()
 
     def _repeated_files(self) -> Iterator[tuple[Place, str]]:
-        files = [pool.record.file if pool.record else "" for pool in self.pools]
+        files = [normpath(pool.record.file) if pool.record else "" for pool in self.pools]
         for number, file in enumerate(files):
             if file and file in files[:number]:
                 yield ("pools", number, "record", "file"), f"{file} has another pool's rows"

@@ -48,6 +48,8 @@ _FULL: Final = 0.9
 _AT_ONCE: Final = 4
 # Whose endpoint only a log can tell.
 _MOST_UNNAMED: Final = 1_000
+# Of a request's id, and of an address.
+_NAME_CHARS: Final = 64
 # What is learnt of the engines changes slowly.
 _FRESH_S: Final = 15.0
 # Steps of a histogram: 5 % each.
@@ -228,7 +230,7 @@ class PoolShadow:
             self._note_stranger(address)
         elif request is not None:
             self.seen.nameless += 1
-            if request_id:
+            if 0 < len(request_id) <= _NAME_CHARS:
                 request.awaits_log = self.has_log
                 self._unnamed[request_id] = request
             if len(self._unnamed) > _MOST_UNNAMED:
@@ -250,7 +252,9 @@ class PoolShadow:
         self.settle()
 
     def _note_stranger(self, address: str) -> None:
-        self.seen.strangers, self.seen.stranger = self.seen.strangers + 1, address
+        self.seen.strangers += 1
+        # It is shown to an operator, and whoever reaches the port can send any text.
+        self.seen.stranger = ascii(address[:_NAME_CHARS])[1:-1]
 
     def withdrawn(self, _: Withdrawal) -> None:
         """Of no use here: both pictures have it."""

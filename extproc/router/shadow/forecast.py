@@ -136,6 +136,8 @@ def foretell(shadow: PoolShadow, now_s: float) -> Forecast:
 def _blind(shadow: PoolShadow) -> str:
     """Why the pictures would be guesses; empty if they are not."""
     seen = shadow.seen
+    if not shadow.endpoints:
+        return "the pool has no endpoint that is ready"
     if seen.nameless > _STRANGE * seen.watched:
         return (
             "the proxy does not say who answered. Its filter needs `response_attributes: [upstream.address]`"

@@ -274,14 +274,12 @@ def _response_headers(request: pb.ProcessingRequest) -> events.ResponseHeaders:
 
 def _upstream(request: pb.ProcessingRequest) -> str:
     """Who served, by the proxy's attributes, which stand under the name of its filter; empty: it does not say."""
-    for fields in request.attributes.values():
-        address = (
-            fields.fields[names.UPSTREAM].string_value if names.UPSTREAM in fields.fields else ""
-        )
-        # It may be shown to an operator, and whoever reaches the port can send any text.
-        if address and len(address) <= _NAME_CHARS and address.isascii() and address.isprintable():
-            return address
-    return ""
+    told = (
+        each.fields[names.UPSTREAM].string_value
+        for each in request.attributes.values()
+        if names.UPSTREAM in each.fields
+    )
+    return next(filter(None, told), "")
 
 
 def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any]:

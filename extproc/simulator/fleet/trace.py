@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -83,6 +84,8 @@ def _read(row: Mapping[str, object]) -> _Request:
     if tokens < 1 or size < 1 or len(blocks) > -(-tokens // size):
         raise ValueError(f"{len(blocks)} blocks of {size} tokens for {tokens} tokens")
     at_s = float(str(row["timestamp"])) / 1000
+    if not isfinite(at_s):
+        raise ValueError("timestamp is not finite")
     # A request for no token counts as one for one: there is none without output.
     return _Request(at_s, tokens, max(1, answer), [int(block) for block in blocks], size)
 

@@ -173,7 +173,8 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         (
             "pools:"
             + "".join(
-                f"\n- {{name: {x}, models: [{x}], record: {{file: t}}, {DNS}}}" for x in "ab"
+                f"\n- {{name: {x}, models: [{x}], record: {{file: {file}}}, {DNS}}}"
+                for x, file in (("a", "t"), ("b", "./t"))
             ),
             "pools.1.record.file: t has another pool's rows",
         ),

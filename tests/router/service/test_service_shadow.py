@@ -71,7 +71,9 @@ async def test_the_admin_port_says_what_is_foretold_and_begins_anew(tmp_path: Pa
         assert shadow
         since_s = shadow.since_s
         run = CliRunner().invoke
-        said = await asyncio.to_thread(run, cli, ["shadow", "report", "--url", live.url])
+        report = ["shadow", "report", "--url", live.url]
+        said = await asyncio.to_thread(run, cli, report)
+        paged = await asyncio.to_thread(run, cli, [*report, "--page", "/absent/page.html"])
         done = await asyncio.to_thread(run, cli, ["shadow", "reset", "watched", "--url", live.url])
         wrong = await asyncio.to_thread(run, cli, ["shadow", "reset", "other", "--url", live.url])
         async with live.session.post(f"{live.url}/shadow/reset?pool=watched", data="{}") as foreign:
@@ -80,6 +82,7 @@ async def test_the_admin_port_says_what_is_foretold_and_begins_anew(tmp_path: Pa
             samples = await metrics.text()
 
     assert said.output.startswith("pool watched: Too early to say: no request has come.")
+    assert "'/absent/page.html': No such file" in paged.output
     assert (done.exit_code, wrong.exit_code, refused) == (0, 1, 415)
     assert shadow.since_s > since_s
     assert 'extproc_shadow_verdict{pool="watched",verdict="too_early"} 1.0' in samples

@@ -1,6 +1,7 @@
 """A pool with `record`: its file, in the published form; and what goes wrong with files hurts no request."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,32 @@ async def test_each_start_and_each_full_file_begins_a_new_one(tmp_path: Path) ->
     assert (tmp_path / "t").read_bytes().count(b"\n") == 2
 
 
-@pytest.mark.parametrize("file", ["absent/t", ".", "full"])
+async def test_file_that_cannot_be_put_aside_takes_no_rows_of_another_key(tmp_path: Path) -> None:
+    """So it does not outgrow its limit either. It goes on once the way is free."""
+    (tmp_path / "t").write_text("before\n")
+    (tmp_path / "t.1").mkdir()
+    async with serving_live(tmp_path, _recording("t")) as live:
+        trace = live.app.pools["vllm"].trace_file
+        assert trace
+        _serve(live, 3)
+        await until(lambda: trace.rows["lost"] == 3)
+        _serve(live, 3)
+        await until(lambda: trace.rows["lost"] == 6)
+        assert (tmp_path / "t").read_text() == "before\n"
+        (tmp_path / "t.1").rmdir()
+        _serve(live, 2)
+        await until(lambda: trace.rows["written"] == 2)
+
+    assert (tmp_path / "t.1").read_text() == "before\n"
+
+
+@pytest.mark.parametrize("file", ["absent/t", ".", "full", "pipe"])
 async def test_file_that_cannot_be_written_costs_rows_alone(
     file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / "full").symlink_to("/dev/full")
+    os.mkfifo(tmp_path / "pipe")
     async with serving_live(tmp_path, _recording(file)) as live:
         _serve(live, 3)
         await until(lambda: "the trace is not written" in caplog.text)

@@ -73,6 +73,28 @@ def test_whom_the_proxy_does_not_name_nobody_guesses(address: str) -> None:
     assert (address or "upstream.address") in said.sentence
 
 
+@pytest.mark.parametrize("by_log", [False, True])
+def test_an_address_is_shown_in_signs_that_do_nothing_and_cut(by_log: bool) -> None:
+    fleet, hostile = WatchedFleet(), "\x1b[2J\u202e" + "x" * 1_000_000
+    reading = fleet.arrive(words("asks", 300))
+    fleet.shadow.nameless(reading, "" if by_log else hostile, "id")
+    fleet.shadow.logged("id", hostile, 1.0)
+
+    assert forecast_of(fleet).sentence.count("\\x1b[2J\\u202exxx") == 1
+    assert len(fleet.shadow.seen.stranger) < 100
+
+
+def test_a_pool_whose_endpoints_are_all_gone_saves_nothing() -> None:
+    fleet = WatchedFleet()
+    fleet.show_chats(minutes=45)
+    fleet.follow("")
+
+    assert (
+        forecast_of(fleet).sentence
+        == "Nothing is foretold: the pool has no endpoint that is ready."
+    )
+
+
 def test_without_attributes_the_access_log_says_who_served() -> None:
     fleet = WatchedFleet()
     for number in range(700):

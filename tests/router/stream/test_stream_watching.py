@@ -7,12 +7,10 @@ import pytest
 from extproc.grpc_server.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.stream import events
-from extproc.router.stream.codec import decode
 from extproc.router.stream.session import Session
 from tests.router.routing.fleet import ask, words
 from tests.router.shadow.watched import WatchedFleet
 from tests.router.stream.conversations import headers, open_session
-from tests.router.stream.wire import write_request
 
 TEXT = bytes(ask(words("hello", 500)).body or b"")
 A = "10.0.0.97:80"
@@ -80,13 +78,6 @@ def test_where_nobody_watches_a_shown_body_is_not_even_kept() -> None:
     watch(open_session(fleet.picker, budget=budget), headers(), body(TEXT, end=False))
 
     assert budget.used == 0
-
-
-@pytest.mark.parametrize("address", ["\x1b[2J", "x" * 65, "é"])
-def test_an_address_that_is_none_is_not_kept(address: str) -> None:
-    message = write_request(events.Observed(answered_by(address)))
-
-    assert decode(message, ()) == events.Observed(answered_by(None))
 
 
 def test_a_long_body_is_read_apart() -> None:
