@@ -13,7 +13,7 @@
 # - Nothing is guessed. If the proxy does not say who answered, or names somebody who is no endpoint
 #   of the pool (a Service's address instead of Pods), the pictures would be wrong.
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, sqrt
 from typing import Final, Literal
 
@@ -169,12 +169,10 @@ def _early(shadow: PoolShadow, wait_s: float) -> str:
 
 
 def _tell(shadow: PoolShadow, told: Forecast, batches: Sequence[PictureBatch]) -> Forecast:
-    went, other = (_summarize(batches, side) for side in (_went, _other))
-    served, picked = (went, other) if told.is_watching else (other, went)
-    of_served, of_picked = (_went, _other) if told.is_watching else (_other, _went)
-    differences = [(of_served(one), of_picked(one)) for one in batches]
-    saved = estimate((one.work_s - two.work_s, BATCH_S) for one, two in differences)
-    sooner = estimate((one.first_s - two.first_s, one.first_s) for one, two in differences)
+    sides = [_sides(one, shadow) for one in batches]
+    served, picked = (_summarize(batches, each) for each in zip(*sides, strict=True))
+    saved = estimate((one.work_s - two.work_s, BATCH_S) for one, two in sides)
+    sooner = estimate((one.first_s - two.first_s, one.first_s) for one, two in sides)
     verdict, wait_s = _judge(saved, sooner, told.endpoints, told.counted_s)
     measured = shadow.measured
     told = replace(
@@ -233,18 +231,13 @@ def _say(told: Forecast) -> str:
     return sentence
 
 
-def _went(batch: PictureBatch) -> Side:
-    return batch.went
+def _sides(batch: PictureBatch, shadow: PoolShadow) -> tuple[Side, Side]:
+    """As served, and as picked."""
+    return (batch.went, batch.other) if shadow.is_watching else (batch.other, batch.went)
 
 
-def _other(batch: PictureBatch) -> Side:
-    return batch.other
-
-
-def _summarize(
-    batches: Sequence[PictureBatch], side: Callable[[PictureBatch], Side]
-) -> PictureFigures:
-    pairs = [(batch, side(batch)) for batch in batches]
+def _summarize(batches: Sequence[PictureBatch], sides: Sequence[Side]) -> PictureFigures:
+    pairs = [*zip(batches, sides, strict=True)]
     return PictureFigures(
         hit_rate=estimate((one.found, batch.prompt) for batch, one in pairs),
         mean_s=estimate((one.first_s, batch.requests) for batch, one in pairs),
@@ -257,8 +250,7 @@ def _summarize(
 def _row(batch: PictureBatch, shadow: PoolShadow, now_s: float) -> BatchRow | None:
     if not batch.prompt:
         return None
-    sides = (batch.went, batch.other)
-    served, picked = sides if shadow.is_watching else sides[::-1]
+    served, picked = _sides(batch, shadow)
     seconds = min(BATCH_S, max(1.0, now_s - batch.begun_s))
     return BatchRow(
         batch.begun_s,

@@ -10,6 +10,8 @@ Time is the requests' own: a picture may be painted minutes later, and comes out
 #   less what the cache has, is computed in the next step, together with those that came meanwhile.
 #   The first token comes at that step's end. A step costs `step_ms` beside what it prefills, and
 #   more for each token of its requests in the cache, whose keys and values every step reads.
+# - Of a prompt's last answer nothing is found where it stood behind thoughts, which prompts leave out.
+#   Nobody tells of thoughts. They are where prompts repeat far less than was computed, by its time.
 # - An answer takes as long as the real one took. So both pictures have the same answers, and what a
 #   picture changes is the time before them. Faster answers would bring the next turn sooner, and a
 #   prefill that is saved holds up no answer of others: both are left out, and speak for less gain.
@@ -19,7 +21,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -28,6 +30,11 @@ from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import ClockAndRandom, EngineFigures, Reading
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+
+_MEAN: Final = 256
+# If prompts repeat less of the answers, these were mostly thoughts. Prefills of others make an answer
+# take longer, so chats without thoughts repeat two thirds of what was computed by its time.
+_WHOLE: Final = 0.25
 
 
 class Placed(Struct, frozen=True):
@@ -77,6 +84,8 @@ class Picture:
         self._steps: dict[str, _Steps] = {}
         self._ends: list[tuple[float, int, Placed]] = []
         self._numbers = count()
+        # How long answers take, and how much later prompts repeat of them, on average.
+        self._answer_s = self._said = 0.0
 
     @property
     def fill(self) -> float:
@@ -95,6 +104,7 @@ class Picture:
         """Takes the next request, to the endpoint of this `name`, or else by the rule."""
         while self._ends and self._ends[0][0] <= at_s:
             self._now_s, _, ended = heappop(self._ends)
+            self._answer_s += (self._now_s - ended.first_s - self._answer_s) / _MEAN
             self._pool.book.release(ended.endpoint)
             ended.reading.ended(ended.endpoint)
         self._now_s = at_s
@@ -108,12 +118,17 @@ class Picture:
         is_busy = book.in_flight(name) > 0
         book.acquire(name)
         reading.taken(name)
-        missing = reading.content()[1]
-        work_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0)
         holding = self._caches.index.holding(name)
         step_s = engine.step_ms_with(holding.pinned_bytes if holding is not None else 0) / 1000
+        found = chain.size - reading.content()[1]
+        said = found - chain.ends[chain.cached_ends.index(found)] if found else 0
+        if said:
+            self._said += (said - self._said) / _MEAN
+        if self._said < _WHOLE * self._answer_s / step_s * engine.bytes_per_token:
+            found -= said
+        work_ms = (chain.size - found) * engine.ms_per_byte * engine.slow.get(name, 1.0)
         first_s = self._steps[name].join(at_s, step_s, work_ms / 1000, is_busy=is_busy)
-        return Placed(name, reading, chain.size - missing, work_ms, first_s)
+        return Placed(name, reading, found, work_ms, first_s)
 
     def end(self, placed: Placed, at_s: float) -> None:
         """Says when the request will have ended there."""

@@ -229,6 +229,23 @@ def test_a_prompt_waits_for_the_step_that_runs_and_shares_the_next_one() -> None
     assert longest_s - one_s == pytest.approx(8e-6 * chains[0].size / 4, rel=0.01)
 
 
+@table(("answer_s", "is_found"), [(1.0, True), (60.0, False)])
+def test_an_answer_that_stood_behind_thoughts_is_not_found(answer_s: float, is_found: bool) -> None:
+    """Prompts repeat sixty words of it; in a second fifty tokens are made, in a minute 3,000."""
+    fleet, picture = WatchedFleet("a"), Picture(Random(0), {"kv_tokens": 100_000})
+    picture.follow(fleet.pool.snapshot, EngineFigures(0.01, 20.0, 4.0, {}, {"a": 400_000}))
+    for number in range(20):
+        texts = [words(f"{number} {turn}", 60) for turn in range(3)]
+        for turn in (1, 3):
+            chain, _ = fleet.arrive(*texts[:turn]).content()
+            assert chain
+            placed = picture.place(200.0 * number + 100 * turn, chain)
+            picture.end(placed, placed.first_s + answer_s)
+    places = {chain.ends[0]: False, chain.answered_bytes: True}
+
+    assert places[placed.found] is is_found
+
+
 @table(
     ("saved", "said"),
     [
