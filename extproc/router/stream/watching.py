@@ -98,7 +98,9 @@ class WatchedRequest:
 
     def _arrive(self, found: Found | RequestError) -> None:
         self._give_up()
-        if isinstance(found, Found) and found.pool.watcher is not None:
+        # Of a second request in the stream nobody would be told that it ended.
+        is_first = self._found is None
+        if isinstance(found, Found) and found.pool.watcher is not None and is_first:
             self._found = found
             found.pool.watcher.arrived(found.reading)
 

@@ -59,6 +59,7 @@ def test_a_shown_request_counts_where_it_was_served_until_its_stream_ends() -> N
         [headers(), body(TEXT), answered_by(served="6.6.6.6:1")],
         [headers(), body(TEXT), answered_by(served=None)],
         [headers(), headers(), answered_by(), answered_by()],
+        [headers(), body(TEXT), headers(), body(TEXT)],
     ],
 )
 def test_what_cannot_be_watched_is_left_alone(shown: Sequence[events.Event]) -> None:
