@@ -84,8 +84,8 @@ class Picture:
         self._steps: dict[str, _Steps] = {}
         self._ends: list[tuple[float, int, Placed]] = []
         self._numbers = count()
-        # How long answers take, and how much later prompts repeat of them, on average.
-        self._answer_s = self._said = 0.0
+        # How long the last answer took, and whether prompts repeat enough of answers, on average.
+        self._answer_s = self._repeats = 0.0
 
     @property
     def fill(self) -> float:
@@ -104,7 +104,7 @@ class Picture:
         """Takes the next request, to the endpoint of this `name`, or else by the rule."""
         while self._ends and self._ends[0][0] <= at_s:
             self._now_s, _, ended = heappop(self._ends)
-            self._answer_s += (self._now_s - ended.first_s - self._answer_s) / _MEAN
+            self._answer_s = self._now_s - ended.first_s
             self._pool.book.release(ended.endpoint)
             ended.reading.ended(ended.endpoint)
         self._now_s = at_s
@@ -123,8 +123,9 @@ class Picture:
         found = chain.size - reading.content()[1]
         said = found - chain.ends[chain.cached_ends.index(found)] if found else 0
         if said:
-            self._said += (said - self._said) / _MEAN
-        if self._said < _WHOLE * self._answer_s / step_s * engine.bytes_per_token:
+            made = self._answer_s / step_s * engine.bytes_per_token
+            self._repeats += (said - _WHOLE * made - self._repeats) / _MEAN
+        if self._repeats < 0:
             found -= said
         work_ms = (chain.size - found) * engine.ms_per_byte * engine.slow.get(name, 1.0)
         first_s = self._steps[name].join(at_s, step_s, work_ms / 1000, is_busy=is_busy)
