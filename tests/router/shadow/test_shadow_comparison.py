@@ -241,7 +241,7 @@ def test_an_answer_that_stood_behind_thoughts_is_not_found(answer_s: float, is_f
             assert chain
             placed = picture.place(200.0 * number + 100 * turn, chain)
             picture.end(placed, placed.first_s + answer_s)
-    places = {chain.ends[0]: False, chain.answered_bytes: True}
+            places = {0: None, chain.ends[0]: False, chain.answered_bytes: True}
 
     assert places[placed.found] is is_found
 
