@@ -19,7 +19,7 @@ NODES: Final[Mapping[str, int]] = {
     "router": 138_300,
     "grpc_server": 17_000,
     "bench": 79_300,
-    "simulator": 64_700,
+    "simulator": 66_700,
     "operator": 18_000,
     "doctor": 9_650,
     "pages": 5_000,
