@@ -28,7 +28,9 @@
 #   back and forth either: it is cooled down like any other, each time for longer.
 # - p is a pick of a pool of its own, so that it has an index, a load, a backlog and a health of its
 #   own, and other replicas hear of it: nothing here keeps any of that.
-#
+# - Only what llm-d's sidecar does in two steps is sent away: one answer to one prompt, by the paths
+#   that it knows. For vLLM a batch, or several answers, are as many requests, and its response has
+#   one handle of blocks (`kv_transfer_params`): the first one's.
 # - Endpoints of different revisions may lay out keys and values differently. Where a label tells them
 #   apart, each d has the cheapest p of its own revision, and a retry goes to no other one either.
 #

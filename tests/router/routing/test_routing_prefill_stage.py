@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.prefill_stage import Transfer
 from extproc.router.routing.strategies.base import RequestResult
 from extproc.router.routing.strategies.prefix_cache.strategy import (
@@ -203,3 +205,39 @@ def test_a_prompt_for_an_adapter_leaves_only_for_an_endpoint_that_has_it_and_is_
     pick = fleet.picker.pick(ask(LONG, model="sql")).pick
 
     assert (pick.prefill and pick.prefill.endpoint.name) == expected
+
+
+IDS = [*range(40_000)]
+
+
+@table(
+    "path, fields, is_sent",
+    [
+        ("/v1/completions", {"prompt": LONG}, True),
+        ("/v1/completions", {"prompt": [LONG], "n": 1}, True),
+        ("/v1/completions", {"prompt": [LONG, LONG]}, False),
+        ("/v1/completions", {"prompt": IDS}, True),
+        ("/v1/completions", {"prompt": [IDS]}, True),
+        ("/v1/completions", {"prompt": [IDS, [1]]}, False),
+        ("/v1/completions", {"prompt": LONG, "n": 2}, False),
+        ("/inference/v1/generate", {"token_ids": IDS}, True),
+        ("/v1/responses", {"input": LONG}, True),
+        ("/v1/messages?beta=true", {"messages": [{"role": "user", "content": LONG}]}, True),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}, False),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": LONG}]]}, False),
+        ("/v1/embeddings", {"input": LONG}, False),
+        ("/v1/rerank", {"query": LONG, "documents": [LONG]}, False),
+        ("/v1/completions", {"prompt": ""}, False),
+        ("", {"prompt": LONG}, False),
+    ],
+)
+def test_only_one_answer_to_one_prompt_is_split_as_the_sidecar_does_it(
+    path: str, fields: dict[str, object], is_sent: bool
+) -> None:
+    fleet = StagedFleet("a", "p")
+    fleet.stream("a", 20)
+    query = Query("POST", path, {}, orjson.dumps(fields))
+    decision = fleet.picker.pick(query)
+
+    assert (decision.pick.prefill is not None, decision.fault) == (is_sent, None)
+    assert fleet.picker.pick(msgspec.structs.replace(query, method="PUT")).pick.prefill is None

@@ -106,6 +106,17 @@ async def test_a_failure_is_told_of_the_endpoint_whose_it_may_be(
         assert list_states(pools) == expected
 
 
+async def test_a_refusal_of_a_prefill_endpoint_that_is_gone_is_nobodys() -> None:
+    """The last requests that named one end after the reload that took it out."""
+    async with running_staged() as pools:
+        sent = [send_long(pools) for _ in range(3)]
+        pools.apply(parse_settings(ALONE, {}).pools)
+        for pick, ticket in sent:
+            pools.feedback.note(Exchange(pick.endpoint.address, 502, 1.0, 0.5, ticket=ticket))
+
+        assert list_states(pools) == ["ready", "ready"]
+
+
 async def test_a_gateway_without_a_log_tells_it_by_its_headers() -> None:
     async with running_staged() as pools:
         for _ in range(3):
