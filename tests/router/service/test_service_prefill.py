@@ -84,6 +84,10 @@ def list_states(pools: Pools) -> Sequence[str]:
         (Exchange("", 429, 1.0, 0.5, retry_after="9"), ["ready", "ready", "busy"]),
         (Exchange("", 200, 1.0, 0.5), ["ready", "ready", "ready"]),
         (
+            Exchange("", 403, 1.0, 0.5),
+            ["ready", "ready", "ready"],
+        ),  # the sidecar's own, for instance
+        (
             Exchange("", 200, 1.0, 0.5, fault=EndpointFault.ENDPOINT),
             ["cooling", "ready", "ready"],
         ),
@@ -154,9 +158,23 @@ async def test_a_pool_is_as_full_as_the_fuller_of_its_stages(
             for endpoint in each.pool.snapshot.ready.values():
                 each.feedback.apply_signals(endpoint, EndpointSignals(waiting=count))
 
-        assert measure_saturations(pools)["llama"] == expected
+        assert stage_saturations(pools) == (expected, *(each / 5 for each in waiting))
         pools["llama/prefill"].pool.replace([])
-        assert measure_saturations(pools)["llama"] == waiting[0] / 5
+        assert stage_saturations(pools) == (waiting[0] / 5, waiting[0] / 5, 1.0)
+
+
+def stage_saturations(pools: Pools) -> tuple[float | None, ...]:
+    """Of the pool as a whole, of those that answer, of those that prefill."""
+    metrics = Metrics()
+    metrics.registry.register(PoolCollector(pools))
+    every = (
+        {"pool": "llama"},
+        {"pool": "llama", "stage": "decode"},
+        {"pool": "llama/prefill", "stage": "prefill"},
+    )
+    values = [metrics.registry.get_sample_value("extproc_pool_saturation", each) for each in every]
+    assert values[0] == measure_saturations(pools)["llama"]
+    return tuple(values)
 
 
 async def test_a_prefill_endpoint_that_drains_is_named_no_more_and_keeps_its_work() -> None:
