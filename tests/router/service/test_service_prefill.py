@@ -322,4 +322,6 @@ PAIRED = "{inference_pool: %s}"
 def paired(pools: Pools) -> set[tuple[str, str | None]]:
     """The endpoints of twenty picks, by name."""
     picks = [send_long(pools)[0] for _ in range(20)]
-    return {(one.endpoint.name, one.prefill and one.prefill.endpoint.name) for one in picks}
+    return {
+        (one.endpoint.name, one.prefill.endpoint.name if one.prefill else None) for one in picks
+    }
