@@ -4,8 +4,9 @@
 # `rule` has them:
 #
 #   ready    = cost(p) + overhead + tokens that d lacks · bytes a token / bandwidth
-#   there(d) = cost(d) - compute(d) · (1 + n/10) + max(0, ready - backlog(d))
-#   here(d)  = cost(d) + compute(d) · (n/2 - n/10)
+#   stay(d)  = cost(d) without its term for what d lacks: what waits there, and what the prompt evicts
+#   there(d) = stay(d) + max(0, ready - backlog(d))
+#   here(d)  = stay(d) + compute(d) · (1 + n/2)
 #
 # and the least there(d) is compared with here(d) of the cheapest d. So one formula has both queues:
 # that of d, where the request stands in line with or without p, and that of p, in cost(p). What
@@ -116,7 +117,7 @@ class PrefillStage:
             if (pick := self.propose(reading, adapter, revision)) is not None
         }
         offers = [
-            (self._there_ms(reading, row, pick), row.endpoint)
+            (self._there_ms(row, pick), row.endpoint)
             for row in reading.costs
             if (pick := picks.get(revisions[row.endpoint])) is not None
         ]
@@ -161,15 +162,15 @@ class PrefillStage:
 
     def _here_ms(self, reading: Reading, row: CostRow) -> float:
         """What it costs that the row's endpoint computes the prompt."""
-        _, held_up_ms = reading.compute_ms(row)
-        return row.cost_ms + (_HARM - 1) * held_up_ms
+        compute_ms, held_up_ms = reading.compute_ms(row)
+        return row.cost_ms - row.lacking_ms + compute_ms + _HARM * held_up_ms
 
-    def _there_ms(self, reading: Reading, row: CostRow, helper: Pick) -> float:
+    def _there_ms(self, row: CostRow, helper: Pick) -> float:
         """What it costs that the helper computes the prompt for the row's endpoint; of no use to itself."""
         if _is_one(self._answering.snapshot.ready[row.endpoint], helper.endpoint):
             return inf
         ready_ms = helper.reading.costs[0].cost_ms + self.transfer.ms(row.miss_tokens)
-        return row.cost_ms - sum(reading.compute_ms(row)) + max(0.0, ready_ms - row.backlog_ms)
+        return row.cost_ms - row.lacking_ms + max(0.0, ready_ms - row.backlog_ms)
 
 
 def _is_one(endpoint: Endpoint, other: Endpoint) -> bool:

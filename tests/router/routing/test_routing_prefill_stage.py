@@ -119,6 +119,18 @@ def test_the_next_turn_stays_where_the_prompt_came_to() -> None:
     assert (second.endpoint, second.prefill) == (first.endpoint, None)
 
 
+def test_a_beginning_that_many_share_sends_nobody_from_who_holds_it_to_a_busier_one() -> None:
+    """Its copies are cheap where endpoints are compared; a prefill saves no more than it takes."""
+    fleet, system = StagedFleet(prefill="p"), words("You are", 6_000)
+    for number in range(30):
+        holder = fleet.visit(f"Question {number}?", system=system, after_s=0.5).endpoint
+    [other] = {"a", "b"} - {holder.name}
+    fleet.stream(other, 20)
+    pick = fleet.pick("Mine?", system=system)
+
+    assert (pick.endpoint, pick.prefill) == (holder, None)
+
+
 @table("revision, expected", [("1", ["a", "p", "c"]), ("2", ["b", "p"]), ("", None)])
 def test_only_endpoints_of_one_revision_compute_for_each_other_and_take_their_retries(
     revision: str, expected: list[str] | None
