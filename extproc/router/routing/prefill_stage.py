@@ -4,14 +4,18 @@
 # `rule` has them:
 #
 #   ready    = cost(p) + overhead + tokens that d lacks · bytes a token / bandwidth
-#   stay(d)  = cost(d) without its term for what d lacks: what waits there, and what the prompt evicts
-#   there(d) = stay(d) + max(0, ready - backlog(d))
-#   here(d)  = stay(d) + compute(d) · (1 + n/2)
+#   stay(d)  = cost(d) - lacking(d): what waits there, and what the prompt evicts
+#   w(d)     = lacking(d) / (compute(d) · (1 + n/10))
+#   there(d) = stay(d) + w(d) · max(0, ready - backlog(d))
+#   here(d)  = stay(d) + w(d) · compute(d) · (1 + n/2)
 #
-# and the least there(d) is compared with here(d) of the cheapest d. So one formula has both queues:
+# where lacking(d) is the term of cost(d) for what d lacks of the prompt. The least there(d) is
+# compared with here(d) of the cheapest d. So one formula has both queues:
 # that of d, where the request stands in line with or without p, and that of p, in cost(p). What
 # stays at d either way (requests in flight, memory, what the prompt evicts) cancels out.
 #
+# - w is 1 where a prompt is its own. What others share counts less, as in `rule`: one more copy is of use
+#   to them, wherever it was computed. (Simulated: without w agents get their answers 3 % later.)
 # - What a prompt does to the answers that stream counts five times as much as where endpoints are
 #   compared that all answer: there somebody is held up wherever it goes, and here nobody need be. A
 #   millisecond between two tokens is then worth half of one before the first. (Simulated: with a
@@ -117,7 +121,7 @@ class PrefillStage:
             if (pick := self.propose(reading, adapter, revision)) is not None
         }
         offers = [
-            (self._there_ms(row, pick), row.endpoint)
+            (self._there_ms(reading, row, pick), row.endpoint)
             for row in reading.costs
             if (pick := picks.get(revisions[row.endpoint])) is not None
         ]
@@ -163,14 +167,21 @@ class PrefillStage:
     def _here_ms(self, reading: Reading, row: CostRow) -> float:
         """What it costs that the row's endpoint computes the prompt."""
         compute_ms, held_up_ms = reading.compute_ms(row)
-        return row.cost_ms - row.lacking_ms + compute_ms + _HARM * held_up_ms
+        return _cost_ms(reading, row, compute_ms + _HARM * held_up_ms)
 
-    def _there_ms(self, row: CostRow, helper: Pick) -> float:
+    def _there_ms(self, reading: Reading, row: CostRow, helper: Pick) -> float:
         """What it costs that the helper computes the prompt for the row's endpoint; of no use to itself."""
         if _is_one(self._answering.snapshot.ready[row.endpoint], helper.endpoint):
             return inf
         ready_ms = helper.reading.costs[0].cost_ms + self.transfer.ms(row.miss_tokens)
-        return row.cost_ms - row.lacking_ms + max(0.0, ready_ms - row.backlog_ms)
+        return _cost_ms(reading, row, max(0.0, ready_ms - row.backlog_ms))
+
+
+def _cost_ms(reading: Reading, row: CostRow, prompt_ms: float) -> float:
+    """The row's cost if it takes so long until its endpoint has what it lacks."""
+    alone_ms = sum(reading.compute_ms(row))
+    weight = row.lacking_ms / alone_ms if alone_ms else 0.0
+    return row.cost_ms - row.lacking_ms + weight * prompt_ms
 
 
 def _is_one(endpoint: Endpoint, other: Endpoint) -> bool:

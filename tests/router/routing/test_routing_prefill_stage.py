@@ -120,7 +120,7 @@ def test_the_next_turn_stays_where_the_prompt_came_to() -> None:
 
 
 def test_a_beginning_that_many_share_sends_nobody_from_who_holds_it_to_a_busier_one() -> None:
-    """Its copies are cheap where endpoints are compared; a prefill saves no more than it takes."""
+    """A copy is cheap where endpoints are compared; so is what a prefill elsewhere saves of it."""
     fleet, system = StagedFleet(prefill="p"), words("You are", 6_000)
     for number in range(30):
         holder = fleet.visit(f"Question {number}?", system=system, after_s=0.5).endpoint
