@@ -294,7 +294,6 @@ class CostModel:
             )
         held_up = 1 + self._rule.hold_up * in_flight
         missing *= held_up
-        lacking *= held_up
         if is_own_home:
             missing *= self._rule.home
             lacking *= self._rule.home
@@ -312,7 +311,7 @@ class CostModel:
             *waits,
             cost_ms,
             is_home,
-            lacking * each_ms,
+            lacking * held_up * each_ms,
         )
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
