@@ -16,7 +16,7 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 138_300,
+    "router": 138_600,
     "grpc_server": 17_000,
     "bench": 79_300,
     "simulator": 66_700,
@@ -28,7 +28,7 @@ NODES: Final[Mapping[str, int]] = {
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 101
-DOCS_WORDS: Final = 72_750
+DOCS_WORDS: Final = 72_930
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"

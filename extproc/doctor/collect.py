@@ -161,7 +161,7 @@ class _Look:
         given: Settings | None,
         read_key: Callable[[PoolSettings], Headers],
     ) -> None:
-        for pool in given.pools if given else ():
+        for pool in _stages(given) if given else ():
             try:
                 key = read_key(pool)
             except SettingsError as error:
@@ -207,7 +207,7 @@ class _Look:
         return first, last
 
     async def engine(self, engine: seen.EngineSeen, settings: Settings) -> seen.EngineSeen:
-        pool = next((each for each in settings.pools if each.name == engine.pool), None)
+        pool = next((each for each in _stages(settings) if each.name == engine.pool), None)
         probe = pool.probe if pool else None
         path = probe.path[1:] if isinstance(probe, ProbeSettings) else "health"
         health, models = await self.all(f"http://{engine.address}", (path, "v1/models"))
@@ -271,12 +271,18 @@ class _Look:
         return found
 
 
+def _stages(settings: Settings) -> Iterator[PoolSettings]:
+    """The pools as the service runs them: prefill endpoints are one of their own."""
+    for pool in settings.pools:
+        yield from filter(None, (pool, pool.stage()))
+
+
 def _list_engines(settings: Settings, running: Sequence[PoolSeen]) -> Iterator[seen.EngineSeen]:
     """The endpoints that the service has; without an answer, those that the settings list."""
     for pool in running:
         for each in pool.endpoints:
             yield seen.EngineSeen(pool.name, each.name, each.address, each.state)
-    for listed in () if running else settings.pools:
+    for listed in () if running else _stages(settings):
         yield from (seen.EngineSeen(listed.name, at, at) for at in listed.endpoints.static or ())
 
 

@@ -111,12 +111,14 @@ async def test_an_engine_that_wants_a_key_is_found_until_the_file_has_it(
     said = {}
     async with hosting({"/{any:.*}": lock}) as address:
         for name in ("", "OTHER", "GOOD", "NOT_HERE"):
-            fields = {"engine_key": {"env": name}} if name else {}
+            fields: dict[str, Any] = {"engine_key": {"env": name}} if name else {}
+            fields["prefill"] = {"endpoints": {"static": [address]}}  # looked at with the same key
             path.write_text(yaml.safe_dump({"pools": [pool_fields(address, **fields)]}))
             done = await asyncio.to_thread(run_doctor, str(path), "--url", NOWHERE)
             said[name] = "engine_key:" in done.output
     assert said == {"": True, "OTHER": True, "GOOD": False, "NOT_HERE": False}
     assert "there is no variable NOT_HERE" in done.output
+    assert "of 2 engines" in done.output
 
 
 def test_the_command_prints_what_mends_it_as_text_and_as_json(

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ import pytest
 import yaml
 
 from extproc.router.settings.reading import parse_settings
+from extproc.router.stream.names import KNOWN_ORDERS
 from tests.manifests import rendering
-from tests.stack.gateway import cluster_named, ext_proc_filter, load
+from tests.stack.gateway import cluster_named, ext_proc_filter, find, load
 from tests.stack.pickers import GATEWAYS
 from tests.tables import table
 
 # Those whose gateway speaks plain text to a picker, and those that read a list of addresses.
 PLAIN = ["overlays/gke"]
 LISTED = ["overlays/istio/inference-pool"]
+SIDECAR_ORDERS = [
+    each for each in KNOWN_ORDERS if not each.startswith(("x-gate", "x-llm", "x-ext"))
+]
 
 
 def picker_spec(overlay: str, kind: str, name: str) -> Any:
@@ -46,6 +51,17 @@ def test_the_pools_picker_is_the_service_which_may_read_the_pool(overlay: str) -
     assert source.namespace is None  # the Pod's own
     assert picker_spec(overlay, "InferencePool", source.name)
     assert role["rules"][1]["resourceNames"] == [source.name]
+
+
+@rendering.each([each for each in rendering.PICKERS if each != "overlays/gke"])
+def test_what_llmds_sidecar_obeys_ends_at_the_gateway_also_without_the_service(
+    overlay: str,
+) -> None:
+    """Of GKE's load balancer nobody said what removes a header before the picker is asked."""
+    objects = rendering.of_kind(overlay, "HTTPRoute", "ClientTrafficPolicy", "EnvoyFilter")
+    removed = *chain.from_iterable(find(objects, "remove")), *find(objects, "prefix")
+
+    assert [each for each in SIDECAR_ORDERS if not each.startswith(removed)] == []
 
 
 def overlay_of_picker(

@@ -34,7 +34,7 @@ CLAIMS = {
 }
 # llm-d's sidecar in a Pod would obey them: send the prompt elsewhere, or pull another Pod's cache.
 SIDECAR_ORDERS = (
-    "x-prefiller-host-port",
+    *("x-prefiller-host-port", "X-PREFILLER-Host-Port", "x_prefiller_host_port"),
     "x-encoder-hosts-ports",
     "x-kv-cache-source-host-port",
     "x-data-parallel-host-port",

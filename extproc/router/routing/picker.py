@@ -12,7 +12,7 @@ from msgspec import Struct
 from extproc.errors import NoEndpoint, PromptError, UnknownModel
 from extproc.router.routing.endpoint import ModelCard
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.prompt.apis import model_in_path
+from extproc.router.routing.prompt.apis import may_split, model_in_path
 from extproc.router.routing.prompt.json_reader import is_large
 from extproc.router.routing.prompt.parse import Prompt, parse, reads_body
 from extproc.router.routing.strategies.base import CostRow, Reading
@@ -118,7 +118,7 @@ class Found(Struct, frozen=True):
     """What a request wants: its pool, and what the pool's strategy read in it.
 
     `model` is the name by the client, `adapter` the LoRA adapter of that name here; `fault` says
-    why the body was no help.
+    why the body was no help. `may_split`: the pool may have another endpoint compute the prompt.
     """
 
     pool: Pool
@@ -126,6 +126,7 @@ class Found(Struct, frozen=True):
     adapter: str = ""
     fault: PromptError | None = None
     model: str = ""
+    may_split: bool = False
 
 
 class Picker:
@@ -222,12 +223,20 @@ class Picker:
         reading = route.pool.strategy.read(prompt, query.headers, adapter)
         for listener in () if query.is_trial else route.pool.listeners:
             listener.see(prompt, reading)
-        return Found(route.pool, reading, adapter, prompt.fault, model)
+        has_stages = route.pool.prefill is not None and may_split(query.method, query.path)
+        splits = has_stages and prompt.is_single
+        return Found(route.pool, reading, adapter, prompt.fault, model, splits)
 
     def decide(self, query: Query, found: Found) -> Decision:
         pool, reading = found.pool, found.reading
         standing = pool.standing(query.headers)
-        pick = pool.propose(reading, adapter=found.adapter, subset=query.subset, standing=standing)
+        pick = pool.propose(
+            reading,
+            adapter=found.adapter,
+            subset=query.subset,
+            standing=standing,
+            may_split=found.may_split,
+        )
         return Decision(pick, reading.key, found.adapter, found.fault, found.model, reading.costs)
 
     def _chosen(self, query: Query) -> Route | None:

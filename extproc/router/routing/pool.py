@@ -368,13 +368,14 @@ class Pool:
         adapter: str = "",
         subset: Sequence[str] | None = None,
         standing: RequestClass | None = None,
+        may_split: bool = False,
     ) -> Pick:
         """Returns the pick that would be right now, not counted yet.
 
         `reading` is this pool's strategy's. `adapter` restricts the pick to the endpoints that hold
         it, `subset` to these addresses. Raises `NoEndpoint` where none is left, `Overloaded` beyond
         `max_in_flight` to those whose `standing` does not let them in, and to those that the
-        strategy sheds.
+        strategy sheds. `may_split`: another endpoint may compute the prompt.
         """
         snapshot = self.snapshot
         candidates = self.candidates(adapter, subset)
@@ -390,7 +391,7 @@ class Pool:
                 pool=self.name,
             )
         prefill = None
-        if self.prefill is None:
+        if self.prefill is None or not may_split:
             choice = reading.choose(candidates, 1 + self.fallbacks)
         else:
             choice, prefill = self.prefill.choose(reading, candidates, 1 + self.fallbacks, adapter)

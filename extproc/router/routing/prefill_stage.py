@@ -4,13 +4,18 @@
 # `rule` has them:
 #
 #   ready    = cost(p) + overhead + tokens that d lacks · bytes a token / bandwidth
-#   there(d) = cost(d) - compute(d) · (1 + n/10) + max(0, ready - backlog(d))
-#   here(d)  = cost(d) + compute(d) · (n/2 - n/10)
+#   stay(d)  = cost(d) - lacking(d): what waits there, and what the prompt evicts
+#   w(d)     = lacking(d) / (compute(d) · (1 + n/10))
+#   there(d) = stay(d) + w(d) · max(0, ready - backlog(d))
+#   here(d)  = stay(d) + w(d) · compute(d) · (1 + n/2)
 #
-# and the least there(d) is compared with here(d) of the cheapest d. So one formula has both queues:
+# where lacking(d) is the term of cost(d) for what d lacks of the prompt. The least there(d) is
+# compared with here(d) of the cheapest d. So one formula has both queues:
 # that of d, where the request stands in line with or without p, and that of p, in cost(p). What
 # stays at d either way (requests in flight, memory, what the prompt evicts) cancels out.
 #
+# - w is 1 where a prompt is its own. What others share counts less, as in `rule`: one more copy is of use
+#   to them, wherever it was computed. (Simulated: without w agents get their answers 3 % later.)
 # - What a prompt does to the answers that stream counts five times as much as where endpoints are
 #   compared that all answer: there somebody is held up wherever it goes, and here nobody need be. A
 #   millisecond between two tokens is then worth half of one before the first. (Simulated: with a
@@ -28,7 +33,9 @@
 #   back and forth either: it is cooled down like any other, each time for longer.
 # - p is a pick of a pool of its own, so that it has an index, a load, a backlog and a health of its
 #   own, and other replicas hear of it: nothing here keeps any of that.
-#
+# - Only what llm-d's sidecar does in two steps is sent away: one answer to one prompt, by the paths
+#   that it knows. For vLLM a batch, or several answers, are as many requests, and its response has
+#   one handle of blocks (`kv_transfer_params`): the first one's.
 # - Endpoints of different revisions may lay out keys and values differently. Where a label tells them
 #   apart, each d has the cheapest p of its own revision, and a retry goes to no other one either.
 #
@@ -41,8 +48,10 @@ from math import inf
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.errors import NoEndpoint
+from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.base import Candidates, Choice, CostRow, Reading
 from extproc.router.routing.strategies.prefix_cache.rule import Rule
@@ -87,10 +96,10 @@ class Transfer(Struct, frozen=True):
 class PrefillStage:
     """The prefill endpoints of a pool: `pool` is theirs, of a strategy that compares costs as the other's does.
 
-    Where `answering`, the other pool, is given, an endpoint computes only for those of its own revision.
+    They compute for the endpoints of `answering`, the other pool, each for those of its own revision.
     """
 
-    def __init__(self, pool: Pool, transfer: Transfer, answering: Pool | None = None) -> None:
+    def __init__(self, pool: Pool, transfer: Transfer, answering: Pool) -> None:
         self.pool = pool
         self.transfer = transfer
         self._answering = answering
@@ -104,7 +113,8 @@ class PrefillStage:
         """Returns the endpoints that answer, best first, and the pick that prefills; `None`: the first of them."""
         reading.expect_transfer(is_computed=False)
         choice = reading.choose(candidates, max(count, _FEWEST))
-        revisions = {row.endpoint: self._revision(row.endpoint) for row in reading.costs}
+        ready = self._answering.snapshot.ready
+        revisions = {row.endpoint: ready[row.endpoint].revision for row in reading.costs}
         picks = {
             revision: pick
             for revision in dict.fromkeys(revisions.values())
@@ -122,35 +132,58 @@ class PrefillStage:
             reason = choice.reason if choice.reason is SESSION else LOCAL_PREFILL
             return Choice(choice.names[:count], reason), None
         reading.expect_transfer(is_computed=True)
-        names = dict.fromkeys((best, *choice.names))
-        alike = [name for name in names if self._revision(name) == revisions[best]]
-        return Choice(tuple(alike[:count]), REMOTE_PREFILL), picks[revisions[best]]
+        helper = picks[revisions[best]]
+        # A retry takes the header along: who gets it must suit the helper, and not be it.
+        alike = [
+            name
+            for name in dict.fromkeys((best, *choice.names))
+            if ready[name].revision == revisions[best] and not _is_one(ready[name], helper.endpoint)
+        ]
+        others = [each for each in helper.fallbacks if not _is_one(ready[best], each)]
+        return Choice(tuple(alike[:count]), REMOTE_PREFILL), replace(
+            helper, fallbacks=tuple(others)
+        )
 
     def propose(self, reading: Reading, adapter: str, revision: str = "") -> Pick | None:
         """`None`: there is no prompt, or nobody to compute it."""
         chain, _ = reading.content()
         read = None if chain is None or not reading.costs else self.pool.strategy.read_chain(chain)
-        subset = None
-        if self._answering is not None:
-            endpoints = self.pool.snapshot.ready.values()
-            subset = [each.address for each in endpoints if each.revision == revision]
+        if read is None:
+            return None
+        snapshots = self.pool.snapshot, self._answering.snapshot
+        is_learnt = any(adapter in each.by_adapter for each in snapshots)
+        # Not left to the pool: of endpoints that are named to it, it takes one on trial rather than none.
+        names = self.pool.candidates().names
+        fit = [
+            each.address
+            for each in map(self.pool.snapshot.ready.__getitem__, names)
+            if each.revision == revision and (not is_learnt or adapter in each.adapters)
+        ]
         try:
-            pick = None if read is None else self.pool.propose(read, adapter=adapter, subset=subset)
+            return self.pool.propose(read, subset=None if len(fit) == len(names) else fit)
         except NoEndpoint:
             return None
-        return pick if pick is not None and pick.reading.costs else None
-
-    def _revision(self, endpoint: str) -> str:
-        return "" if self._answering is None else self._answering.snapshot.ready[endpoint].revision
 
     def _here_ms(self, reading: Reading, row: CostRow) -> float:
         """What it costs that the row's endpoint computes the prompt."""
-        _, held_up_ms = reading.compute_ms(row)
-        return row.cost_ms + (_HARM - 1) * held_up_ms
+        compute_ms, held_up_ms = reading.compute_ms(row)
+        return _cost_ms(reading, row, compute_ms + _HARM * held_up_ms)
 
     def _there_ms(self, reading: Reading, row: CostRow, helper: Pick) -> float:
         """What it costs that the helper computes the prompt for the row's endpoint; of no use to itself."""
-        if row.endpoint == helper.endpoint.name:
+        if _is_one(self._answering.snapshot.ready[row.endpoint], helper.endpoint):
             return inf
         ready_ms = helper.reading.costs[0].cost_ms + self.transfer.ms(row.miss_tokens)
-        return row.cost_ms - sum(reading.compute_ms(row)) + max(0.0, ready_ms - row.backlog_ms)
+        return _cost_ms(reading, row, max(0.0, ready_ms - row.backlog_ms))
+
+
+def _cost_ms(reading: Reading, row: CostRow, prompt_ms: float) -> float:
+    """The row's cost if it takes so long until its endpoint has what it lacks."""
+    alone_ms = sum(reading.compute_ms(row))
+    weight = row.lacking_ms / alone_ms if alone_ms else 0.0
+    return row.cost_ms - row.lacking_ms + weight * prompt_ms
+
+
+def _is_one(endpoint: Endpoint, other: Endpoint) -> bool:
+    """Whether two lists have the same endpoint, by another name perhaps, or at another port of its Pod."""
+    return endpoint.name == other.name or endpoint.address == other.address

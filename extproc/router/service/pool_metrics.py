@@ -28,7 +28,10 @@ class PoolCollector(Collector):
         in_flight = gauges("extproc_endpoint_in_flight", "Requests in flight.", "pool", "endpoint")
         endpoints = gauges("extproc_pool_endpoints", "Endpoints by state.", "pool", "state")
         full = gauges(
-            "extproc_pool_saturation", "How full the pool is; 1: full, or no endpoint.", "pool"
+            "extproc_pool_saturation",
+            "How full the pool is; 1: full, or no endpoint. With a stage: that alone.",
+            "pool",
+            "stage",
         )
         age = gauges(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool"
@@ -50,8 +53,12 @@ class PoolCollector(Collector):
             states = Counts(state for _, state in pool.states())
             for state in ("ready", "unknown", "cooling", "busy", "unhealthy", "draining"):
                 endpoints.add_metric([name, state], states[state])
+            stage = ["prefill"] if running.settings.only_prefills else []
             if name in saturations:
-                full.add_metric([name], saturations[name])
+                full.add_metric([name, *stage], saturations[name])
+            own = None if pool.prefill is None else _measure(running)
+            if own is not None:
+                full.add_metric([name, "decode"], own)
             if running.keeper.age_s is not None:
                 age.add_metric([name], running.keeper.age_s)
             if running.keeper.fault is not None:

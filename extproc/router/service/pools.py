@@ -96,7 +96,7 @@ class Feedback:
                 stage.feedback,
                 replace(outcome, address=prefill.endpoint.address, verdict=verdict),
             )
-        if pool in running and (stage is None or not is_refused):
+        if pool in running and (prefill is None or not is_refused):
             yield running[pool].feedback, outcome
 
 

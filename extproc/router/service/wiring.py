@@ -91,7 +91,7 @@ class PoolWiring(Struct, frozen=True):
             return None
         overhead_ms = STEPS_OF_A_TRANSFER * strategy.costs.step_ms
         transfer = Transfer(overhead_ms, wanted.kv_bytes_per_token, wanted.gbit_per_s)
-        return PrefillStage(stage, transfer, answering if settings.match_label else None)
+        return PrefillStage(stage, transfer, answering)
 
     def lint(self, settings: PoolSettings) -> PoolLint | None:
         return PoolLint(settings.name, self.outside.clock) if settings.lint else None

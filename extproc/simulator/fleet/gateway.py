@@ -132,7 +132,7 @@ class Gateways:
         """Lets these endpoints compute prompts for the others, of the first gateway."""
         pool = Pool("fleet/prefill", strategy)
         pool.replace(endpoints)
-        self.pools[0].prefill = split.build(pool)
+        self.pools[0].prefill = split.build(pool, self.pools[0])
         rounds = MetricRounds(pool, self._outsides[0], self._read)
         rounds.follow(pool.snapshot.ready)
         self._rounds.append(rounds)

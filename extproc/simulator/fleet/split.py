@@ -22,8 +22,8 @@ DEFAULT_TRANSFER: Final = Transfer(overhead_ms=9)
 class ThresholdStage(PrefillStage):
     """llm-d's order: first the endpoint that answers, as ever; if it lacks so many tokens, another prefills."""
 
-    def __init__(self, pool: Pool, transfer: Transfer, *, tokens: int) -> None:
-        super().__init__(pool, transfer)
+    def __init__(self, pool: Pool, transfer: Transfer, answering: Pool, *, tokens: int) -> None:
+        super().__init__(pool, transfer, answering)
         self._tokens = tokens
 
     def choose(
@@ -51,7 +51,7 @@ class DynamoStage(PrefillStage):
         return Choice(names, REMOTE_PREFILL if prefill else LOCAL_PREFILL), prefill
 
 
-DECIDERS: Final[Mapping[str, Callable[[Pool, Transfer], PrefillStage]]] = MappingProxyType(
+DECIDERS: Final[Mapping[str, Callable[[Pool, Transfer, Pool], PrefillStage]]] = MappingProxyType(
     {
         "ours": PrefillStage,
         **{
@@ -71,5 +71,5 @@ class FleetSplit:
     decider: str = "ours"
     transfer: Transfer = DEFAULT_TRANSFER
 
-    def build(self, pool: Pool) -> PrefillStage:
-        return DECIDERS[self.decider](pool, self.transfer)
+    def build(self, pool: Pool, answering: Pool) -> PrefillStage:
+        return DECIDERS[self.decider](pool, self.transfer, answering)

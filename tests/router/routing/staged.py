@@ -16,7 +16,7 @@ class StagedFleet(Fleet):
         super().__init__(names)
         self.helpers = Pool("llama-prefill", PrefixCache(self.outside, rule=NOBODY_STREAMS))
         self.helpers.replace([Endpoint(name, f"10.1.0.{ord(name)}:80") for name in prefill])
-        self.pool.prefill = PrefillStage(self.helpers, transfer)
+        self.pool.prefill = PrefillStage(self.helpers, transfer, self.pool)
 
     def stream(self, name: str, count: int) -> None:
         """Has so many answers stream from an endpoint, whose prompts are long computed."""

@@ -1,10 +1,15 @@
 """Who computes a prompt: the endpoint that answers it, or one that only prefills."""
 
+from dataclasses import replace
+
+import msgspec
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.prefill_stage import PrefillStage, Transfer
+from extproc.router.routing.picker import Picker, Query, Route
+from extproc.router.routing.prefill_stage import Transfer
 from extproc.router.routing.strategies.base import RequestResult
 from extproc.router.routing.strategies.prefix_cache.strategy import (
     COLD,
@@ -13,7 +18,7 @@ from extproc.router.routing.strategies.prefix_cache.strategy import (
     SESSION,
     PrefixCache,
 )
-from tests.router.routing.fleet import Shut, words
+from tests.router.routing.fleet import Shut, ask, words
 from tests.router.routing.staged import QUICK, StagedFleet
 from tests.tables import table
 
@@ -114,6 +119,18 @@ def test_the_next_turn_stays_where_the_prompt_came_to() -> None:
     assert (second.endpoint, second.prefill) == (first.endpoint, None)
 
 
+def test_a_beginning_that_many_share_sends_nobody_from_who_holds_it_to_a_busier_one() -> None:
+    """A copy is cheap where endpoints are compared; so is what a prefill elsewhere saves of it."""
+    fleet, system = StagedFleet(prefill="p"), words("You are", 6_000)
+    for number in range(30):
+        holder = fleet.visit(f"Question {number}?", system=system, after_s=0.5).endpoint
+    [other] = {"a", "b"} - {holder.name}
+    fleet.stream(other, 20)
+    pick = fleet.pick("Mine?", system=system)
+
+    assert (pick.endpoint, pick.prefill) == (holder, None)
+
+
 @table("revision, expected", [("1", ["a", "p", "c"]), ("2", ["b", "p"]), ("", None)])
 def test_only_endpoints_of_one_revision_compute_for_each_other_and_take_their_retries(
     revision: str, expected: list[str] | None
@@ -125,7 +142,6 @@ def test_only_endpoints_of_one_revision_compute_for_each_other_and_take_their_re
     fleet.helpers.replace(
         [Endpoint("p", "p:1", revision=revision), Endpoint("q", "q:1", revision="3")]
     )
-    fleet.pool.prefill = PrefillStage(fleet.helpers, QUICK, fleet.pool)
     for name, streams in {"a": 20, "b": 21, "c": 60}.items():
         fleet.stream(name, streams)
     pick = fleet.pick(LONG)
@@ -153,3 +169,87 @@ def test_a_prompt_whose_endpoint_holds_it_is_never_sent_away(
     fleet.strategy.backlogs.add("a", queued_ms, fleet.clock())
 
     assert fleet.pick(words("Why?", tokens)).prefill is None
+
+
+def test_an_endpoint_in_both_lists_is_known_by_its_address_and_never_named_for_itself() -> None:
+    """Its prompt, or that of a retry at it, would go from its sidecar to itself."""
+    fleet = StagedFleet("ab", "p")
+    fleet.helpers.fallbacks = 1
+    twin = Endpoint("other", fleet.pool.snapshot.ready["a"].address)
+    fleet.helpers.replace([twin, *fleet.helpers.snapshot.ready.values()])
+    fleet.stream("a", 20)
+    fleet.stream("b", 21)
+    fleet.queue_up("other", 50)
+    pick = fleet.pick(LONG)
+    assert pick.prefill is not None
+
+    assert (pick.endpoint.name, pick.prefill.destination) == ("a", "10.1.0.112:80")
+    fleet.queue_up("p", 5_000)
+    pick = fleet.pick(words("Another", 4_000))
+    assert pick.prefill is not None
+    assert (pick.prefill.endpoint, [each.name for each in pick.fallbacks]) == (twin, [])
+    assert pick.endpoint.name == "b"
+
+
+@table(
+    "adapters, closed, expected",
+    [
+        ("a-q-", "", "q"),
+        ("a---", "", None),  # nobody there has it
+        ("--q-", "", "q"),  # `adapters` of the pool says that all have it; learnt of one
+        ("----", "", "p"),
+        ("a-q-", "q", None),
+    ],
+)
+def test_a_prompt_for_an_adapter_leaves_only_for_an_endpoint_that_has_it_and_is_not_cooling(
+    adapters: str, closed: str, expected: str | None
+) -> None:
+    fleet = StagedFleet("a", "pq")
+    for pool in (fleet.pool, fleet.helpers):
+        pool.replace(
+            replace(each, adapters=frozenset({"sql"} if each.name in adapters else ()))
+            for each in pool.snapshot.ready.values()
+        )
+    fleet.helpers.gate = Shut(frozenset(closed))
+    fleet.picker = Picker([Route(fleet.pool, adapters=("sql",))])
+    fleet.stream("a", 20)
+    fleet.queue_up("q", 10)
+    pick = fleet.picker.pick(ask(LONG, model="sql")).pick
+
+    assert (pick.prefill and pick.prefill.endpoint.name) == expected
+
+
+IDS = [*range(40_000)]
+
+
+@table(
+    "path, fields, is_sent",
+    [
+        ("/v1/completions", {"prompt": LONG}, True),
+        ("/v1/completions", {"prompt": [LONG], "n": 1}, True),
+        ("/v1/completions", {"prompt": [LONG, LONG]}, False),
+        ("/v1/completions", {"prompt": IDS}, True),
+        ("/v1/completions", {"prompt": [IDS]}, True),
+        ("/v1/completions", {"prompt": [IDS, [1]]}, False),
+        ("/v1/completions", {"prompt": LONG, "n": 2}, False),
+        ("/inference/v1/generate", {"token_ids": IDS}, True),
+        ("/v1/responses", {"input": LONG}, True),
+        ("/v1/messages?beta=true", {"messages": [{"role": "user", "content": LONG}]}, True),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}, False),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": LONG}]]}, False),
+        ("/v1/embeddings", {"input": LONG}, False),
+        ("/v1/rerank", {"query": LONG, "documents": [LONG]}, False),
+        ("/v1/completions", {"prompt": ""}, False),
+        ("", {"prompt": LONG}, False),
+    ],
+)
+def test_only_one_answer_to_one_prompt_is_split_as_the_sidecar_does_it(
+    path: str, fields: dict[str, object], is_sent: bool
+) -> None:
+    fleet = StagedFleet("a", "p")
+    fleet.stream("a", 20)
+    query = Query("POST", path, {}, orjson.dumps(fields))
+    decision = fleet.picker.pick(query)
+
+    assert (decision.pick.prefill is not None, decision.fault) == (is_sent, None)
+    assert fleet.picker.pick(msgspec.structs.replace(query, method="PUT")).pick.prefill is None

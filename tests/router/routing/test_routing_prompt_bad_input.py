@@ -28,6 +28,7 @@ def ask_everything(prompt: Prompt, chars: int = 100) -> None:
 
     assert all(isinstance(text, str) for text in texts)
     assert all(len(text) <= chars for text in texts[:2])
+    assert prompt.is_single in {True, False}
     assert prompt.field("user") is None or isinstance(prompt.field("user"), str)
     # Whatever is read may be logged, sent or hashed.
     for text in [*texts, prompt.model or "", prompt.cache_salt]:

@@ -29,7 +29,11 @@ TEXT += (DOCS / "how-to/monitoring.md").read_text()
 SETTINGS = """
 server: {xds: true}
 pools:
-- {name: llama, models: [llama], endpoints: {static: ["10.0.0.1:8000"]}, record: {file: t}}
+- name: llama
+  models: [llama]
+  endpoints: {static: ["10.0.0.1:8000"]}
+  record: {file: t}
+  prefill: {endpoints: {static: []}}
 - {name: qwen, models: [qwen], endpoints: {static: [10.0.0.2:8000]}, hold: {}, strategy: {name: round_robin}}
 - {name: mixtral, models: [mixtral], endpoints: {static: ["10.0.0.3:8000"]}, strategy: {name: prefix_cache}, shadow: {}}
 - {name: lost, models: [lost], endpoints: {file: none.yaml}}
@@ -60,7 +64,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
     app.start()
     try:
         await until(lambda: app.pools["lost"].keeper.fault is not None)
-        await until(lambda: sum(each.keeper.synced.is_set() for each in app.pools) == 4)
+        await until(lambda: sum(each.keeper.synced.is_set() for each in app.pools) == 5)
         await until(lambda: app.pools["gie"].objectives.age_s is not None)
         # vLLM's own counters are shown once an endpoint has sent them: they do not begin at 0.
         feedback = app.pools["mixtral"].feedback

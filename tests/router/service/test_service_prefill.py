@@ -84,6 +84,10 @@ def list_states(pools: Pools) -> Sequence[str]:
         (Exchange("", 429, 1.0, 0.5, retry_after="9"), ["ready", "ready", "busy"]),
         (Exchange("", 200, 1.0, 0.5), ["ready", "ready", "ready"]),
         (
+            Exchange("", 403, 1.0, 0.5),
+            ["ready", "ready", "ready"],
+        ),  # the sidecar's own, for instance
+        (
             Exchange("", 200, 1.0, 0.5, fault=EndpointFault.ENDPOINT),
             ["cooling", "ready", "ready"],
         ),
@@ -104,6 +108,17 @@ async def test_a_failure_is_told_of_the_endpoint_whose_it_may_be(
             pools.feedback.note(replace(exchange, address=pick.endpoint.address, ticket=ticket))
 
         assert list_states(pools) == expected
+
+
+async def test_a_refusal_of_a_prefill_endpoint_that_is_gone_is_nobodys() -> None:
+    """The last requests that named one end after the reload that took it out."""
+    async with running_staged() as pools:
+        sent = [send_long(pools) for _ in range(3)]
+        pools.apply(parse_settings(ALONE, {}).pools)
+        for pick, ticket in sent:
+            pools.feedback.note(Exchange(pick.endpoint.address, 502, 1.0, 0.5, ticket=ticket))
+
+        assert list_states(pools) == ["ready", "ready"]
 
 
 async def test_a_gateway_without_a_log_tells_it_by_its_headers() -> None:
@@ -143,9 +158,23 @@ async def test_a_pool_is_as_full_as_the_fuller_of_its_stages(
             for endpoint in each.pool.snapshot.ready.values():
                 each.feedback.apply_signals(endpoint, EndpointSignals(waiting=count))
 
-        assert measure_saturations(pools)["llama"] == expected
+        assert stage_saturations(pools) == (expected, *(each / 5 for each in waiting))
         pools["llama/prefill"].pool.replace([])
-        assert measure_saturations(pools)["llama"] == waiting[0] / 5
+        assert stage_saturations(pools) == (waiting[0] / 5, waiting[0] / 5, 1.0)
+
+
+def stage_saturations(pools: Pools) -> tuple[float | None, ...]:
+    """Of the pool as a whole, of those that answer, of those that prefill."""
+    metrics = Metrics()
+    metrics.registry.register(PoolCollector(pools))
+    every = (
+        {"pool": "llama"},
+        {"pool": "llama", "stage": "decode"},
+        {"pool": "llama/prefill", "stage": "prefill"},
+    )
+    values = [metrics.registry.get_sample_value("extproc_pool_saturation", each) for each in every]
+    assert values[0] == measure_saturations(pools)["llama"]
+    return tuple(values)
 
 
 async def test_a_prefill_endpoint_that_drains_is_named_no_more_and_keeps_its_work() -> None:
@@ -293,4 +322,6 @@ PAIRED = "{inference_pool: %s}"
 def paired(pools: Pools) -> set[tuple[str, str | None]]:
     """The endpoints of twenty picks, by name."""
     picks = [send_long(pools)[0] for _ in range(20)]
-    return {(one.endpoint.name, one.prefill and one.prefill.endpoint.name) for one in picks}
+    return {
+        (one.endpoint.name, one.prefill.endpoint.name if one.prefill else None) for one in picks
+    }

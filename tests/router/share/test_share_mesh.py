@@ -78,7 +78,7 @@ async def test_gateways_hear_of_each_others_picks_of_both_stages(pair: list[Shar
         stages.append(Pool("llama/prefill", PrefixCache(ClockAndRandom(Random(0), monotonic))))
         stages[-1].replace([Endpoint("p", "10.1.0.1:8000")])
         gateway.courier.keep(stages[-1])
-        gateway.pool.prefill = PrefillStage(stages[-1], Transfer(overhead_ms=1))
+        gateway.pool.prefill = PrefillStage(stages[-1], Transfer(overhead_ms=1), gateway.pool)
         for name in gateway.pool.snapshot.names:
             gateway.pool.book.set_peer_count(name, 50)
     shares = [gateway.courier.shares()["llama/prefill"].peers for gateway in pair]

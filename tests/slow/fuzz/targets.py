@@ -194,6 +194,7 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
     longer = [read.first_user_message(2 * chars)[:chars], read.head(2 * chars)[:chars]]
     assert read.fault or texts == longer
     texts += [read.conversation(chars), read.model or "", read.cache_salt, read.field("user") or ""]
+    assert read.is_single in {True, False}
     for text in texts:
         text.encode()
     chain = chain_of(read.turns(16 * chars), seed=1)

@@ -106,6 +106,11 @@ _OPERATIONS: Final = {
     **dict.fromkeys(("embeddings", "embed"), "embeddings"),
 }
 
+# The routes that llm-d's routing sidecar takes in two steps; it hands all others on as they are.
+_IN_TWO_STEPS: Final = frozenset(
+    {"chat/completions", "completions", "responses", "messages", "generate"}
+)
+
 # vLLM's routes that take no model and no prompt.
 _BODYLESS: Final = frozenset(
     {"abort_requests", "cancel", "health", "load", "metrics", "models", "ping", "version"}
@@ -130,6 +135,11 @@ def reads_body(method: str, path: str) -> bool:
         method.upper() in {"POST", "PUT", "PATCH"}
         and _route(path).rpartition("/")[2] not in _BODYLESS
     )
+
+
+def may_split(method: str, path: str) -> bool:
+    """Tells whether another endpoint than the one that answers may compute the prompt of a request."""
+    return method == "POST" and _route(path) in _IN_TWO_STEPS
 
 
 def model_in_path(path: str) -> str | None:

@@ -30,6 +30,10 @@ __all__ = ["Prompt", "parse", "reads_body"]
 
 _NAME: Final = attrgetter("name")
 
+# Fields that hold a prompt, its token ids, or a list of such prompts.
+_PROMPTS: Final = frozenset({"prompt", "token_ids", "input_ids", "text"})
+_START_BYTES: Final = 64
+
 
 class Prompt(Struct, frozen=True):
     """What a request says to a model; texts are read lazily, as far as they are used.
@@ -115,6 +119,24 @@ class Prompt(Struct, frozen=True):
             if turn.is_system:
                 system.append(turn)
         return ""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it asks for one answer to one prompt: not to each of a batch, and not for several.
+
+        For an engine each of them is a request of its own.
+        """
+        names = [name for name in map(_NAME, self._api) if name in _PROMPTS]
+        starts = self._fields.begin(names, _START_BYTES)
+        # Not of token ids: reading them all takes long, and their first one tells.
+        lists = [
+            self._fields.value(name)
+            for name in names
+            if isinstance(start := starts.value(name), list)
+            and not (start and isinstance(start[0], int))
+        ]
+        is_batch = any(isinstance(each, list) and len(each) > 1 for each in lists)
+        return not is_batch and self.field("n") in {None, "1"}
 
     def field(self, name: str) -> str | None:
         """A string or number at the top level of the body, as text."""

@@ -64,7 +64,7 @@ class CostRow(Struct, frozen=True):
     """What one endpoint would cost, of those that a strategy compared.
 
     The endpoint holds `blocks` of the prompt. It has `match_bytes` of its text, of `prompt_bytes`
-    in all.
+    in all. `lacking_ms` is the part of the cost for what it lacks.
     """
 
     endpoint: str
@@ -76,6 +76,7 @@ class CostRow(Struct, frozen=True):
     in_flight: int
     cost_ms: float
     is_home: bool
+    lacking_ms: float
 
     @property
     def match_tokens(self) -> int:

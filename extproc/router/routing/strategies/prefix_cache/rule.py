@@ -286,20 +286,32 @@ class CostModel:
             reach = max(reach, homes.presumed.get(name, 0))
             is_own_home, is_home = name == homes.own, name in homes.names
         missing, in_flight = _missing(reach, request), request.candidates.in_flight(name)
+        lacking = missing
         if holding is not None:
             rule = self._rule
             missing += rule.evicted * holding.evicts(
                 chain.size - reach, request.now, rule.evicted_s
             )
-        missing *= 1 + self._rule.hold_up * in_flight
+        held_up = 1 + self._rule.hold_up * in_flight
+        missing *= held_up
         if is_own_home:
             missing *= self._rule.home
+            lacking *= self._rule.home
         if name not in request.waits:
             self._weigh((name,), request)
-        cost_ms = missing * engine.prefill_ms(name) + request.waits[name]
+        each_ms = engine.prefill_ms(name)
+        cost_ms = missing * each_ms + request.waits[name]
         waits = self._backlogs.ms(name, request.now), in_flight
         return CostRow(
-            name, blocks, reach, chain.size, engine.bytes_per_token, *waits, cost_ms, is_home
+            name,
+            blocks,
+            reach,
+            chain.size,
+            engine.bytes_per_token,
+            *waits,
+            cost_ms,
+            is_home,
+            lacking * held_up * each_ms,
         )
 
     def _weigh(self, names: Iterable[str], request: _Request) -> None:
