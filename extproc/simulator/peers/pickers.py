@@ -301,5 +301,5 @@ class Oracle(PrefixCache):
                 known = holding.depth(head.hashes, there)
                 self.index.evict(holding, chain.hashes[known:])
                 if known < there:
-                    self.index.apply_peer_pick(holding, head, self._clock(), is_new=False)
+                    self.index.apply_peer_pick(holding, head, self._clock())
         return super().compare(chain, candidates, count)

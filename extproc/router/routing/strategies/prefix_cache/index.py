@@ -195,7 +195,7 @@ class PrefixIndex:
         self._room = 0
         self._holdings: dict[str, Holding] = {}
         self._blocks: dict[int, _Entry] = {}
-        # Blocks after which prompts went different ways, and how often prompts with them come.
+        # Blocks after which prompts went different ways while others had them open, and how often.
         self._forks: dict[int, Rate] = {}
         self._new_bytes = Rate()
 
@@ -298,7 +298,7 @@ class PrefixIndex:
         return found.since if found else inf
 
     def uses(self, block: int, now: float) -> float:
-        """Requests per second that go through a fork."""
+        """Requests per second that part from all before them at a fork, while one of those is open."""
         rate = self._forks.get(block)
         return rate.per_s(now) if rate else 0.0
 
@@ -316,7 +316,6 @@ class PrefixIndex:
     ) -> Taken:
         """Writes a chain down as one open request's, as far as there is room; `matched` of it is anywhere."""
         hashes = chain.hashes
-        self._use_forks(hashes, now)
         had = holding.pin(chain, holding.depth(hashes, len(hashes) if matched is None else matched))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
@@ -324,18 +323,16 @@ class PrefixIndex:
                 holding, hashes[had:stop]
             )  # a faulty peer sent them without what leads to them
             holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
-            holding.pinned_bytes += self._add_blocks(holding, chain, had, stop, now)
+            holding.pinned_bytes += self._add_blocks(holding, chain, had, stop, now, opener=holding)
             self._make_room(holding)
         return Taken(had, stop)
 
-    def apply_peer_pick(self, holding: Holding, chain: Blocks, now: float, *, is_new: bool) -> None:
-        """Writes a chain down that another gateway sent there, without pinning it; `is_new`: just now.
+    def apply_peer_pick(self, holding: Holding, chain: Blocks, now: float) -> None:
+        """Writes a chain down that another gateway sent there, without pinning it.
 
         No pin, because the peer's letter about its end may be lost.
         """
         hashes, idle = chain.hashes, holding.idle
-        if is_new:
-            self._use_forks(hashes, now)
         had = holding.depth(hashes, len(hashes))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
@@ -372,13 +369,15 @@ class PrefixIndex:
             if parent is not None and parent.heir == block and block not in self._blocks:
                 parent.heir = 0
 
-    def _use_forks(self, hashes: Sequence[int], now: float) -> None:
-        if not self._forks.keys().isdisjoint(hashes):
-            for fork in filter(self._forks.__contains__, hashes):
-                self._forks[fork].add(1, now)
-
     def _add_blocks(
-        self, holding: Holding, chain: Blocks, start: int, stop: int, now: float
+        self,
+        holding: Holding,
+        chain: Blocks,
+        start: int,
+        stop: int,
+        now: float,
+        *,
+        opener: Holding | None = None,
     ) -> int:
         """Adds the holding to the blocks from `start` to `stop`; returns their bytes."""
         hashes, blocks, alone = chain.hashes, self._blocks, holding.alone
@@ -388,7 +387,7 @@ class PrefixIndex:
             if found is None:
                 blocks[block] = _Entry(alone, chain.bytes_between(number, number + 1), now)
                 if number:
-                    self._inherit(hashes[number - 1], block, now)
+                    self._follow(hashes[number - 1], block, opener, now)
             else:
                 found.holders += alone
                 # A faulty peer may send another length; eviction will subtract the first one.
@@ -397,13 +396,18 @@ class PrefixIndex:
         self._new_bytes.add(new_bytes, now)
         return new_bytes
 
-    def _inherit(self, parent: int, block: int, now: float) -> None:
+    def _follow(self, parent: int, block: int, opener: Holding | None, now: float) -> None:
+        """Notes that a new block comes after another one: one more way from there, if others have that open.
+
+        The request that brings it has it open at `opener`.
+        """
         found = self._blocks[parent]
         if not found.heir:
             found.heir = block
-        elif found.heir != block and parent not in self._forks:
-            self._forks[parent] = fork = Rate()
-            fork.add(1, now)
+        elif found.heir != block and any(
+            one.pinned.get(parent, 0) > (one is opener) for one in found.holders
+        ):
+            self._forks.setdefault(parent, Rate()).add(1, now)
 
     def _make_room(self, holding: Holding) -> None:
         """Evicts idle blocks until the bound holds."""

@@ -241,16 +241,16 @@ class CostModel:
         return NO_HOMES if gateways.is_alone else find_homes(chain, reach, candidates.walk)
 
     def _stretches(self, chain: Chain, matched: int, now: float) -> list[Stretch]:
-        stretches: list[Stretch] = []
-        index, rule, start = self._index, self._rule, 0
+        index, rule = self._index, self._rule
         forks = index.forks(chain.hashes, matched)
         life_s = index.life_s(now) if forks else 0.0
-        for blocks in forks:
-            stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
-            uses = rule.shared * index.uses(fork, now) * life_s
-            stretches.append(Stretch(start, stop, 1 / (1 + uses / (index.copies(fork) + 1))))
-            start = stop
-        stretches.append(Stretch(start, chain.size, 1.0))
+        stretches, stop, weight, uses = [], chain.size, 1.0, 0.0
+        for blocks in reversed(forks):
+            start, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
+            stretches.append(Stretch(start, stop, weight))
+            uses += rule.shared * index.uses(fork, now)
+            stop, weight = start, 1 / (1 + uses * life_s / (index.copies(fork) + 1))
+        stretches.append(Stretch(0, stop, weight))
         return stretches
 
     def _sure(self, request: _Request) -> CostRow | None:

@@ -287,14 +287,14 @@ class _PeerPicks(SharesPicks):
     def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
         holding, now = self._index.holding(endpoint), self._clock()
         if holding is not None:
-            self._index.apply_peer_pick(holding, blocks, now, is_new=True)
+            self._index.apply_peer_pick(holding, blocks, now)
             if missing:
                 self._backlogs.add(endpoint, missing * self._engine.prefill_ms(endpoint), now)
 
     def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
         holding = self._index.holding(endpoint)
         if holding is not None:
-            self._index.apply_peer_pick(holding, blocks, self._clock(), is_new=False)
+            self._index.apply_peer_pick(holding, blocks, self._clock())
 
     def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
         holding = self._index.holding(endpoint)
