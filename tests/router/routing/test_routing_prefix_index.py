@@ -143,25 +143,29 @@ def test_an_endpoint_that_went_holds_nothing_whenever_its_requests_end(event: st
     assert depth(index, "a", 1, 2, 3) == 2
 
 
-def test_prompts_fork_where_they_go_on_differently() -> None:
+def test_prompts_fork_where_they_go_on_differently_while_others_are_open() -> None:
     index = index_of("a", "b")
     visit(index, "a", 1, 2, 3, 4)
     visit(index, "a", 1, 2, 3, 4, 5)
+    visit(index, "b", 1, 2, 7)  # one after the other
     assert index.forks(chain(1, 2, 3, 4).hashes, 4) == []
 
+    index.insert(at(index, "a"), chain(1, 2, 3, 4), 0.0)
     visit(index, "b", 1, 2, 8)
     visit(index, "b", 1, 2, 3, 9)
 
     assert index.forks(chain(1, 2, 3, 4).hashes, 4) == [2, 3]
     assert index.forks(chain(1, 2, 8).hashes, 3) == [2]
     assert index.copies(chain(1, 2).hashes[-1]) == 2
-    assert index.copies(chain(7).hashes[-1]) == 0
+    assert index.copies(chain(11).hashes[-1]) == 0
 
 
-def test_a_fork_counts_who_passes_it() -> None:
+def test_a_fork_counts_ways_that_begin_there_and_not_who_goes_on() -> None:
     index = index_of("a", blocks=1_000)
+    index.insert(at(index, "a"), chain(1, 2), 0.0)
     for number in range(600):
         visit(index, "a", 1, 1_000 + number, now=number / 2)
+        visit(index, "a", 1, 1_000 + number, 3, now=number / 2)
     fork = chain(1).hashes[0]
 
     assert index.uses(fork, 300.0) == pytest.approx(2, rel=0.05)
@@ -170,7 +174,7 @@ def test_a_fork_counts_who_passes_it() -> None:
 
 def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
     index = index_of("a", "b", blocks=100)
-    assert index.life_s(0.0) == 60
+    assert index.life_s(0.0) == 300
 
     for number in range(600):
         visit(index, "ab"[number % 2], number, now=number / 10)
@@ -178,7 +182,7 @@ def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
     assert index.life_s(60.0) == pytest.approx(
         200 / 10 / 0.632, rel=0.01
     )  # a rate needs minutes to be right
-    assert index.life_s(1e6) == 60
+    assert index.life_s(1e6) == 300
 
 
 def test_a_rate_is_forgotten_in_time() -> None:
@@ -283,26 +287,26 @@ def test_a_thousand_endpoints_share_what_memory_there_is_whatever_they_tell() ->
 def test_what_another_gateway_sent_is_held_and_goes_like_what_nobody_uses() -> None:
     index = index_of("a", blocks=4)
     index.insert(at(index, "a"), chain(1, 2), 0.0)
-    index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0, is_new=True)
-    index.apply_peer_pick(at(index, "a"), chain(7), 0.0, is_new=True)
-    index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0, is_new=False)
-    index.apply_peer_pick(at(index, "a"), chain(8), 0.0, is_new=True)
+    index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0)
+    index.apply_peer_pick(at(index, "a"), chain(7), 0.0)
+    index.apply_peer_pick(at(index, "a"), chain(1, 2, 3), 0.0)
+    index.apply_peer_pick(at(index, "a"), chain(8), 0.0)
 
     assert [depth(index, "a", *path) for path in ((1, 2, 3), (7,), (8,))] == [3, 0, 1]
     assert (len(at(index, "a").pinned), len(at(index, "a").idle)) == (2, 2)
 
 
-def test_a_fork_counts_the_passes_of_other_gateways_and_not_their_ends() -> None:
-    index = index_of("a")
-    index.apply_peer_pick(at(index, "a"), chain(1, 2), 0.0, is_new=True)
-    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0, is_new=True)
-    [fork] = chain(1).hashes
-    before = index.uses(fork, 0.0)
-    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0, is_new=False)
-    assert index.uses(fork, 0.0) == before
+def test_a_fork_counts_ways_of_other_gateways_while_a_request_of_ours_is_open() -> None:
+    index = index_of("a", "b")
+    index.apply_peer_pick(at(index, "a"), chain(1, 2), 0.0)
+    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0)
+    assert index.forks(chain(1).hashes, 1) == []
 
-    index.apply_peer_pick(at(index, "a"), chain(1, 3), 0.0, is_new=True)
-    assert index.uses(fork, 0.0) == 2 * before
+    index.insert(at(index, "b"), chain(1), 0.0)
+    for _ in range(2):  # its pick, and its end
+        index.apply_peer_pick(at(index, "a"), chain(1, 4), 0.0)
+
+    assert index.uses(chain(1).hashes[0], 0.0) == pytest.approx(1 / 60)
 
 
 def test_a_block_is_as_old_as_the_first_request_for_it() -> None:
@@ -372,13 +376,13 @@ class IndexMachine(RuleBasedStateMachine):
         assert holding.depth(asked.hashes, len(asked)) >= taken.blocks
         self.open.append((holding, asked, taken))
 
-    @rule(name=NAMES, path=PATHS, is_new=st.booleans())
-    def hear(self, name: str, path: list[int], is_new: bool) -> None:
+    @rule(name=NAMES, path=PATHS)
+    def hear(self, name: str, path: list[int]) -> None:
         holding = self.index.holding(name)
         if holding is not None:
             self.now += 1
             self.paths.add(tuple(path))
-            self.index.apply_peer_pick(holding, chain(*path), self.now, is_new=is_new)
+            self.index.apply_peer_pick(holding, chain(*path), self.now)
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:

@@ -14,9 +14,12 @@
 #   and tips over (simulated).
 # - A prompt falls into parts at its forks: places where others with the same beginning went on
 #   differently. The last part is its own, and A is 1. The part before a fork is shared with others:
-#   prefilled once more it becomes another copy, of use to all of them. With k copies now, used u
-#   times a second, and a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price
-#   divided among its users.
+#   prefilled once more it becomes another copy, of use to those that part from all others there, or
+#   further down, while one of these is open. With k copies now, u such requests a second, and a copy
+#   living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users.
+#   (Until 0.3 each request that passed counted. But a conversation's next turn goes where its own
+#   blocks are, and a client that sends one request after the other needs no second copy: an
+#   editor's completions copied each file again and again, and documents of 50,000 tokens too.)
 # - evicted(e) is missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
 #   next was last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled
 #   again then, and push out others; so they weigh as much as what the request lacks.
