@@ -176,12 +176,15 @@ class Rate:
         return self._sum * exp((self._at - now) / _RATE_S) / _RATE_S
 
 
+_SEVERAL: Final = -1  # no block's hash
+
+
 # Not followed by the garbage collector: there are millions, and no cycle goes through them.
 class _Entry(Struct, gc=False):
     holders: tuple[Holding, ...]
     length: int
     since: float
-    heir: int = 0  # the block that first came after it
+    heir: int = 0  # the block that came after it, or that several did
 
 
 class PrefixIndex:
@@ -365,7 +368,7 @@ class PrefixIndex:
         for number in range(taken.blocks - 1, taken.had - 1, -1):
             block = chain.hashes[number]
             found = self._blocks.get(block)
-            if block not in holding.idle or found is None or found.heir or block in self._forks:
+            if block not in holding.idle or found is None or found.heir:
                 return
             self._evict(holding, block)
             parent = self._blocks.get(chain.hashes[number - 1]) if number else None
@@ -407,10 +410,10 @@ class PrefixIndex:
         found = self._blocks[parent]
         if not found.heir:
             found.heir = block
-        elif found.heir != block and any(
-            one.pinned.get(parent, 0) > (one is opener) for one in found.holders
-        ):
-            self._forks.setdefault(parent, Rate()).add(1, now)
+        elif found.heir != block:
+            found.heir = _SEVERAL
+            if any(one.pinned.get(parent, 0) > (one is opener) for one in found.holders):
+                self._forks.setdefault(parent, Rate()).add(1, now)
 
     def _make_room(self, holding: Holding) -> None:
         """Evicts idle blocks until the bound holds."""
