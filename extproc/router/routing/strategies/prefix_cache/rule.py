@@ -254,7 +254,7 @@ class CostModel:
             uses += rule.shared * index.uses(fork, now)
             stop, weight = start, 1 / (1 + uses * life_s / (index.copies(fork) + 1))
         stretches.append(Stretch(0, stop, weight))
-        return stretches
+        return stretches[::-1]
 
     def _sure(self, request: _Request) -> CostRow | None:
         """The one that holds most, if it costs less than the least that any other may cost."""
