@@ -16,19 +16,19 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 138_600,
+    "router": 139_100,
     "grpc_server": 17_000,
     "bench": 79_300,
     "simulator": 66_700,
     "operator": 18_000,
-    "doctor": 9_650,
+    "doctor": 9_700,
     "pages": 5_000,
     "calibrate": 3_300,
     REST: 9_000,
 }
 TESTS_FOR_PRODUCT: Final = 1.45  # the aim is 1.35: what new tests replace goes
 SETTINGS: Final = 101
-DOCS_WORDS: Final = 72_930
+DOCS_WORDS: Final = 73_700
 
 # A strategy is meant to be added: one of its own file, and its tests in a file of its own, are free.
 _STRATEGIES: Final = PACKAGE / "router" / "routing" / "strategies"
