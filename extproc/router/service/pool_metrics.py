@@ -27,12 +27,6 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         in_flight = gauges("extproc_endpoint_in_flight", "Requests in flight.", "pool", "endpoint")
         endpoints = gauges("extproc_pool_endpoints", "Endpoints by state.", "pool", "state")
-        full = gauges(
-            "extproc_pool_saturation",
-            "How full the pool is; 1: full, or no endpoint. With a stage: that alone.",
-            "pool",
-            "stage",
-        )
         age = gauges(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool"
         )
@@ -45,7 +39,6 @@ class PoolCollector(Collector):
         recorded = counters(
             "extproc_record_rows", "Rows of a trace, in its file or in none.", "pool", "result"
         )
-        saturations = measure_saturations(self._pools)
         for running in self._pools:
             pool, name = running.pool, running.name
             for endpoint, count in pool.book.ours().items():
@@ -53,12 +46,6 @@ class PoolCollector(Collector):
             states = Counts(state for _, state in pool.states())
             for state in ("ready", "unknown", "cooling", "busy", "unhealthy", "draining"):
                 endpoints.add_metric([name, state], states[state])
-            stage = ["prefill"] if running.settings.only_prefills else []
-            if name in saturations:
-                full.add_metric([name, *stage], saturations[name])
-            own = None if pool.prefill is None else _measure(running)
-            if own is not None:
-                full.add_metric([name, "decode"], own)
             if running.keeper.age_s is not None:
                 age.add_metric([name], running.keeper.age_s)
             if running.keeper.fault is not None:
@@ -67,10 +54,29 @@ class PoolCollector(Collector):
                 objectives.add_metric([name], running.objectives.age_s)
             for result, count in running.trace_file.rows.items() if running.trace_file else ():
                 recorded.add_metric([name, result], count)
-        yield from (in_flight, endpoints, full, age, fault, objectives, recorded)
+        yield from (in_flight, endpoints, age, fault, objectives, recorded)
+        yield from _collect_saturations(self._pools)
         yield from _collect_queues(self._pools)
         yield from _collect_events(self._pools)
         yield from _collect_forecasts(self._pools)
+
+
+def _collect_saturations(pools: Iterable[RunningPool]) -> Iterable[Metric]:
+    full = gauges(
+        "extproc_pool_saturation",
+        "How full the pool is; 1: full, or no endpoint. With a stage: that alone.",
+        "pool",
+        "stage",
+    )
+    saturations = measure_saturations(pools)
+    for running in pools:
+        name, stage = running.name, ["prefill"] if running.settings.only_prefills else []
+        if name in saturations:
+            full.add_metric([name, *stage], saturations[name])
+        own = None if running.pool.prefill is None else _measure(running)
+        if own is not None:
+            full.add_metric([name, "decode"], own)
+    return (full,)
 
 
 def _collect_forecasts(pools: Iterable[RunningPool]) -> Iterable[Metric]:

@@ -14,7 +14,7 @@ CHANGES = {
     "backlog": ("backlog=0", "tenants"),
     "drain": ("drain=1", "tenants"),
     "step": ("step=0", "seed-004"),
-    "prefill": ("prefill=0", "zipf"),
+    "prefill": ("prefill=0", "tenants"),
     "memory": ("memory=0", "zipf"),
     "home": ("home=1", "unshared"),
 }
