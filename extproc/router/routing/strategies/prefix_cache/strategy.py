@@ -288,6 +288,9 @@ class _PeerPicks(SharesPicks):
         holding, now = self._index.holding(endpoint), self._clock()
         if holding is not None:
             self._index.apply_peer_pick(holding, blocks, now)
+            if missing is not None:
+                size = blocks.bytes_between(0, len(blocks.hashes))
+                self._engine.predict_peer_pick(endpoint, size, missing)
             if missing:
                 self._backlogs.add(endpoint, missing * self._engine.prefill_ms(endpoint), now)
 
