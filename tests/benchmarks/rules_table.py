@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Final
 
 from extproc.bench.measure.words import markdown_table
-from extproc.simulator.fleet.matrix import Row, read_done_rows
+from extproc.simulator.fleet.matrix import Row, compare_to_best, read_done_rows, values
 
 RULE: Final = "prefix_cache"
 FIGURES: Final = ("ttft_mean_ms", "ttft_p99_ms", "e2e_mean_ms")
@@ -21,53 +21,33 @@ HEADS: Final = (
     *("workload, load, seeds", "`prefix_cache`, TTFT mean / p99, s"),
     *("TTFT mean", "TTFT p99", "end to end", "next best, by TTFT mean", "`llmd_sticky`"),
 )
-Runs = Mapping[str, Mapping[object, Row]]
-"""By arm and by seed and draw."""
 
 
-def figures_of(rows: Mapping[object, Row], figure: str) -> list[float]:
-    return [float(str(row[figure])) for _, row in sorted(rows.items(), key=str)]
-
-
-def compare(name: str, runs: Runs) -> list[str]:
-    ours, others = runs[RULE], {arm: rows for arm, rows in runs.items() if arm != RULE}
+def build_row(name: str, arms: Mapping[str, Sequence[Row]]) -> list[str]:
     cells = []
     for figure in FIGURES:
-        best = map(min, zip(*(figures_of(rows, figure) for rows in others.values()), strict=True))
-        ratios = [one / least for one, least in zip(figures_of(ours, figure), best, strict=True)]
+        ratios = compare_to_best(RULE, arms, figure).values()
         cells.append(f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})")
-    means = {arm: geometric_mean(figures_of(rows, FIGURES[0])) for arm, rows in others.items()}
-    mean_s, p99_s = (geometric_mean(figures_of(ours, figure)) / 1000 for figure in FIGURES[:2])
-    sticky = means.get("llmd_sticky", 0.0) / 1000 / mean_s
-    next_best = min(means, key=means.__getitem__)
+    seeds = {row["seed"] for row in arms[RULE]}
+    means = {
+        arm: geometric_mean(values([row for row in rows if row["seed"] in seeds], FIGURES[0]))
+        for arm, rows in arms.items()
+    }
+    others = sorted(means.keys() - {RULE}, key=means.__getitem__)
+    mean_s, p99_s = (geometric_mean(values(arms[RULE], figure)) / 1000 for figure in FIGURES[:2])
     return [
-        f"{name}, {len(ours)}",
-        f"{mean_s:.3f} / {p99_s:.3g}",
-        *cells,
-        f"`{next_best}`",
-        f"{sticky:.1f}",
+        *(f"{name}, {len(seeds)}", f"{mean_s:.3f} / {p99_s:.3g}", *cells, f"`{others[0]}`"),
+        f"{means['llmd_sticky'] / means[RULE]:.1f}" if "llmd_sticky" in means else "",
     ]
-
-
-def build_rows(rows: Sequence[Row]) -> list[list[str]]:
-    """One of a table for each workload and load; seeds that some rule lacks are left out."""
-    found: dict[str, dict[str, dict[object, Row]]] = defaultdict(lambda: defaultdict(dict))
-    for row in rows:
-        name = f"`{row['workload']}` {row['load']}"
-        found[name][str(row["arm"])][row["seed"], row["ties"]] = row
-    table = []
-    for name, runs in found.items():
-        common = set.intersection(*(set(one) for one in runs.values()))
-        whole = {arm: {seed: one[seed] for seed in common} for arm, one in runs.items()}
-        table.append(compare(name, whole))
-    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    rows = [*read_done_rows(parser.parse_args().folder).values()]
-    print(markdown_table(HEADS, build_rows(rows)))
+    found: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_done_rows(parser.parse_args().folder).values():
+        found[f"`{row['workload']}` {row['load']}"][str(row["arm"])].append(row)
+    print(markdown_table(HEADS, [build_row(name, arms) for name, arms in found.items()]))
 
 
 if __name__ == "__main__":
