@@ -154,7 +154,7 @@ MOST_ENTRIES: Final = 2_700_000
 # Rates are averaged over so many seconds: a few requests of a prefix worth caching.
 _RATE_S: Final = 60.0
 # Longer is forever: who asks will have changed by then. With a minute, agents that all begin on empty
-# caches crowd on the first endpoints (78 ms to the first token for 62); with a quarter of an hour
+# caches crowd on the first endpoints (75 ms to the first token for 62); with a quarter of an hour
 # documents of 50,000 tokens are copied for nothing (86 ms for 35; simulated).
 _FOREVER_S: Final = 300.0
 
@@ -393,7 +393,7 @@ class PrefixIndex:
             if found is None:
                 blocks[block] = _Entry(alone, chain.bytes_between(number, number + 1), now)
                 if number:
-                    self._follow(hashes[number - 1], block, opener, now)
+                    self._inherit(hashes[number - 1], block, opener, now)
             else:
                 found.holders += alone
                 # A faulty peer may send another length; eviction will subtract the first one.
@@ -402,7 +402,7 @@ class PrefixIndex:
         self._new_bytes.add(new_bytes, now)
         return new_bytes
 
-    def _follow(self, parent: int, block: int, opener: Holding | None, now: float) -> None:
+    def _inherit(self, parent: int, block: int, opener: Holding | None, now: float) -> None:
         """Notes that a new block comes after another one: one more way from there, if others have that open.
 
         The request that brings it has it open at `opener`.
