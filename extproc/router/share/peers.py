@@ -270,7 +270,7 @@ class Peers:
         pick = peer.picks.pop(news.pick)
         name = self._names.get(pick.endpoint) if pick is not None else None
         if pick is not None and name is not None and self._pool.strategy.sharing is not None:
-            self._pool.strategy.sharing.apply_peer_end(name, pick)
+            self._pool.strategy.sharing.apply_peer_end(name, pick, pick.missing)
 
     def _apply_withdrawn(self, news: Withdrawn) -> None:
         name, hashes, strategy = (

@@ -440,7 +440,7 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
     fleet = Fleet("ab")
     chain = chain_of(fleet.read(words("Why?", 100)), 1)
     fleet.strategy.sharing.apply_peer_pick("c", chain, 100)
-    fleet.strategy.sharing.apply_peer_end("c", chain)
+    fleet.strategy.sharing.apply_peer_end("c", chain, 0)
     fleet.strategy.sharing.apply_peer_withdrawal("c", chain, 0)
     fleet.strategy.sharing.apply_peer_pick("a", chain, None)
 

@@ -332,8 +332,8 @@ class SharesPicks(Protocol):
         `None`: it is too late to count them.
         """
 
-    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
-        """Another gateway's prompt has just been answered there."""
+    def apply_peer_end(self, endpoint: str, blocks: Blocks, missing: int, /) -> None:
+        """Another gateway's prompt has just been answered there; so much of it had to be prefilled."""
 
     def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
         """Another gateway's prompt was never read there. Its first `had` blocks were there before."""

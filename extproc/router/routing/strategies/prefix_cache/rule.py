@@ -24,10 +24,10 @@
 #   next was last used `age` ago. Blocks used a moment ago will soon be needed. They are prefilled
 #   again then, and push out others; so they weigh as much as what the request lacks.
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8
-#   of real time. Without it a burst of new prompts meets on one endpoint.
-# - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of
-#   the mean prefill. On a fast engine a step is short, while an agent's context keeps a cache
-#   filled.
+#   of real time; at most that of the open requests. Without it a burst of new prompts meets on one
+#   endpoint.
+# - w is what a request in flight costs the next one: a twentieth of the mean prefill. (Until 0.3 at
+#   least a quarter of a step: missed nowhere by more than the seeds differ.)
 # - u is the share of e's cache that requests use: what the engine said at its last scrape, and what
 #   open prompts took or gave back since. Where it is full, the next request waits for another's
 #   end, which takes as long as answers do; prompts tell nothing of those. So the whole cache has a
@@ -84,17 +84,20 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of prefill that was sent to an endpoint and is not done yet."""
     drain: float = 0.8
     """Milliseconds of prefill that an endpoint does in a millisecond."""
-    step: float = 0.25
-    """Steps that a request in flight costs the next one."""
     prefill: float = 0.05
-    """Mean prefills that it costs at least."""
+    """Mean prefills that a request in flight costs the next one."""
     memory: float = 1.0
     """Weight of the KV cache in use."""
-    home: float = 1 / 3
-    """Weight of a prefill at the conversation's home, where gateways share no picks."""
 
 
 THE_RULE: Final = Rule()
+
+
+class _Backlog(Struct, gc=False):
+    """When an endpoint's prefill is done by the clock, and the prefill of its open requests."""
+
+    done_at: float = -inf
+    open_ms: float = 0.0
 
 
 class Backlogs:
@@ -103,27 +106,37 @@ class Backlogs:
     Of an endpoint that is not followed there is none, and nothing is added.
     """
 
-    __slots__ = ("_done_at", "_drain_ms", "_weight")
+    __slots__ = ("_drain_ms", "_found", "_weight")
 
     def __init__(self, rule: Rule = THE_RULE) -> None:
-        self._done_at: dict[str, float] = {}
+        self._found: dict[str, _Backlog] = {}
         self._weight = rule.backlog
         self._drain_ms = 1000 * rule.drain  # a second
 
     def follow(self, names: Iterable[str]) -> None:
-        self._done_at = {name: self._done_at.get(name, -inf) for name in names}
+        self._found = {name: self._found.get(name) or _Backlog() for name in names}
 
     def add(self, name: str, ms: float, now: float) -> None:
-        done_at = self._done_at.get(name)
-        if done_at is not None:
-            self._done_at[name] = max(done_at, now) + self._weight * ms / self._drain_ms
+        found = self._found.get(name)
+        if found is not None:
+            ms *= self._weight
+            found.open_ms += ms
+            found.done_at = max(found.done_at, now) + ms / self._drain_ms
 
-    def clear(self) -> None:
-        self._done_at = dict.fromkeys(self._done_at, -inf)
+    def end(self, name: str, ms: float, now: float) -> None:
+        """Ends a request that was added with so much: no more waits than the open ones brought.
+
+        The clock alone may be wrong by seconds where a pool is overloaded, and an idle endpoint
+        was left alone for them.
+        """
+        found = self._found.get(name)
+        if found is not None:
+            found.open_ms = max(0.0, found.open_ms - self._weight * ms)
+            found.done_at = min(found.done_at, now + found.open_ms / self._drain_ms)
 
     def ms(self, name: str, now: float) -> float:
-        done_at = self._done_at.get(name, now)
-        return (done_at - now) * self._drain_ms if done_at > now else 0.0
+        found = self._found.get(name)
+        return (found.done_at - now) * self._drain_ms if found and found.done_at > now else 0.0
 
 
 # Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of
@@ -193,9 +206,8 @@ class CostModel:
 
     @property
     def ms_per_request(self) -> float:
-        """What a request in flight costs the next one: its part of a step, or of prefills that it will bring."""
-        rule, engine = self._rule, self._engine
-        return max(rule.step * engine.step_ms, rule.prefill * engine.mean_prefill_ms)
+        """What a request in flight costs the next one."""
+        return self._rule.prefill * self._engine.mean_prefill_ms
 
     def rows(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         """What the endpoints worth comparing would cost, the cheapest first; never empty.
@@ -298,8 +310,7 @@ class CostModel:
         held_up = 1 + self._rule.hold_up * in_flight
         missing *= held_up
         if is_own_home:
-            missing *= self._rule.home
-            lacking *= self._rule.home
+            missing = lacking = 0.0
         if name not in request.waits:
             self._weigh((name,), request)
         each_ms = engine.prefill_ms(name)

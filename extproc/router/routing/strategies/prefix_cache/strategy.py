@@ -83,11 +83,13 @@ class _Start(Struct, frozen=True):
     """A request's start: what it took of the index, and bytes it should lack.
 
     `to_do` is what it lacks by our own index; `missing` leaves out what a home is presumed to have.
+    `prefill_ms` is what the backlog counts of it.
     """
 
     taken: Taken
     missing: float
     to_do: int = 0
+    prefill_ms: float = 0.0
 
 
 _NOTHING_TAKEN: Final = _Start(Taken(0, 0), 0)
@@ -226,12 +228,15 @@ class PrefixCache(Strategy):
         missing = min(to_do, chain.size - presumed)
         if is_computed:
             return _Start(taken, missing)
-        start = _Start(taken, missing, to_do)
-        self.backlogs.add(holding.name, to_do * self.signals.prefill_ms(holding.name), now)
-        return start
+        prefill_ms = to_do * self.signals.prefill_ms(holding.name)
+        self.backlogs.add(holding.name, prefill_ms, now)
+        return _Start(taken, missing, to_do, prefill_ms)
 
-    def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
-        self.index.release(holding, chain, taken, self._clock())
+    def release(self, holding: Holding, chain: Chain, start: _Start) -> None:
+        now = self._clock()
+        self.index.release(holding, chain, start.taken, now)
+        if start.prefill_ms:
+            self.backlogs.end(holding.name, start.prefill_ms, now)
 
     def compare(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         """What the endpoints worth comparing would cost, the cheapest first; see `CostModel.rows`."""
@@ -294,10 +299,12 @@ class _PeerPicks(SharesPicks):
             if missing:
                 self._backlogs.add(endpoint, missing * self._engine.prefill_ms(endpoint), now)
 
-    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
-        holding = self._index.holding(endpoint)
+    def apply_peer_end(self, endpoint: str, blocks: Blocks, missing: int, /) -> None:
+        holding, now = self._index.holding(endpoint), self._clock()
         if holding is not None:
-            self._index.apply_peer_pick(holding, blocks, self._clock())
+            self._index.apply_peer_pick(holding, blocks, now)
+            if missing:
+                self._backlogs.end(endpoint, missing * self._engine.prefill_ms(endpoint), now)
 
     def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
         holding = self._index.holding(endpoint)
@@ -375,7 +382,7 @@ class _CacheReading(Reading):
     def ended(self, _endpoint: str, /) -> None:
         self._is_open = False
         if self._holding is not None:
-            self._strategy.release(self._holding, self._chain, self._start.taken)
+            self._strategy.release(self._holding, self._chain, self._start)
         if self._late is not None:
             late, self._late = self._late, None
             self.learn(*late)
