@@ -28,6 +28,7 @@ TERMS: Final[Mapping[str, str]] = {
     "`A` of shared parts (1)": "shared=0",
     "`backlog`": "backlog=0",
     "the .8 by which it drains (1)": "drain=1",
+    "the quarter of a step in `w`": "step=0",
     "the twentieth of a prefill in `w`": "prefill=0",
     "`memory`": "memory=0",
     "half of `memory`": "memory=0.5",

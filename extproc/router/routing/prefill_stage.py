@@ -64,7 +64,7 @@ from extproc.router.routing.strategies.prefix_cache.strategy import (
 STEPS_OF_A_TRANSFER: Final = 1.5
 """What a second engine adds whatever the prompt: the rest of the step that runs there, and one more."""
 
-NOBODY_STREAMS: Final = Rule(hold_up=0.0, prefill=0.0)
+NOBODY_STREAMS: Final = Rule(hold_up=0.0, step=0.0, prefill=0.0)
 """The rule by which prefill endpoints are compared."""
 
 # How often a prefill's harm to answers that stream counts, of what `hold_up` has of it.

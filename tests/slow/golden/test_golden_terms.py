@@ -13,6 +13,7 @@ CHANGES = {
     "evicted_s": ("evicted_s=5", "zipf"),
     "backlog": ("backlog=0", "tenants"),
     "drain": ("drain=1", "tenants"),
+    "step": ("step=0", "seed-004"),
     "prefill": ("prefill=0", "tenants"),
     "memory": ("memory=0", "zipf"),
 }

@@ -26,8 +26,9 @@
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8
 #   of real time; at most that of the open requests. Without it a burst of new prompts meets on one
 #   endpoint.
-# - w is what a request in flight costs the next one: a twentieth of the mean prefill. (Until 0.3 at
-#   least a quarter of a step: missed nowhere by more than the seeds differ.)
+# - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of
+#   the mean prefill. On a fast engine a step is short, while an agent's context keeps a cache
+#   filled.
 # - u is the share of e's cache that requests use: what the engine said at its last scrape, and what
 #   open prompts took or gave back since. Where it is full, the next request waits for another's
 #   end, which takes as long as answers do; prompts tell nothing of those. So the whole cache has a
@@ -84,8 +85,10 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of prefill that was sent to an endpoint and is not done yet."""
     drain: float = 0.8
     """Milliseconds of prefill that an endpoint does in a millisecond."""
+    step: float = 0.25
+    """Steps that a request in flight costs the next one."""
     prefill: float = 0.05
-    """Mean prefills that a request in flight costs the next one."""
+    """Mean prefills that it costs at least."""
     memory: float = 1.0
     """Weight of the KV cache in use."""
 
@@ -206,8 +209,9 @@ class CostModel:
 
     @property
     def ms_per_request(self) -> float:
-        """What a request in flight costs the next one."""
-        return self._rule.prefill * self._engine.mean_prefill_ms
+        """What a request in flight costs the next one: its part of a step, or of prefills that it will bring."""
+        rule, engine = self._rule, self._engine
+        return max(rule.step * engine.step_ms, rule.prefill * engine.mean_prefill_ms)
 
     def rows(self, chain: Chain, candidates: Candidates, count: int) -> list[CostRow]:
         """What the endpoints worth comparing would cost, the cheapest first; never empty.
