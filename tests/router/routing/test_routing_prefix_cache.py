@@ -54,16 +54,16 @@ def test_a_burst_of_one_prefix_stays_together_until_its_endpoint_has_too_much_to
     def together(age_s: int) -> int:
         fleet = Fleet()
         system = words("Be kind.", 1_000)
-        home = [
-            fleet.visit(f"Hello {number}", system=system, after_s=age_s) for number in range(2)
-        ][-1]
+        fleet.visit("Hello", system=system)
+        home = fleet.pick(words("What of this?", 2_000), system=system)
+        fleet.clock.now_s += age_s
         picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
 
         assert {pick.endpoint.name for pick in picks} == set("abcd")
         assert {pick.reason for pick in picks} == {PREFIX, SPILL}
         return [pick.endpoint is home.endpoint for pick in picks].index(False)
 
-    assert together(0) < together(10) == 4
+    assert together(0) < together(10) == 3
 
 
 def test_unknown_prompts_are_spread_by_the_work_they_make() -> None:
@@ -135,6 +135,34 @@ def test_a_backlog_is_done_in_time_and_of_an_endpoint_that_is_not_there_there_is
 
     assert [backlogs.ms("a", now) for now in (10.5, 11.0, 12.0, 99.0)] == [1_200, 800, 0, 0]
     assert backlogs.ms("b", 10.0) == 0
+
+
+def test_no_more_waits_than_the_open_requests_brought_whatever_the_clock_says() -> None:
+    backlogs = Backlogs()
+    backlogs.follow("a")
+    for ms in (1_600, 800):
+        backlogs.add("a", ms, 10.0)
+
+    backlogs.end("a", 1_600, 10.0)
+    assert backlogs.ms("a", 10.0) == pytest.approx(800)
+    backlogs.end("a", 800, 10.5)
+    assert backlogs.ms("a", 10.5) == 0
+    backlogs.add("a", 800, 10.5)
+    assert backlogs.ms("a", 10.5) == 800
+    backlogs.end("b", 800, 10.5)
+    assert backlogs.ms("b", 10.5) == 0
+
+
+def test_an_endpoint_that_answered_everything_is_not_left_alone_for_work_the_clock_still_counts() -> (
+    None
+):
+    fleet = Fleet("ab")
+    picks = [fleet.pick(words(f"{number} Why?", 20_000)) for number in range(2)]
+    for pick in picks:
+        assert fleet.explain("new")[pick.endpoint.name]["backlog_ms"] > 1_000
+        pick.release()
+
+    assert [cost["backlog_ms"] for cost in fleet.explain("new").values()] == [0, 0]
 
 
 def test_who_is_cheapest_for_sure_is_compared_with_nobody_until_too_much_waits_there() -> None:

@@ -448,6 +448,18 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
     assert [fleet.explain("Who?")[name]["backlog_ms"] for name in "ab"] == [0, 0]
 
 
+def test_what_another_gateways_request_brought_no_longer_waits_when_it_ends() -> None:
+    fleet = Fleet("ab")
+    chain = chain_of(fleet.read(words("Why?", 20_000)), 1)
+    sharing = fleet.strategy.sharing
+    sharing.apply_peer_pick("a", chain, chain.size)
+    waits = fleet.explain("Who?")["a"]["backlog_ms"]
+    sharing.apply_peer_end("a", chain, chain.size)
+
+    assert waits > 1_000
+    assert fleet.explain("Who?")["a"]["backlog_ms"] == 0
+
+
 def test_strategies_that_see_no_prompt_share_counts_all_the_same() -> None:
     both, one, other = sharing_pair()
     for gateway in both.gateways:
