@@ -453,7 +453,7 @@ def test_what_another_gateways_request_brought_no_longer_waits_when_it_ends() ->
     chain = chain_of(fleet.read(words("Why?", 20_000)), 1)
     sharing = fleet.strategy.sharing
     sharing.apply_peer_pick("a", chain, chain.size)
-    waits = fleet.explain("Who?")["a"]["backlog_ms"]
+    waits = fleet.strategy.backlogs.ms("a", fleet.clock())
     sharing.apply_peer_end("a", chain, chain.size)
 
     assert waits > 1_000
