@@ -16,8 +16,8 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 139_100,
-    "grpc_server": 17_000,
+    "router": 139_200,
+    "grpc_server": 16_900,
     "bench": 79_300,
     "simulator": 66_700,
     "operator": 18_000,

@@ -390,7 +390,8 @@ def engine_constants(evidence: Evidence) -> Iterator[Finding]:
         if prefills < _FEW_REQUESTS or tokens < _TOKENS:
             continue
         presumed_ms = settings.costs.prefill_ms_per_token
-        is_faster = presumed_ms * tokens > _FASTER * time_ms
+        # `signals` correct the constants of a slower engine, not those of a faster one.
+        is_faster = pool.signals is False and presumed_ms * tokens > _FASTER * time_ms
         is_slower = time_ms > _SLOWER * presumed_ms * tokens and tokens > _LONG_PROMPT * prefills
         if is_faster or is_slower:
             yield found(

@@ -34,7 +34,7 @@ TERMS: Final[Mapping[str, str]] = {
     "half of `memory`": "memory=0.5",
     "twice `memory`": "memory=2",
 }
-SEEDS: Final = {"agents": range(1, 5), "fewshot": range(1, 7)}
+SEEDS: Final = {"agents": range(1, 5), "fewshot": range(1, 7), "docqa": range(1, 5)}
 LOADS: Final = {
     "zipf": 1.1,
     "tot": 1.2,
@@ -43,6 +43,7 @@ LOADS: Final = {
     "tenants": 0.75,
     "longout": 0.85,
     "fewshot": 0.8,
+    "docqa": 0.8,
 }
 _LOSS: Final = 1.05
 

@@ -2,7 +2,8 @@
 
 It reads what `extproc simulate matrix FOLDER` left: `python -m tests.benchmarks.rules_table FOLDER`. A
 figure divides the time of `prefix_cache` by the shortest of any other rule, chosen anew for each seed and
-column: the geometric mean of the seeds, and in brackets the largest.
+column: the geometric mean of the seeds, and in brackets the largest. Another rule's mean is compared over
+the seeds that it ran.
 """
 
 import argparse
@@ -29,16 +30,20 @@ def build_row(name: str, arms: Mapping[str, Sequence[Row]]) -> list[str]:
         ratios = compare_to_best(RULE, arms, figure).values()
         cells.append(f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})")
     seeds = {row["seed"] for row in arms[RULE]}
-    means = {
-        arm: geometric_mean(values([row for row in rows if row["seed"] in seeds], FIGURES[0]))
-        for arm, rows in arms.items()
-    }
-    others = sorted(means.keys() - {RULE}, key=means.__getitem__)
+    slower = {arm: 1 / geometric_mean(_beside(arm, arms)) for arm in arms.keys() - {RULE}}
+    others = sorted(slower, key=slower.__getitem__)
     mean_s, p99_s = (geometric_mean(values(arms[RULE], figure)) / 1000 for figure in FIGURES[:2])
     return [
         *(f"{name}, {len(seeds)}", f"{mean_s:.3f} / {p99_s:.3g}", *cells, f"`{others[0]}`"),
-        f"{means['llmd_sticky'] / means[RULE]:.1f}" if "llmd_sticky" in means else "",
+        f"{slower['llmd_sticky']:.1f}" if "llmd_sticky" in slower else "",
     ]
+
+
+def _beside(arm: str, arms: Mapping[str, Sequence[Row]]) -> list[float]:
+    """The rule's mean TTFT as a share of this arm's, by seed."""
+    ran = {row["seed"] for row in arms[arm]}
+    mine = [row for row in arms[RULE] if row["seed"] in ran]
+    return [*compare_to_best(RULE, {RULE: mine, arm: arms[arm]}).values()]
 
 
 def main() -> None:

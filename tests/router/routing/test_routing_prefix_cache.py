@@ -396,6 +396,34 @@ def prefilled(requests: int, tokens: int, ms_per_token: float) -> EndpointSignal
     return replace(SAID, prefills=requests, queried_tokens=requests * tokens, prefill_s=seconds)
 
 
+@table(
+    ("engine", "measured", "counted"),
+    [
+        ("l4-llama8b-fp8", 0.03, 0.0677),
+        ("l4-llama8b-fp8", 0.005, 0.0485),
+        ("l4-llama8b-fp8", 0.17, 0.19),
+        ("l4-llama8b-fp8", 0.6, 0.19),
+        ("h100-llama8b-bf16", 0.19, 0.03),
+    ],
+)
+def test_constants_of_a_slower_engine_are_scaled_to_what_is_measured_and_those_of_a_faster_one_are_not(
+    engine: str, measured: float, counted: float
+) -> None:
+    fleet = Fleet("abc", engine=engine)
+    model = fleet.strategy.signals
+    steps = model.step_ms
+    for requests in range(1, 202, 25):
+        for name in "abc":
+            sense(fleet, name, prefilled(requests, 1_000, measured))
+    told = model.describe_engines()
+
+    assert told["prefill_ms_per_token"] == pytest.approx(counted, rel=0.01)
+    assert model.step_ms / steps == pytest.approx(
+        model.ms_per_byte * 4 / ENGINES[engine].prefill_ms_per_token
+    )
+    assert not model.slow
+
+
 def test_a_prefill_and_a_queue_cost_as_much_more_as_an_endpoint_is_slower() -> None:
     fleet = Fleet("ab")
     for name, ms in (("a", 0.19), ("b", 0.6)):

@@ -472,12 +472,12 @@ class EngineModel(ReadsSignals):
             share = _SLOWLY if self._is_measured else 1.0
             self._is_measured = True
             self.bytes_per_token += share * (change.bytes_per_token - self.bytes_per_token)
-            self.ms_per_byte = self._engine.prefill_ms_per_token / self.bytes_per_token
         kv_tokens = history.kv_tokens or self._kv_tokens
         self._index.resize(endpoint, int(kv_tokens * self.bytes_per_token * history.trust.share))
         if change.prefills is not None:
-            did = change.prefills
-            step_ms = did.requests * self.step_ms * _STEPS_TO_FIRST
-            per_token = self.ms_per_byte * self.bytes_per_token
-            self._speeds.add(endpoint, did, step_ms + did.tokens * per_token)
-            self.slow = self._speeds.slow
+            did, engine = change.prefills, self._engine
+            step_ms = did.requests * engine.step_ms * _STEPS_TO_FIRST
+            self._speeds.add(endpoint, did, step_ms + did.tokens * engine.prefill_ms_per_token)
+            self.slow, self.step_ms = self._speeds.slow, engine.step_ms * self._speeds.scale
+        prefill_ms = self._engine.prefill_ms_per_token * self._speeds.scale
+        self.ms_per_byte = prefill_ms / self.bytes_per_token

@@ -1,9 +1,11 @@
-"""How much slower than its pool each endpoint is, by what the engines say of their prefills. Pure.
+"""How fast a pool is, and how much slower each endpoint, by what the engines say of their prefills. Pure.
 
 An engine counts the requests that it prefilled and the time from each one's first step to its first
 token. What that should have taken follows from the constants and the tokens that were not cached.
-The quotient of the two is no speed: it has the steps of others in it, and constants may be wrong.
-But it is the same for all endpoints of a pool that are alike. So each is divided by the median.
+The quotient of the two is no speed: it has the steps of others in it. By right constants a pool's
+median is .95 to 3.3 (16 workloads, simulated). But it is the same for all endpoints of a pool that
+are alike, so each is divided by the median. And less than it can be shows constants of a slower
+engine: an H100's is .15 to .21 by those of an L4.
 
 A process that stood still for 15 s took these 15 s for one prefill. So an endpoint's own figure is
 the mean of batches of its requests, without the slowest and the fastest one: a stall spoils one.
@@ -23,6 +25,9 @@ _FEWEST_BATCHES: Final = 5
 # Endpoints of one kind differ by less, measured so.
 _ALIKE: Final = 1.6
 _MOST: Final = 8.0
+# A pool whose quotient is smaller is faster than its constants; next to nothing is no measurement.
+_RIGHT: Final = 0.8
+_FASTEST: Final = 0.01
 
 
 class Prefills(Struct, frozen=True):
@@ -61,9 +66,13 @@ class _Batches:
 
 
 class Speeds:
-    """Slowness by endpoint, 1 for the median (of two, the faster); only of those that differ from it by much."""
+    """Slowness by endpoint, 1 for the median (of two, the faster); only of those that differ from it by much.
+
+    `scale` is what the constants of a slower engine have to be multiplied by; 1 for right ones.
+    """
 
     def __init__(self) -> None:
+        self.scale = 1.0
         self.slow: dict[str, float] = {}
         self._batches: dict[str, _Batches] = {}
 
@@ -78,6 +87,7 @@ class Speeds:
         known = ((each, batches.time) for each, batches in self._batches.items())
         times = {each: time for each, time in known if time is not None}
         middle = median_low(times.values()) if times else 0.0
+        self.scale = middle if _FASTEST < middle < _RIGHT else 1.0
         factors = {each: ms / middle for each, ms in times.items()} if middle else {}
         self.slow = {
             each: min(max(factor, 1 / _MOST), _MOST)

@@ -119,7 +119,7 @@ class PrefixCacheSettings(StrategySettings):
 
     name: Literal["prefix_cache"] = "prefix_cache"
     engine: Literal[tuple(ENGINES)] | EngineSettings = DEFAULT_ENGINE  # type: ignore[valid-type]
-    """Engine and GPU, from which we estimate costs. Take the nearest: only the costs' proportions matter. Or own
+    """Engine and GPU, from which we estimate costs. `signals` correct those of a slower engine than yours. Or own
     figures, which `extproc calibrate` measures."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, which vLLM prints at its start. Omitted: that of `engine`. `signals`
