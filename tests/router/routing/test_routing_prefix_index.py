@@ -172,16 +172,18 @@ def test_a_fork_counts_ways_that_begin_there_and_not_who_goes_on() -> None:
     assert index.uses(chain(1_003).hashes[0], 300.0) == 0
 
 
-def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
+def test_a_block_lives_as_long_as_in_the_cache_that_evicts_soonest() -> None:
     index = index_of("a", "b", blocks=100)
     assert index.life_s(0.0) == 300
 
     for number in range(600):
-        visit(index, "ab"[number % 2], number, now=number / 10)
+        visit(index, "a", number, now=number / 10)
+        visit(index, "b", number, now=number / 10 if number < 90 else 9.0)
+    idle_s = 60.0 - (600 - 100) / 10
 
-    assert index.life_s(60.0) == pytest.approx(
-        200 / 10 / 0.632, rel=0.01
-    )  # a rate needs minutes to be right
+    assert index.life_s(60.0) == pytest.approx(idle_s, abs=0.5)
+    assert index.life_s(60.9) == index.life_s(60.0)  # looked at once a second
+    assert index.life_s(61.0) == pytest.approx(idle_s + 1, abs=0.5)
     assert index.life_s(1e6) == 300
 
 

@@ -31,6 +31,13 @@ from extproc.router.routing.prompt.chain import Blocks, Chain
 ENTRY_BYTES: Final = 128
 # A third of a millisecond.
 _FORGOTTEN_AT_ONCE: Final = 256
+# Longer is forever: who asks will have changed by then. With a minute, agents that all begin on empty
+# caches crowd on the first endpoints (75 ms to the first token for 62); with a quarter of an hour
+# documents of 50,000 tokens are copied for nothing (86 ms for 35; simulated).
+_FOREVER_S: Final = 300.0
+# Of a cache; the next block may not fit.
+_FULL: Final = 0.95
+_LOOKED_EACH_S: Final = 1.0
 
 
 class Holding:
@@ -110,6 +117,11 @@ class Holding:
         age_s = now - self.idle[next(iter(self.idle))] if self.idle else 0.0
         return size * exp(-age_s / fades_s)
 
+    def life_s(self, now: float) -> float:
+        """For how long what is evicted next was not used; infinite where there is room."""
+        idle = self.idle
+        return now - idle[next(iter(idle))] if idle and self.fill > _FULL else inf
+
     def unpin(self, chain: Chain, blocks: int, now: float) -> None:
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
         first = blocks
@@ -153,10 +165,6 @@ MOST_ENTRIES: Final = 2_700_000
 
 # Rates are averaged over so many seconds: a few requests of a prefix worth caching.
 _RATE_S: Final = 60.0
-# Longer is forever: who asks will have changed by then. With a minute, agents that all begin on empty
-# caches crowd on the first endpoints (75 ms to the first token for 62); with a quarter of an hour
-# documents of 50,000 tokens are copied for nothing (86 ms for 35; simulated).
-_FOREVER_S: Final = 300.0
 
 
 class Rate:
@@ -198,12 +206,11 @@ class PrefixIndex:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._default = capacity
-        self._room = 0
+        self._life_s, self._looked_s = _FOREVER_S, -inf
         self._holdings: dict[str, Holding] = {}
         self._blocks: dict[int, _Entry] = {}
         # Blocks after which prompts went different ways while others had them open, and how often.
         self._forks: dict[int, Rate] = {}
-        self._new_bytes = Rate()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -309,9 +316,11 @@ class PrefixIndex:
         return rate.per_s(now) if rate else 0.0
 
     def life_s(self, now: float) -> float:
-        """How long a block stays, on average: what fits, over what comes (Little's law)."""
-        room, per_s = self._room, self._new_bytes.per_s(now)
-        return room / per_s if per_s * _FOREVER_S > room else _FOREVER_S
+        """How long a block stays that nobody uses: in the cache that evicts soonest, looked at once a second."""
+        if now >= self._looked_s + _LOOKED_EACH_S:
+            holdings, self._looked_s = self._holdings.values(), now
+            self._life_s = min([_FOREVER_S, *(holding.life_s(now) for holding in holdings)])
+        return self._life_s
 
     def is_full(self, now: float) -> bool:
         """Whether blocks are evicted within the time that rates are averaged over."""
@@ -398,9 +407,7 @@ class PrefixIndex:
                 found.holders += alone
                 # A faulty peer may send another length; eviction will subtract the first one.
                 holding.idle_bytes += found.length - chain.bytes_between(number, number + 1)
-        new_bytes = chain.bytes_between(start, stop)
-        self._new_bytes.add(new_bytes, now)
-        return new_bytes
+        return chain.bytes_between(start, stop)
 
     def _inherit(self, parent: int, block: int, opener: Holding | None, now: float) -> None:
         """Notes that a new block comes after another one: one more way from there, if others have that open.
@@ -434,7 +441,6 @@ class PrefixIndex:
         share = MOST_ENTRIES // max(1, len(holdings))
         for holding in holdings:
             holding.most_entries = max(1, min(holding.capacity // ENTRY_BYTES, share))
-        self._room = sum(holding.capacity for holding in holdings)
         self.capacity = max((holding.capacity for holding in holdings), default=self._default)
 
     def _forget(self, holding: Holding) -> None:
