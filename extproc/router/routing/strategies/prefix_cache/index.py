@@ -37,7 +37,6 @@ _FORGOTTEN_AT_ONCE: Final = 256
 _FOREVER_S: Final = 300.0
 # Of a cache; the next block may not fit.
 _FULL: Final = 0.95
-_LOOKED_EACH_S: Final = 1.0
 
 
 class Holding:
@@ -207,10 +206,12 @@ class PrefixIndex:
         self.capacity = capacity
         self._default = capacity
         self._life_s, self._looked_s = _FOREVER_S, -inf
+        self._room = 0
         self._holdings: dict[str, Holding] = {}
         self._blocks: dict[int, _Entry] = {}
         # Blocks after which prompts went different ways while others had them open, and how often.
         self._forks: dict[int, Rate] = {}
+        self._new_bytes = Rate()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -316,10 +317,15 @@ class PrefixIndex:
         return rate.per_s(now) if rate else 0.0
 
     def life_s(self, now: float) -> float:
-        """How long a block stays that nobody uses: in the cache that evicts soonest, looked at once a second."""
-        if now >= self._looked_s + _LOOKED_EACH_S:
-            holdings, self._looked_s = self._holdings.values(), now
-            self._life_s = min([_FOREVER_S, *(holding.life_s(now) for holding in holdings)])
+        """How long a block stays that nobody uses, looked at once a second.
+
+        As long as what fits takes to come (Little's law), or less: in the cache that evicts
+        soonest.
+        """
+        if now >= self._looked_s + 1:
+            self._looked_s = now
+            lives = [holding.life_s(now) for holding in self._holdings.values()]
+            self._life_s = min(_FOREVER_S, self._room / (self._new_bytes.per_s(now) or 1), *lives)
         return self._life_s
 
     def is_full(self, now: float) -> bool:
@@ -407,7 +413,9 @@ class PrefixIndex:
                 found.holders += alone
                 # A faulty peer may send another length; eviction will subtract the first one.
                 holding.idle_bytes += found.length - chain.bytes_between(number, number + 1)
-        return chain.bytes_between(start, stop)
+        new_bytes = chain.bytes_between(start, stop)
+        self._new_bytes.add(new_bytes, now)
+        return new_bytes
 
     def _inherit(self, parent: int, block: int, opener: Holding | None, now: float) -> None:
         """Notes that a new block comes after another one: one more way from there, if others have that open.
@@ -441,6 +449,7 @@ class PrefixIndex:
         share = MOST_ENTRIES // max(1, len(holdings))
         for holding in holdings:
             holding.most_entries = max(1, min(holding.capacity // ENTRY_BYTES, share))
+        self._room = sum(holding.capacity for holding in holdings)
         self.capacity = max((holding.capacity for holding in holdings), default=self._default)
 
     def _forget(self, holding: Holding) -> None:
