@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -115,12 +116,24 @@ def _engine_says(went: FleetRun) -> EndpointSignals:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "workload", ["tenants", "fewshot", "sessions", "k6-chat", "small", "mtool"]
+    ("workload", "seeds"),
+    [("tenants", 7), ("fewshot", 1), ("sessions", 1), ("k6-chat", 1), ("small", 1), ("mtool", 1)],
 )
-def test_recorded_run_replayed_has_its_hit_rate(workload: str, tmp_path: Path) -> None:
-    """To about a point. What is left: some turns are taken for new chats, and prompts have other tokens."""
-    fleet, rows, path, picks = Fleet(), Rows(), tmp_path / "trace.jsonl", dict[int, Pick]()
-    cell: dict[str, Any] = {"arm": "prefix_cache", "endpoints": 4}
+def test_recorded_run_replayed_has_its_hit_rate(workload: str, seeds: int, tmp_path: Path) -> None:
+    """To about a point. What is left: some turns are taken for new chats, and prompts have other tokens.
+
+    Of tenants the mean of several runs: where copies are made decides a run by three points, either way.
+    """
+    runs = [_hit_rates(workload, seed, tmp_path / f"{seed}.jsonl") for seed in range(seeds)]
+
+    recorded, replayed = map(fmean, zip(*runs, strict=True))
+    assert replayed == pytest.approx(recorded, abs=0.013)
+
+
+def _hit_rates(workload: str, seed: int, path: Path) -> tuple[float, float]:
+    """A run's, and of what was recorded of it."""
+    fleet, rows, picks = Fleet(), Rows(), dict[int, Pick]()
+    cell: dict[str, Any] = {"arm": "prefix_cache", "endpoints": 4, "seed": seed}
     went = MatrixCell(**cell, workload=workload, load=0.5, requests=500).simulate()
     record_pool(fleet, rows, signals=dict.fromkeys("abcd", _engine_says(went)))
     starts = [(one.sent_at, number, one.plan) for number, one in enumerate(went.flights)]
@@ -138,4 +151,4 @@ def test_recorded_run_replayed_has_its_hit_rate(workload: str, tmp_path: Path) -
     replayed = MatrixCell(**cell, trace=str(path), profiles=(engine,)).run()
 
     assert replayed.requests == 500
-    assert replayed.hit_rate == pytest.approx(summarize(went, is_whole=True).hit_rate, abs=0.013)
+    return summarize(went, is_whole=True).hit_rate, replayed.hit_rate

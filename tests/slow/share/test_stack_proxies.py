@@ -95,6 +95,6 @@ def test_two_envoys_with_four_services_hit_as_often_as_one(tmp_path: Path) -> No
 
     print(f"hit rate of one {single:.3f}, of four {shared}, of four that do not share {alone:.3f}")  # noqa: T201
     # Chats this long leave little to chance: five runs of one gateway differ by 0.005.
-    assert alone < single - 0.05
+    assert alone < single - 0.03
     # On a busy machine a letter may come after the next turn: a few turns of 600 miss then.
     assert single - min(shared.values()) <= 0.5 * (single - alone)
