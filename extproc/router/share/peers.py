@@ -270,7 +270,9 @@ class Peers:
         pick = peer.picks.pop(news.pick)
         name = self._names.get(pick.endpoint) if pick is not None else None
         if pick is not None and name is not None and self._pool.strategy.sharing is not None:
-            self._pool.strategy.sharing.apply_peer_end(name, pick, pick.missing)
+            # What came too late to count did not add to a backlog.
+            missing = pick.missing if peer.is_counted else 0
+            self._pool.strategy.sharing.apply_peer_end(name, pick, missing)
 
     def _apply_withdrawn(self, news: Withdrawn) -> None:
         name, hashes, strategy = (

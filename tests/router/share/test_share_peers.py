@@ -288,6 +288,23 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
     assert other.strategy.gateways.times == 2 - prompt
 
 
+def test_an_end_that_a_slow_peer_tells_of_takes_nothing_from_a_backlog_that_it_did_not_add_to() -> (
+    None
+):
+    both, one, other = sharing_pair()
+    both.post()
+    both.beat(10, 0.9)
+    theirs = one.pick(words("Why?", 20_000))
+    other.receive(one.letters())
+    name = theirs.endpoint.name
+    other.strategy.backlogs.add(name, 500, other.clock())
+    theirs.release()
+    other.receive(one.letters())
+
+    assert other.counted == 0
+    assert other.strategy.backlogs.ms(name, other.clock()) == pytest.approx(500)
+
+
 def test_a_peer_that_becomes_slow_is_taken_out_of_the_counts_and_put_back() -> None:
     both, one, other = sharing_pair()
     one.pick("Why?")
