@@ -8,7 +8,7 @@
 #   gateway that sent the last turn has its endpoint in the index, and must not send the
 #   conversation back home.
 # - A first turn is nowhere yet, so nothing is presumed. But the others will look for the
-#   conversation at its home, so a prefill there is of use to them: it costs less there.
+#   conversation at its home, so a prefill there is of use to them: it costs nothing there.
 # - A system prompt that no gateway has seen may be one tenant's, among many with the same home. So
 #   it decides alone, and the home of the question, which differs each time, plays no part.
 #

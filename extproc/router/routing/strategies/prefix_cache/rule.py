@@ -18,7 +18,7 @@
 #   further down, while one of these is open. With k copies now, u such requests a second, and a copy
 #   living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price divided among its users. l is
 #   for how long what is evicted next was not used, in the cache where that is least: what copies
-#   push out there is missed.
+#   push out there is missed. Before caches are full it is how long what fits takes to come.
 #   (Until 0.3 each request that passed counted. But a conversation's next turn goes where its own
 #   blocks are, and a client that sends one request after the other needs no second copy: an
 #   editor's completions copied each file again and again, and documents of 50,000 tokens too.)

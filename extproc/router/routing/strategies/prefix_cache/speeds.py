@@ -2,10 +2,12 @@
 
 An engine counts the requests that it prefilled and the time from each one's first step to its first
 token. What that should have taken follows from the constants and the tokens that were not cached.
-The quotient of the two is no speed: it has the steps of others in it. By right constants a pool's
-median is .95 to 3.3 (16 workloads, simulated). But it is the same for all endpoints of a pool that
-are alike, so each is divided by the median. And less than it can be shows constants of a slower
-engine: an H100's is .15 to .21 by those of an L4.
+The quotient of the two is no speed: it has the steps of others in it, and constants may be wrong.
+But it is the same for all endpoints of a pool that are alike. So each is divided by the median.
+
+Others' steps only add to it: by right constants the median is .95 to 3.3 (16 workloads, simulated).
+So a smaller one shows constants of a slower engine (an H100's by those of an L4: .15 to .21). A
+larger one may be a queue, and shows nothing.
 
 A process that stood still for 15 s took these 15 s for one prefill. So an endpoint's own figure is
 the mean of batches of its requests, without the slowest and the fastest one: a stall spoils one.
