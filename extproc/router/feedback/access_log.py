@@ -69,6 +69,7 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
         response.response_headers.get("retry-after") if status in _MAY_BE_BUSY else None,
         ticket,
         "" if ticket else entry.request.request_id,
+        _seconds(common.time_to_last_rx_byte) if common.HasField("time_to_last_rx_byte") else None,
     )
 
 

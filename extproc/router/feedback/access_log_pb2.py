@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10\x61\x63\x63\x65ss_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1egoogle/protobuf/wrappers.proto\"\x1a\n\x18StreamAccessLogsResponse\"^\n\x17StreamAccessLogsMessage\x12\x43\n\thttp_logs\x18\x02 \x01(\x0b\x32\x30.envoy.service.accesslog.v3.HTTPAccessLogEntries\"Y\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\xe6\x01\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\x12\x42\n\x07request\x18\x03 \x01(\x0b\x32\x31.envoy.service.accesslog.v3.HTTPRequestProperties\x12\x44\n\x08response\x18\x04 \x01(\x0b\x32\x32.envoy.service.accesslog.v3.HTTPResponseProperties\"\x88\x04\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x17upstream_remote_address\x18\r \x01(\x0b\x32#.envoy.service.accesslog.v3.Address\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\x12\x36\n\x08metadata\x18\x11 \x01(\x0b\x32$.envoy.service.accesslog.v3.Metadata\x12P\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32;.envoy.service.accesslog.v3.AccessLogCommon.CustomTagsEntry\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x05\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\"\xe8\x01\n\x16HTTPResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value\x12\x61\n\x10response_headers\x18\x04 \x03(\x0b\x32G.envoy.service.accesslog.v3.HTTPResponseProperties.ResponseHeadersEntry\x1a\x36\n\x14ResponseHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xae\x02\n\rResponseFlags\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12#\n\x1bupstream_connection_failure\x18\x06 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12!\n\x19\x64ownstream_protocol_error\x18\x13 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\x12\x1f\n\x17\x64ownstream_remote_reset\x18\x1c \x01(\x08\"L\n\x07\x41\x64\x64ress\x12\x41\n\x0esocket_address\x18\x01 \x01(\x0b\x32).envoy.service.accesslog.v3.SocketAddress\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"\xad\x01\n\x08Metadata\x12Q\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x38.envoy.service.accesslog.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x32\x93\x01\n\x10\x41\x63\x63\x65ssLogService\x12\x7f\n\x10StreamAccessLogs\x12\x33.envoy.service.accesslog.v3.StreamAccessLogsMessage\x1a\x34.envoy.service.accesslog.v3.StreamAccessLogsResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10\x61\x63\x63\x65ss_log.proto\x12\x1a\x65nvoy.service.accesslog.v3\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1egoogle/protobuf/wrappers.proto\"\x1a\n\x18StreamAccessLogsResponse\"^\n\x17StreamAccessLogsMessage\x12\x43\n\thttp_logs\x18\x02 \x01(\x0b\x32\x30.envoy.service.accesslog.v3.HTTPAccessLogEntries\"Y\n\x14HTTPAccessLogEntries\x12\x41\n\tlog_entry\x18\x01 \x03(\x0b\x32..envoy.service.accesslog.v3.HTTPAccessLogEntry\"\xe6\x01\n\x12HTTPAccessLogEntry\x12\x46\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32+.envoy.service.accesslog.v3.AccessLogCommon\x12\x42\n\x07request\x18\x03 \x01(\x0b\x32\x31.envoy.service.accesslog.v3.HTTPRequestProperties\x12\x44\n\x08response\x18\x04 \x01(\x0b\x32\x32.envoy.service.accesslog.v3.HTTPResponseProperties\"\xc1\x04\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x37\n\x14time_to_last_rx_byte\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\x17upstream_remote_address\x18\r \x01(\x0b\x32#.envoy.service.accesslog.v3.Address\x12\x41\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32).envoy.service.accesslog.v3.ResponseFlags\x12\x36\n\x08metadata\x18\x11 \x01(\x0b\x32$.envoy.service.accesslog.v3.Metadata\x12P\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32;.envoy.service.accesslog.v3.AccessLogCommon.CustomTagsEntry\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x05\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\"\xe8\x01\n\x16HTTPResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value\x12\x61\n\x10response_headers\x18\x04 \x03(\x0b\x32G.envoy.service.accesslog.v3.HTTPResponseProperties.ResponseHeadersEntry\x1a\x36\n\x14ResponseHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xae\x02\n\rResponseFlags\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12#\n\x1bupstream_connection_failure\x18\x06 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12!\n\x19\x64ownstream_protocol_error\x18\x13 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\x12\x1f\n\x17\x64ownstream_remote_reset\x18\x1c \x01(\x08\"L\n\x07\x41\x64\x64ress\x12\x41\n\x0esocket_address\x18\x01 \x01(\x0b\x32).envoy.service.accesslog.v3.SocketAddress\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"\xad\x01\n\x08Metadata\x12Q\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x38.envoy.service.accesslog.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x32\x93\x01\n\x10\x41\x63\x63\x65ssLogService\x12\x7f\n\x10StreamAccessLogs\x12\x33.envoy.service.accesslog.v3.StreamAccessLogsMessage\x1a\x34.envoy.service.accesslog.v3.StreamAccessLogsResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,25 +49,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPACCESSLOGENTRY']._serialized_start=358
   _globals['_HTTPACCESSLOGENTRY']._serialized_end=588
   _globals['_ACCESSLOGCOMMON']._serialized_start=591
-  _globals['_ACCESSLOGCOMMON']._serialized_end=1111
-  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=1062
-  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=1111
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=1113
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=1156
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=1159
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1391
-  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_start=1337
-  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_end=1391
-  _globals['_RESPONSEFLAGS']._serialized_start=1394
-  _globals['_RESPONSEFLAGS']._serialized_end=1696
-  _globals['_ADDRESS']._serialized_start=1698
-  _globals['_ADDRESS']._serialized_end=1774
-  _globals['_SOCKETADDRESS']._serialized_start=1776
-  _globals['_SOCKETADDRESS']._serialized_end=1828
-  _globals['_METADATA']._serialized_start=1831
-  _globals['_METADATA']._serialized_end=2004
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1926
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=2004
-  _globals['_ACCESSLOGSERVICE']._serialized_start=2007
-  _globals['_ACCESSLOGSERVICE']._serialized_end=2154
+  _globals['_ACCESSLOGCOMMON']._serialized_end=1168
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=1119
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=1168
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=1170
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=1213
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=1216
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1448
+  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_start=1394
+  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_end=1448
+  _globals['_RESPONSEFLAGS']._serialized_start=1451
+  _globals['_RESPONSEFLAGS']._serialized_end=1753
+  _globals['_ADDRESS']._serialized_start=1755
+  _globals['_ADDRESS']._serialized_end=1831
+  _globals['_SOCKETADDRESS']._serialized_start=1833
+  _globals['_SOCKETADDRESS']._serialized_end=1885
+  _globals['_METADATA']._serialized_start=1888
+  _globals['_METADATA']._serialized_end=2061
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1983
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=2061
+  _globals['_ACCESSLOGSERVICE']._serialized_start=2064
+  _globals['_ACCESSLOGSERVICE']._serialized_end=2211
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ class HTTPAccessLogEntry(_message.Message):
     def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., request: _Optional[_Union[HTTPRequestProperties, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
 
 class AccessLogCommon(_message.Message):
-    __slots__ = ("time_to_first_upstream_rx_byte", "upstream_remote_address", "response_flags", "metadata", "custom_tags", "duration", "upstream_request_attempt_count", "access_log_type")
+    __slots__ = ("time_to_last_rx_byte", "time_to_first_upstream_rx_byte", "upstream_remote_address", "response_flags", "metadata", "custom_tags", "duration", "upstream_request_attempt_count", "access_log_type")
     class CustomTagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class AccessLogCommon(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TIME_TO_LAST_RX_BYTE_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_UPSTREAM_RX_BYTE_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FLAGS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +55,7 @@ class AccessLogCommon(_message.Message):
     DURATION_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_REQUEST_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACCESS_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
+    time_to_last_rx_byte: _duration_pb2.Duration
     time_to_first_upstream_rx_byte: _duration_pb2.Duration
     upstream_remote_address: Address
     response_flags: ResponseFlags
@@ -62,7 +64,7 @@ class AccessLogCommon(_message.Message):
     duration: _duration_pb2.Duration
     upstream_request_attempt_count: int
     access_log_type: int
-    def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., access_log_type: _Optional[int] = ...) -> None: ...
+    def __init__(self, time_to_last_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., access_log_type: _Optional[int] = ...) -> None: ...
 
 class HTTPRequestProperties(_message.Message):
     __slots__ = ("request_id",)

@@ -13,9 +13,9 @@ The rules, and whose they are:
   twenty fails. An answer ends it unless its first byte is older than the last failure: streams that
   began well before the endpoint broke, and end well after, prove nothing of it now.
 - **Silence.** An endpoint that takes requests and never answers fails nobody: clients leave, and who
-  leaves early says nothing of it. So a request that its client gave up is a failure only if it
-  waited `silence_s` without a byte, and no other request had an answer meanwhile either. Impatient
-  clients of an endpoint that serves others change nothing.
+  leaves early says nothing of it. So a request that its client gave up is a failure only if the
+  endpoint had all of it for `silence_s`, and no other request had an answer meanwhile either.
+  Impatient clients of an endpoint that serves others change nothing, nor do uploads that stop.
 - **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule;
   the jitter is gRPC's (`connection-backoff.md`), so that several gateways do not come back in step.
   The cap is far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s
@@ -213,11 +213,8 @@ class Cooling:
     def observe(self, name: str, outcome: Outcome) -> Change | None:
         if outcome.verdict is Verdict.ANSWERED:
             self._prove(name)
-        now_s, verdict = self._clock(), outcome.verdict
-        if verdict is not Verdict.UNKNOWN:
-            self._asked.pop(name, None)
-        elif outcome.is_aborted and self._was_silent(name, outcome.duration_s, now_s):
-            verdict = Verdict.FAILED
+        now_s = self._clock()
+        verdict = self._judge(name, outcome, now_s)
         case = self._cases.get(name)
         if case is None:
             if verdict not in _AGAINST or name not in self._members:
@@ -239,11 +236,19 @@ class Cooling:
             self._view = None
         return None
 
-    def _was_silent(self, name: str, duration_s: float, now_s: float) -> bool:
-        """Whether an endpoint answered nobody while a request waited there, which was long enough."""
-        asked = self._asked.get(name)
-        is_long = duration_s >= self.rules.silence_s
-        return is_long and asked is not None and asked.since_s <= now_s - duration_s
+    def _judge(self, name: str, outcome: Outcome, now_s: float) -> Verdict:
+        """The verdict; that of a client that left is `FAILED` if the endpoint was silent for so long."""
+        if outcome.verdict is not Verdict.UNKNOWN:
+            self._asked.pop(name, None)
+            return outcome.verdict
+        asked, had_s = self._asked.get(name), outcome.had_s
+        if asked is None:
+            return Verdict.UNKNOWN
+        if not had_s:
+            asked.count -= 1  # for an answer: that request did not come whole
+        is_long = outcome.is_aborted and had_s >= self.rules.silence_s
+        is_silent = is_long and asked.since_s <= now_s - had_s
+        return Verdict.FAILED if is_silent else Verdict.UNKNOWN
 
     def expect_probes(self) -> None:
         """Every endpoint will be probed from now on: until its first answer it is unknown."""

@@ -6,9 +6,11 @@ The rules, and where they come from:
   byte of its answer. That is what Envoy's outlier detection counts (`consecutive_5xx`: "5xx
   responses and locally originated failures"), less what follows.
 - It did not fail where the client did: 4xx is the client's, and so is every exchange that a client
-  broke off (**aborted**). Whether an endpoint was silent that whole
-  time is for the cooling to say. 501 and 505 say that the request wants a feature that the server lacks: vLLM answers
-  501 for such options.
+  broke off (**aborted**). Whether an endpoint was silent that whole time is for the cooling to say.
+  501 and 505 say that the request wants a feature that the server lacks: vLLM answers 501 for such
+  options.
+- An endpoint owes no answer to a request that did not come whole. Who announces a body and does not
+  send it proves nothing of an endpoint, nor does an endpoint that hangs up on them.
 - 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4,
   RFC 6585 §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it),
   so it counts only where the endpoint's first byte was seen.
@@ -53,7 +55,8 @@ class Exchange(Struct, frozen=True):
 
     `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent
     the proxy, best first, read only where there was more than one attempt. `first_byte_s` is `None`
-    where no byte of an answer came, `status` 0 where the client got none. `ticket` is
+    where no byte of an answer came, `received_s` where the request did not come whole, `status` 0
+    where the client got none. `ticket` is
     the pick's number, 0 where it has none; then `request_id` is the
     request's `x-request-id`.
     """
@@ -68,13 +71,15 @@ class Exchange(Struct, frozen=True):
     retry_after: str | None = None
     ticket: int = 0
     request_id: str = ""
+    received_s: float | None = 0.0
 
 
 class Outcome(Struct, frozen=True):
     """The result of one attempt at one endpoint.
 
     `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request
-    began, `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
+    began, `first_byte_s` how long after that the answer did. `had_s` is for how long the endpoint had
+    all of the request, 0: never. `retry_after_s` is for a busy one.
     `is_aborted`: the client left. `is_unreached`: it could not be connected to, as the proxy says.
     """
 
@@ -83,6 +88,7 @@ class Outcome(Struct, frozen=True):
     status: int = 0
     duration_s: float = 0.0
     first_byte_s: float | None = None
+    had_s: float = 0.0
     retry_after_s: float = 0.0
     is_aborted: bool = False
     is_unreached: bool = False
@@ -106,7 +112,8 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
         yield Outcome(address, Verdict.FAILED, 0, exchange.duration_s, is_unreached=True)
     if exchange.address:
         began = exchange.first_byte_s is not None
-        silence = Verdict.FAILED if exchange.fault in _ITS_FAULT else Verdict.UNKNOWN
+        is_whole = exchange.received_s is not None or exchange.fault is EndpointFault.CONNECTION
+        silence = Verdict.FAILED if exchange.fault in _ITS_FAULT and is_whole else Verdict.UNKNOWN
         verdict = judge_answer(exchange) if began else silence
         yield _outcome(exchange, verdict, exchange.status if began else 0, now_s)
 
@@ -115,12 +122,14 @@ def _outcome(exchange: Exchange, verdict: Verdict, status: int, now_s: float) ->
     retry_after_s = (
         parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0
     )
+    received_s = exchange.received_s
     return Outcome(
         exchange.address,
         verdict,
         status,
         exchange.duration_s,
         exchange.first_byte_s,
+        0.0 if received_s is None else exchange.duration_s - received_s,
         retry_after_s,
         exchange.fault is EndpointFault.CLIENT,
         exchange.fault is EndpointFault.CONNECTION and exchange.first_byte_s is None,

@@ -36,6 +36,7 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
     headers: Mapping[str, str] = {},
     type_: AccessLogType = AccessLogType.DownstreamEnd,
     pick: str | None = None,
+    received_ms: int | None = 0,
 ) -> HttpAccessLogEntry:
     """An entry with everything that Envoy also sends and we do not read."""
     spaces = {"other": struct_of(x="y")}
@@ -46,7 +47,7 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
         spaces["envoy.lb"] = struct_of(**{DESTINATION: ",".join(destinations)})
     where = None if address is None else SocketAddress(address=address[0], port_value=address[1])
     common = AccessLogCommon(
-        time_to_last_rx_byte=timedelta(milliseconds=1),
+        time_to_last_rx_byte=time_of(received_ms),
         time_to_first_upstream_rx_byte=time_of(first_byte_ms),
         time_to_last_downstream_tx_byte=timedelta(milliseconds=duration_ms),
         upstream_remote_address=None if where is None else Address(socket_address=where),

@@ -76,6 +76,7 @@ class StreamOutcomes:
             "flag": st.none() | st.sampled_from([*FAULTS, *OTHERS]),
             "attempts": st.integers(0, 5),
             "destinations": st.lists(ips, max_size=3).map(tuple),
+            "received_ms": st.none() | milliseconds,
         }
     ),
     st.none() | st.integers(0, 99).map(str),
@@ -92,6 +93,10 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
     assert exchange.duration_s == pytest.approx(fields["duration_ms"] / 1e3)
     assert (exchange.first_byte_s or 0) == pytest.approx((first_byte_ms or 0) / 1e3)
     assert (exchange.first_byte_s is None) == (first_byte_ms is None)
+    received_ms = fields["received_ms"]
+    assert exchange.received_s == (
+        None if received_ms is None else pytest.approx(received_ms / 1e3)
+    )
     assert exchange == Exchange(
         "" if address is None else f"{address[0]}:{address[1]}",
         status or 0,
@@ -102,6 +107,7 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(
         list(fields["destinations"]) if fields["attempts"] > 1 and fields["destinations"] else (),
         retry_after if status in {429, 503} else None,
         request_id="mine",
+        received_s=exchange.received_s,
     )
     assert "secret" not in repr(exchange)  # what the client wrote
 

@@ -91,10 +91,11 @@ def test_three_failures_or_cut_answers_in_a_row_cool_an_endpoint_down(
         ("pwwwwwwapwwwwwws" * 9, False),
         (("p" + "w" * 12 + "s") * 3, True),
         (("p" + "w" * 12 + "s") * 2 + "pa", False),
+        ("pppp" + "w" * 15 + "uuu", False),  # uploads that stopped: it had nothing to answer
     ],
 )
 def test_silence_cools_an_endpoint_and_impatient_clients_do_not(story: str, cools: bool) -> None:
-    """`p` a pick, `w` a second, `a` an answer, `s` a client that leaves, which came with the oldest pick."""
+    """`p` a pick, `w` a second; of the oldest pick: `a` an answer, `s` a client that leaves, `u` in its upload."""
     bench, began, changes = Bench(), list[float](), list[Change | None]()
     for event in story:
         if event == "p":
@@ -107,7 +108,13 @@ def test_silence_cools_an_endpoint_and_impatient_clients_do_not(story: str, cool
             if event == "a":
                 bench.answer("a", waited_s, waited_s)
             else:
-                outcome = Outcome("a", Verdict.UNKNOWN, duration_s=waited_s, is_aborted=True)
+                outcome = Outcome(
+                    "a",
+                    Verdict.UNKNOWN,
+                    duration_s=waited_s,
+                    had_s=0.0 if event == "u" else waited_s,
+                    is_aborted=True,
+                )
                 changes.append(bench.cooling.observe("a", outcome))
 
     assert (Change.COOLED in changes) == cools
@@ -129,6 +136,16 @@ def test_how_long_an_endpoint_is_silent_counts_from_its_first_pick_without_an_an
     assert bench.cooling.silent_for_s("a") == 7
 
     bench.answer("a")
+    assert bench.cooling.silent_for_s("a") == 0
+
+
+def test_uploads_that_stop_do_not_show_an_endpoint_as_silent() -> None:
+    bench = Bench()
+    for _ in range(9):
+        bench.cooling.picked("a")
+        bench.wait(5)
+        bench.hear("a", Verdict.UNKNOWN, duration_s=5)
+
     assert bench.cooling.silent_for_s("a") == 0
 
 

@@ -4,6 +4,7 @@ from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.router.feedback.outcome import (
     EndpointFault,
@@ -36,6 +37,10 @@ def answer_outcome(
 silent = partial(answer_outcome, first_byte_s=None)
 
 
+def cut_short(fault: EndpointFault) -> Exchange:
+    return replace(silent(503, fault), received_s=None)
+
+
 @table(
     ("exchange", "verdict", "class_"),
     [
@@ -59,6 +64,10 @@ silent = partial(answer_outcome, first_byte_s=None)
         (silent(503, EndpointFault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
         (silent(0, EndpointFault.CLIENT), Verdict.UNKNOWN, "aborted"),
         *((silent(status), Verdict.UNKNOWN, "unknown") for status in (413, 503)),
+        # Nobody owes an answer to a request that did not come whole.
+        (cut_short(EndpointFault.ENDPOINT), Verdict.UNKNOWN, "unknown"),
+        (cut_short(EndpointFault.CLIENT), Verdict.UNKNOWN, "aborted"),
+        (cut_short(EndpointFault.CONNECTION), Verdict.FAILED, "none"),
     ],
 )
 def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str) -> None:

@@ -7,11 +7,12 @@ from time import monotonic
 
 import pytest
 
+from extproc.router.feedback.cooling import Rules
 from extproc.router.stream.uploads import LATE_S
 from tests.stack.client import CHAT, MODEL, Answer, chat_about, connect, send, statuses
 from tests.stack.figures import show_figures
 from tests.stack.service import pool
-from tests.stack.stack import Stack
+from tests.stack.stack import Stack, states
 from tests.tables import table
 from tests.waiting import until
 
@@ -171,3 +172,17 @@ async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_bo
     await asyncio.gather(announcing, return_exceptions=True)
     for writer in writers:
         writer.transport.abort()
+
+
+async def test_uploads_that_stop_cool_no_endpoint_that_nobody_else_asks(stack: Stack) -> None:
+    """They end at it after longer than a whole request may wait there for an answer."""
+    use_pools(stack, 1)
+    async with stopped_uploads(stack, "announced, nothing sent", 40):
+        await asyncio.sleep(Rules().silence_s + 1)
+
+    def told() -> float:
+        return stack.service.metric("extproc_answers_total", **{"class": "aborted"})
+
+    await until(lambda: told() >= 3 * len(stack.addresses))
+    assert set(states(stack).values()) == {"ready"}
+    assert not stack.service.metric("extproc_endpoint_coolings_total")
