@@ -149,12 +149,9 @@ async def upload_each(stack: Stack, beside: str) -> None:
         assert 200 in answered or megabytes > 8 or "announcements" in beside
 
 
-@table("pools", [1, 2])
-async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_body(
-    stack: Stack, pools: int
-) -> None:
+@asynccontextmanager
+async def announcing_again(stack: Stack) -> AsyncGenerator[None]:
     """16 of the largest size a second, none of which comes."""
-    use_pools(stack, pools)
     framing, part = KINDS["announced, nothing sent"]
     writers = list[asyncio.StreamWriter]()
 
@@ -164,14 +161,25 @@ async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_bo
             await asyncio.sleep(1 / 16)
 
     announcing = asyncio.create_task(announce_again())
-    await until(lambda: len(writers) > 32)
-    fillers = ("", "x" * 200_000, *["x" * 2 * MB] * 4, "x" * 8 * MB)
-    await ask_all(stack, pools, "afresh", fillers)
-    await upload_each(stack, "beside 16 announcements a second")
-    announcing.cancel()
-    await asyncio.gather(announcing, return_exceptions=True)
-    for writer in writers:
-        writer.transport.abort()
+    try:
+        await until(lambda: len(writers) > 32)
+        yield
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+
+
+@table("pools", [1, 2])
+async def test_announcements_that_begin_again_each_second_keep_out_no_smaller_body(
+    stack: Stack, pools: int
+) -> None:
+    use_pools(stack, pools)
+    async with announcing_again(stack):
+        fillers = ("", "x" * 200_000, *["x" * 2 * MB] * 4, "x" * 8 * MB)
+        await ask_all(stack, pools, "afresh", fillers)
+        await upload_each(stack, "beside 16 announcements a second")
 
 
 async def test_uploads_that_stop_cool_no_endpoint_that_nobody_else_asks(stack: Stack) -> None:
