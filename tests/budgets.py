@@ -16,8 +16,8 @@ PACKAGE: Final = ROOT / "extproc"
 
 REST: Final = "the rest"
 NODES: Final[Mapping[str, int]] = {
-    "router": 139_520,
-    "grpc_server": 16_580,
+    "router": 139_550,
+    "grpc_server": 16_550,
     "bench": 79_300,
     "simulator": 66_700,
     "operator": 18_000,

@@ -594,7 +594,7 @@ def test_a_request_in_flight_weighs_a_part_of_a_step_or_of_the_mean_prefill() ->
     assert costs.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)
 
 
-@table(("usage", "factor"), [(0.0, 0.0), (0.5, 1 / 64), (0.9, 0.9**6), (1.0, 1.0), (3.0, 1.2**6)])
+@table(("usage", "factor"), [(0.0, 0.0), (0.5, 1 / 64), (0.9, 0.9**6), (1.0, 1.0), (3.0, 1.0)])
 def test_a_cache_in_use_costs_the_more_the_fuller_its_engine_says_it_is(
     usage: float, factor: float
 ) -> None:
@@ -634,6 +634,22 @@ def test_what_an_engine_said_of_its_cache_moves_with_our_prompts_and_goes_with_i
 
     assert fuller > 10 * half
     assert cost() < fuller / 10
+
+
+def test_what_waits_at_an_engine_is_to_come_into_its_cache() -> None:
+    """An engine does not count a prompt that waits for memory, and a request more waits behind it."""
+    fleet = Fleet("ab")
+
+    def cost(waiting: float) -> float:
+        signals = EndpointSignals(kv_usage=0.8, running=9.0 - waiting, waiting=waiting)
+        fleet.strategy.signals.apply_signals("a", signals, dict)
+        return float(str(fleet.explain("How?")["a"]["cost_ms"]))
+
+    while fleet.pool.book.counts()["a"] < 1:
+        fleet.pick(words("Why?", 30_000))
+    fleet.clock.now_s += 1_000
+
+    assert cost(waiting=9) > cost(waiting=3) > cost(waiting=0)
 
 
 def test_the_engines_are_the_simulators_profiles() -> None:

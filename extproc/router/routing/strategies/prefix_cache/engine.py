@@ -378,7 +378,9 @@ class EngineModel(ReadsSignals):
             self._apply_change(endpoint, history, history.add(signals))
             holding = self._index.holding(endpoint)
             if holding is not None:
-                known = holding.pinned_bytes / max(1, holding.capacity)
+                # What waits holds none of the cache yet, and will.
+                admitted = 1 - signals.waiting / max(1.0, signals.running + signals.waiting)
+                known = admitted * holding.pinned_bytes / max(1, holding.capacity)
                 self.unseen[endpoint] = signals.kv_usage - known
         if not history.waiting and not self.others_ms:
             return  # the other endpoints' figures do not depend on it

@@ -31,13 +31,13 @@
 # - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of
 #   the mean prefill. On a fast engine a step is short, while an agent's context keeps a cache
 #   filled.
-# - u is the share of e's cache that requests use: what the engine said at its last scrape, and what
-#   open prompts took or gave back since. Where it is full, the next request waits for another's
-#   end, which takes as long as answers do; prompts tell nothing of those. So the whole cache has a
-#   price, a sixth of its prefill when all of it is in use, and next to nothing below a half. Without
-#   metrics u is what open prompts use. (Tried: a linear price, which costs unequal engines a third;
-#   twice and half of it; the price by request in flight that it replaces, which was blind to
-#   answers: with 3,000 tokens an answer requests waited a minute.)
+# - u is the share of e's cache that requests use, at most 1: what the engine said at its last scrape,
+#   with what the prompts need that waited there, and what open ones took or gave back since. Where
+#   it is full, the next request waits for another's end, which takes as long as answers do; prompts
+#   tell nothing of those. So the whole cache has a price, a sixth of its prefill when all of it is in
+#   use, and next to nothing below a half. Without metrics u is what open prompts use. (Tried: a linear
+#   price, which costs unequal engines a third; twice and half of it; the price by request in flight
+#   that it replaces, which was blind to answers: with 3,000 tokens an answer requests waited a minute.)
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote
 #   it itself.
 #
@@ -163,9 +163,7 @@ class Stretch(Struct, frozen=True):
         return self.weight * (self.stop - start) if self.stop > start else 0.0
 
 
-# Of a cache: more than all of it is in use where requests wait for memory.
-_OVERFULL: Final = 1.2
-# Less is not felt. A trace of it, seen at a scrape seconds ago, would decide between idle
+# Of a cache. Less is not felt. A trace of it, seen at a scrape seconds ago, would decide between idle
 # endpoints until the next scrape.
 _FELT: Final = 0.02
 
@@ -355,7 +353,7 @@ class CostModel:
         used = holding.pinned_bytes / max(1, holding.capacity) + self._engine.unseen.get(name, 0.0)
         if used < _FELT:
             return 0.0
-        used = min(_OVERFULL, used)
+        used = min(1.0, used)
         return self._rule.memory * self._engine.ms_per_byte * holding.capacity * used**6 / 6
 
     def _warmest(self, request: _Request) -> list[str]:
