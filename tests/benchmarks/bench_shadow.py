@@ -1,7 +1,7 @@
 """Foretold against simulated, in virtual time: `python -m tests.benchmarks.bench_shadow [WORKLOAD …]`.
 
 Each workload is run round robin, its requests are shown to two pictures, and it is run again with
-prefix_cache. Prints the table of docs/why/shadow.md. About half a minute a workload.
+prefix_cache. Prints the table of docs/why/shadow.md. About ten seconds a workload.
 """
 
 import sys
