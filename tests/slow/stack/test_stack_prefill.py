@@ -107,18 +107,18 @@ def staged(stack: Stack, folder: Path) -> Iterator[StagedStack]:
 async def test_no_client_pays_for_a_prefill_endpoint_that_is_known_to_be_bad(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """A fault costs what was under way and three more; then nobody, but for a trial now and then."""
+    """A fault costs what is sent before the log tells of it; then nobody, but for a trial now and then."""
     with staged(stack, tmp_path) as parts:
         await parts.reach("ready", "ready")
         assert await parts.ask() == {200: EACH}
         assert parts.remote() > EACH / 4
 
-        async def suffer(
-            do: Callable[[], Any], undo: Callable[[], Any], *, leaves: str, costs: int = 0
-        ) -> None:
+        async def suffer(do: Callable[[], Any], undo: Callable[[], Any], *, leaves: str) -> None:
             do()
             found = await parts.ask(EACH)
-            assert EACH - found[200] <= AT_ONCE + 3 + costs, found
+            # All that are under way, and a few more: the log comes in batches of 20 ms, and on a busy
+            # machine later (8 to 22 in thirteen runs).
+            assert EACH - found[200] <= 2 * AT_ONCE, found
             await until(lambda: parts.states()[parts.addresses[1]] in leaves)
             known = await parts.ask(EACH)
             assert EACH - known[200] <= 2, known
