@@ -117,7 +117,7 @@ async def test_no_client_pays_for_a_prefill_endpoint_that_is_known_to_be_bad(
             do()
             found = await parts.ask(EACH)
             # All that are under way, and a few more: the log comes in batches of 20 ms, and on a busy
-            # machine later (8 to 22 in thirteen runs).
+            # machine later (8 to 22 in five runs).
             assert EACH - found[200] <= 2 * AT_ONCE, found
             await until(lambda: parts.states()[parts.addresses[1]] in leaves)
             known = await parts.ask(EACH)
