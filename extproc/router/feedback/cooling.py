@@ -237,7 +237,7 @@ class Cooling:
         return None
 
     def _judge(self, name: str, outcome: Outcome, now_s: float) -> Verdict:
-        """The verdict; that of a client that left is `FAILED` if the endpoint was silent for so long."""
+        """The verdict, where silence is a failure, too; notes whether the endpoint still owes answers."""
         if outcome.verdict is not Verdict.UNKNOWN:
             self._asked.pop(name, None)
             return outcome.verdict

@@ -56,9 +56,8 @@ class Exchange(Struct, frozen=True):
     `address` is the endpoint of the last attempt, empty without one; `destinations` what we sent
     the proxy, best first, read only where there was more than one attempt. `first_byte_s` is `None`
     where no byte of an answer came, `received_s` where the request did not come whole, `status` 0
-    where the client got none. `ticket` is
-    the pick's number, 0 where it has none; then `request_id` is the
-    request's `x-request-id`.
+    where the client got none. `ticket` is the pick's number, 0 where it has none; then `request_id`
+    is the request's `x-request-id`.
     """
 
     address: str
@@ -112,9 +111,7 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
         yield Outcome(address, Verdict.FAILED, 0, exchange.duration_s, is_unreached=True)
     if exchange.address:
         began = exchange.first_byte_s is not None
-        is_whole = exchange.received_s is not None or exchange.fault is EndpointFault.CONNECTION
-        silence = Verdict.FAILED if exchange.fault in _ITS_FAULT and is_whole else Verdict.UNKNOWN
-        verdict = judge_answer(exchange) if began else silence
+        verdict = judge_answer(exchange) if began else _judge_silence(exchange)
         yield _outcome(exchange, verdict, exchange.status if began else 0, now_s)
 
 
@@ -143,6 +140,14 @@ def judge_answer(exchange: Exchange) -> Verdict:
     if status >= 500 and status not in _NOT_HERE:
         return Verdict.FAILED
     return Verdict.BROKEN if exchange.fault in _ITS_FAULT else Verdict.ANSWERED
+
+
+def _judge_silence(exchange: Exchange) -> Verdict:
+    is_whole = exchange.received_s is not None
+    has_failed = exchange.fault is EndpointFault.CONNECTION or (
+        exchange.fault is EndpointFault.ENDPOINT and is_whole
+    )
+    return Verdict.FAILED if has_failed else Verdict.UNKNOWN
 
 
 def parse_retry_after(text: str | None, now_s: float) -> float:

@@ -163,8 +163,8 @@ class Stretch(Struct, frozen=True):
         return self.weight * (self.stop - start) if self.stop > start else 0.0
 
 
-# Of a cache. Less is not felt. A trace of it, seen at a scrape seconds ago, would decide between idle
-# endpoints until the next scrape.
+# A share of a cache. Less is not felt: a trace of it, seen at a scrape seconds ago, would decide
+# between idle endpoints until the next scrape.
 _FELT: Final = 0.02
 
 
