@@ -50,6 +50,15 @@ CELLS: Final[Mapping[str, MatrixCell]] = {
     "image": _cell("image", load=1.2, seed=3, warmup_s=200, measured_s=100),
     # Prompts of token ids, without a turn to be seen.
     "ids": _cell("ids", load=0.9, warmup_s=120, measured_s=60),
+    # One engine of four is several times as fast, and nothing is set: metrics have to tell it.
+    "unequal": _cell(
+        "tenants",
+        load=None,
+        rate=7.0,
+        profiles=("h100-llama8b-bf16", *["l4-llama8b-fp8"] * 3),
+        warmup_s=60,
+        measured_s=60,
+    ),
     # The two k6 cases of KubeAI's documents: closed loops on 8 x H100 and on 2 x L4.
     "seed-002": _cell(
         "k6-chat", users=320, endpoints=8, requests=2400, profiles=("h100-llama70b-fp8",)
